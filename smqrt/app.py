@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smqrt.apps.python.send_file import send_file
-from smqrt.apps.python.threads import in_thread
+from smqrt.apps.python.exports import in_thread, send_file
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.headers import HttpError
 from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
@@ -24,12 +23,12 @@ from smqrt.http.sessions import HttpSession
 from smqrt.http.tree import Directory
 from smqrt.http.websocket import WebSocket, WebSocketClosedError
 from smqrt.http.wsgi import WsgiDirectory
-from smqrt.process import current_application
-from smqrt.workers.worker_identity import WorkerPlace, worker_place
+from smqrt.process import current_process
+from smqrt.workers.worker_rpc import WorkerPlace, worker_place
 
 if TYPE_CHECKING:
     from smqrt.apps.python.directory import ApplicationDirectory
-    from smqrt.apps.python.namespace import Namespace
+    from smqrt.apps.python.exports import Namespace
     from smqrt.http.resources import Io
 
     app: Namespace
@@ -71,7 +70,7 @@ def __getattr__(name: str) -> object:
         return worker_place()
     if name not in ("app", "dir", "io"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    scope = current_application.current_app.get()
+    scope = current_process.current_app.get()
     if scope is None or name not in scope.names:
         raise ImportError(
             f"smqrt.app has {name!r} only in an application. Import it in .preload.py or in a module beside it, and run"

@@ -13,7 +13,7 @@ from types import ModuleType
 FORMER = {
     "smqrt.message": "smqrt.smq.messages",
     "smqrt.net.contexts": "smqrt.transport.tls_contexts",
-    "smqrt.net.mail": "smqrt.mail.message",
+    "smqrt.net.mail": "smqrt.mail.smtp",
     "smqrt.net.smtp": "smqrt.mail.smtp",
     "smqrt.net.stream": "smqrt.transport.stream",
 }

@@ -12,10 +12,9 @@ from __future__ import annotations
 from types import ModuleType
 
 from smqrt.clients.mqtt.client import MqttClient
-from smqrt.clients.mqtt.connect import MqttCloseReason, OnStatus
-from smqrt.clients.mqtt.options import MqttOptions, Will
-from smqrt.clients.mqtt.queue import Delivery, OnSuback
-from smqrt.wire.mqtt.topics import OnPub
+from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, OnStatus, Will
+from smqrt.clients.mqtt.connection import Delivery, OnSuback
+from smqrt.wire.mqtt.fields import OnPub
 
 __all__ = ["Delivery", "MqttClient", "MqttCloseReason", "MqttOptions", "OnPub", "OnStatus", "OnSuback", "Will"]
 

@@ -24,8 +24,8 @@ from smqrt import mqtt3c
 from smqrt.clients.mqtt import documented
 from smqrt.clients.mqtt.connect import OnStatus
 from smqrt.clients.mqtt.documented import Mqtt, Mqtt3, Options
-from smqrt.settings.options import switch
-from smqrt.wire.mqtt.properties import Props
+from smqrt.settings.option_types import switch
+from smqrt.wire.mqtt.fields import Props
 
 __all__ = ["Mqtt", "connect", "create"]
 

@@ -29,7 +29,7 @@ from gevent.pywsgi import WSGIHandler
 from gevent.ssl import SSLSocket
 
 from smqrt.loop.scheduling import Turn
-from smqrt.smq.wsgi import HANDLER
+from smqrt.smq.handshake import HANDLER
 
 if TYPE_CHECKING:
     from gevent.pywsgi import OldMessage, WSGIServer

@@ -23,7 +23,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from smqrt.settings import limit_register
+from smqrt.settings import limits
 from tests.factory import Factory
 
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
@@ -149,8 +149,8 @@ def legal_moves() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_limits() -> None:
     """No test finds what another has counted, or that a line was in the log just now."""
-    for limit in limit_register.registered():
-        limit.count, limit.lines = 0, limit_register.LineLimit()
+    for limit in limits.registered():
+        limit.count, limit.lines = 0, limits.LineLimit()
 
 
 def free_port() -> int:

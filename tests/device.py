@@ -20,7 +20,7 @@ from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.http.server import HttpServer
 from smqrt.smq import data_path
-from smqrt.transport import graceful_close
+from smqrt.transport import tls
 from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
@@ -324,7 +324,7 @@ class Site:
     _devices: list[Device] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for left in list(graceful_close.under_way()._watched):
+        for left in list(tls.under_way()._watched):
             left.expired()  # of a test before, whose other side never closed: nobody is to wait for it
         self.server = HttpServer(_Dispatcher(self._dispatch))
         self._listeners = [Listener("127.0.0.1", 0, self.server.accepted)]
@@ -378,7 +378,7 @@ class Site:
         for listener in self._listeners:
             listener.close()
         self.server.close()
-        wait_until(lambda: not graceful_close.under_way() and not data_path._handshakes, "connections closed")
+        wait_until(lambda: not tls.under_way() and not data_path._handshakes, "connections closed")
 
 
 def leftovers(state: Any) -> dict[str, Any]:
@@ -394,7 +394,7 @@ def leftovers(state: Any) -> dict[str, Any]:
         "logged": list(state._logged_s),
         "handshakes": list(data_path._handshakes),
         "blocked": list(data_path._blocked),
-        "graceful closes": len(graceful_close.under_way()),
+        "graceful closes": len(tls.under_way()),
         "held bytes": outbox.QueuedMemory.total_bytes,
     }
     return {name: rest for name, rest in found.items() if rest}

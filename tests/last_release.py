@@ -30,7 +30,7 @@ LEFT_OUT = (
         "self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS, SUCCESSION)",
         "self.abilities = ()",
     ),
-    ("smq/stores.py", '(?, ?, ?, ?)", stamps)', '(?, ?, ?, ?)", [])'),
+    ("smq/persist_file.py", '(?, ?, ?, ?)", stamps)', '(?, ?, ?, ?)", [])'),
 )
 """Of the tree where it stands for the last release: in which file what is replaced, and by what."""
 

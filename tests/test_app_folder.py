@@ -10,7 +10,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.process.current_application import AppScope, application_folder, base_folder, close_with_app, running_app
+from smqrt.process.current_process import AppScope, application_folder, base_folder, close_with_app, running_app
 
 
 class Thing:

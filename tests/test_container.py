@@ -75,7 +75,7 @@ def test_the_services_belong_together(services: dict[str, Any]) -> None:
 
 
 def test_prometheus_asks_where_the_server_answers(services: dict[str, Any]) -> None:
-    from smqrt.server.ports import ADMIN_PORT as PORT
+    from smqrt.server.listeners import ADMIN_PORT as PORT
 
     assert services["prometheus"]["network_mode"] == "service:smqrt"
     scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"][0]

@@ -22,8 +22,8 @@ from smqrt import hub
 from smqrt.broker import server_client
 from smqrt.broker.outbox import Drop
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.process.current_application import AppScope, running_app
-from smqrt.smq.stores import SqliteNames
+from smqrt.process.current_process import AppScope, running_app
+from smqrt.smq.persist_file import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.settings import limit_register
-from smqrt.settings.limit_register import Limit
+from smqrt.settings import limits
+from smqrt.settings.limits import Limit
 
 
 @pytest.fixture
 def limit() -> Iterator[Limit]:
     yield Limit("of_a_test", "limits.of_a_test", "two are enough")
-    del limit_register._register["of_a_test"]
+    del limits._register["of_a_test"]
 
 
 def test_one_line_a_second_and_all_are_counted(
     limit: Limit, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(limit_register, "monotonic", lambda: now_s)
+    monkeypatch.setattr(limits, "monotonic", lambda: now_s)
     with caplog.at_level(logging.WARNING, "smqrt"):
         for _ in range(5):
             limit.refused("a third")
-        now_s += limit_register.LINE_EVERY_S
+        now_s += limits.LINE_EVERY_S
         limit.refused("a sixth", "3 are there", times=2)
     sentence = "refused: a third: two are enough; see the setting limits.of_a_test"
     later = "refused: a sixth: 3 are there; see the setting limits.of_a_test (4 more since the last such line)"
@@ -35,7 +35,7 @@ def test_one_line_a_second_and_all_are_counted(
 
 
 def test_the_register_has_all_by_name(limit: Limit) -> None:
-    names = [state.name for state in limit_register.snapshot()]
+    names = [state.name for state in limits.snapshot()]
     assert names == sorted(names)
     assert "of_a_test" in names
     with pytest.raises(AssertionError, match="duplicate"):

@@ -11,7 +11,7 @@ from io import StringIO
 import pytest
 
 from smqrt.operations.logs import HIDDEN, JsonFormatter, ServerLog, TextFormatter, without_secrets
-from smqrt.settings.settings import LogSettings
+from smqrt.settings.server_settings import LogSettings
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.dBjftJeZ4CVP"
 

@@ -13,14 +13,14 @@ import pytest
 
 from smqrt.cli.serve import AppSpec, discover
 from smqrt.errors import StartError
+from smqrt.server import listeners as ports_of_settings
 from smqrt.server import mako_conf
-from smqrt.server import ports as ports_of_settings
+from smqrt.server.listeners import ports
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.ports import ports
 from smqrt.server.runtime import Server
-from smqrt.settings.settings import Settings
+from smqrt.settings.server_settings import Settings
 from smqrt.settings.sources import Sources
-from smqrt.transport.certificates import self_signed_pair
+from smqrt.transport.tls_contexts import self_signed_pair
 from tests.conftest import free_port
 
 

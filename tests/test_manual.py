@@ -26,11 +26,10 @@ from smqrt.http.body import HttpLimits
 from smqrt.http.head import MAX_FIELDS
 from smqrt.manual.pages import pages as manual
 from smqrt.operations import metrics
-from smqrt.settings.settings import table
-from smqrt.settings.tree import environment_name, flag
+from smqrt.settings.option_types import environment_name, flag
+from smqrt.settings.server_settings import table
 from smqrt.smq import close_log, data_path
-from smqrt.transport.graceful_close import LINGER_S
-from smqrt.transport.tls import HANDSHAKE_S
+from smqrt.transport.tls import HANDSHAKE_S, LINGER_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY, free_port
 

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.settings import options
-from smqrt.settings.options import Rule, option, parse_duration, parse_size
+from smqrt.settings import option_types
+from smqrt.settings.option_types import Rule, option, parse_duration, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of options."""
 
-    keepalive: int = option(60, options.whole(0, 0xFFFF, "seconds"), "After this silence the other side is asked.")
-    timeout_s: float = option(5, options.number(0, 86_400, "seconds", above=True), "To connect.", name="timeout")
-    words: list[str] = option(list, options.instance("a list", list), "Any.", shown="none")
+    keepalive: int = option(60, option_types.whole(0, 0xFFFF, "seconds"), "After this silence the other side is asked.")
+    timeout_s: float = option(5, option_types.number(0, 86_400, "seconds", above=True), "To connect.", name="timeout")
+    words: list[str] = option(list, option_types.instance("a list", list), "Any.", shown="none")
     derived: int = 3
 
 
 def test_a_table_of_nothing_has_the_defaults() -> None:
-    made = options.make(Table, {})
+    made = option_types.make(Table, {})
     assert made == Table(keepalive=60, timeout_s=5, words=[], derived=3)
-    assert made.words is not options.make(Table, {}).words
+    assert made.words is not option_types.make(Table, {}).words
 
 
 def test_values_are_found_by_the_names_of_users() -> None:
-    assert options.make(Table, {"timeout": 2, "keepalive": 7.0}) == Table(timeout_s=2.0, keepalive=7)
-    assert list(options.options_of(Table)) == ["keepalive", "timeout", "words"]
+    assert option_types.make(Table, {"timeout": 2, "keepalive": 7.0}) == Table(timeout_s=2.0, keepalive=7)
+    assert list(option_types.options_of(Table)) == ["keepalive", "timeout", "words"]
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_values_are_found_by_the_names_of_users() -> None:
 )
 def test_mistakes(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        options.make(Table, values, "x.")
+        option_types.make(Table, values, "x.")
     assert str(caught.value) == says
 
 
 def test_the_manual_has_a_row_for_each_option() -> None:
-    assert options.options_table(Table).splitlines()[2:] == [
+    assert option_types.options_table(Table).splitlines()[2:] == [
         "| `keepalive` | `60` | After this silence the other side is asked. |",
         "| `timeout` | `5` | To connect. |",
         "| `words` | none | Any. |",
@@ -65,18 +65,18 @@ NAN, INFINITE = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (options.whole(1), [1, 2.0, 10**30], [0, 1.5, True, "1", None, NAN, INFINITE]),
-        (options.whole(1, 5), [1, 5], [0, 6]),
-        (options.number(0.5), [0.5, 7], [0.4, False, "1", NAN, INFINITE]),
-        (options.number(0, above=True), [0.1], [0]),
-        (options.switch(), [True, False, 1, 0], [2, "true", None]),
-        (options.text(), ["", "a"], [b"a", 1]),
-        (options.path(), ["a", b"a"], ["", 1, None]),
-        (options.function(), [print], [1]),
-        (options.choice("a", 4), ["a", 4], ["b", 5, True]),
-        (options.optional(options.whole(1)), [None, 1], [0]),
-        (options.duration(1, 3600), ["1s", 60, "1h"], ["1ms", "2h", "soon"]),
-        (options.size(1024), ["1KiB", 2000], ["1B", -1, "much"]),
+        (option_types.whole(1), [1, 2.0, 10**30], [0, 1.5, True, "1", None, NAN, INFINITE]),
+        (option_types.whole(1, 5), [1, 5], [0, 6]),
+        (option_types.number(0.5), [0.5, 7], [0.4, False, "1", NAN, INFINITE]),
+        (option_types.number(0, above=True), [0.1], [0]),
+        (option_types.switch(), [True, False, 1, 0], [2, "true", None]),
+        (option_types.text(), ["", "a"], [b"a", 1]),
+        (option_types.path(), ["a", b"a"], ["", 1, None]),
+        (option_types.function(), [print], [1]),
+        (option_types.choice("a", 4), ["a", 4], ["b", 5, True]),
+        (option_types.optional(option_types.whole(1)), [None, 1], [0]),
+        (option_types.duration(1, 3600), ["1s", 60, "1h"], ["1ms", "2h", "soon"]),
+        (option_types.size(1024), ["1KiB", 2000], ["1B", -1, "much"]),
     ],
 )
 def test_rules(rule: Rule, good: list[Any], bad: list[Any]) -> None:

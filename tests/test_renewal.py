@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.server.file_reload import FileReloader
+from smqrt.server.configuration import FileReloader
 from tests.waiting import wait_until
 
 

@@ -21,39 +21,37 @@ from smqrt import hub
 from smqrt.auth.service import ways_in
 from smqrt.cli.serve import serve
 from smqrt.cli.serve import sources as sources_of
-from smqrt.clients.mqtt.options import MqttOptions
-from smqrt.clients.smq.options import SmqClientOptions
+from smqrt.clients.mqtt.connect import MqttOptions
+from smqrt.clients.smq.connection import SmqClientOptions
 from smqrt.errors import StartError
 from smqrt.journal.settings import JournalSettings
 from smqrt.operations.metrics import FORMER_NAMES as FORMER_METRICS
-from smqrt.server import live_settings
-from smqrt.server.live_settings import LiveSettings
+from smqrt.server import configuration
+from smqrt.server.configuration import LiveSettings
 from smqrt.settings import sources
-from smqrt.settings.options import (
+from smqrt.settings.option_types import Path as SettingPath
+from smqrt.settings.option_types import (
     choice,
     duration,
+    environment_name,
+    flag,
     group,
+    named_settings_of,
     option,
     optional,
     options_of,
     options_table,
-    tables,
-    text,
-    texts,
-    whole,
-)
-from smqrt.settings.settings import AuthSettings, Settings, table
-from smqrt.settings.sources import FORMER_NAMES, Sources, rows
-from smqrt.settings.tree import Path as SettingPath
-from smqrt.settings.tree import (
-    environment_name,
-    flag,
-    named_settings_of,
     schema,
     settings_manual,
     settings_of,
+    tables,
+    text,
+    texts,
     value_at,
+    whole,
 )
+from smqrt.settings.server_settings import AuthSettings, Settings, table
+from smqrt.settings.sources import FORMER_NAMES, Sources, rows
 from smqrt.smq.gevent_broker import HubOptions
 
 
@@ -161,7 +159,7 @@ class House:
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> type[House]:
-    for module in (sources, live_settings):
+    for module in (sources, configuration):
         monkeypatch.setattr(module, "Settings", House)
     monkeypatch.setattr(sources, "table", lambda: tuple(settings_of(House)))
     monkeypatch.setattr(sources, "named_table", lambda: tuple(named_settings_of(House)))

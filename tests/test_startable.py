@@ -14,7 +14,7 @@ import pytest
 from smqrt.cli.config import check
 from smqrt.cli.serve import serve
 from smqrt.errors import StartError
-from smqrt.process import environment as user_folders
+from smqrt.process import current_process as user_folders
 
 LONG = "/tmp/" + "x" * 110
 REFUSED = {

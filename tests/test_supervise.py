@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.server.side_processes import Patience, Pipelines, Supervised
+from smqrt.server.applications import Patience, Pipelines, Supervised
 from tests.clock import undisturbed_s
 from tests.waiting import wait_until
 
@@ -121,7 +121,7 @@ def test_who_does_not_heed_sigterm_is_killed(start: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_what_it_started_ends_with_it(start: Callable[..., Run], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.server.side_processes._GROUP_EXIT_S", 0.2)
+    monkeypatch.setattr("smqrt.server.applications._GROUP_EXIT_S", 0.2)
     run = start(WITH_CHILD)
     child = int(run.wait_for(r"p \| child (\d+)")[0])
     run.wait_for(r"p \| ready")
@@ -180,7 +180,7 @@ def test_the_loop_goes_on_meanwhile(start: Callable[..., Run]) -> None:
 def test_a_server_that_is_killed_leaves_nobody_behind() -> None:
     source = f"""
 import gevent, sys
-from smqrt.server.side_processes import Supervised
+from smqrt.server.applications import Supervised
 Supervised("p", [sys.executable, "-c", {SLEEPER!r}], lambda line: print(line, flush=True)).start()
 gevent.sleep(60)
 """

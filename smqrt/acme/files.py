@@ -34,9 +34,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from smqrt.errors import ArgumentError
 from smqrt.loop.threads import DiskThreads
-from smqrt.transport.certificates import host_names
 from smqrt.transport.tls import ACME_PROTOCOL
-from smqrt.transport.tls_contexts import Identity
+from smqrt.transport.tls_contexts import Identity, host_names
 
 MAX_STATE_BYTES = 1 << 20
 HTTP_01, TLS_ALPN_01, DNS_01 = "http-01", "tls-alpn-01", "dns-01"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from smqrt.auth.identity import ANONYMOUS, Action, Identity
 from smqrt.errors import ArgumentError
-from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.limits import LineLimit
 
 MAX_LINES = 100_000
 SERVER = b"$server"

@@ -17,15 +17,17 @@ from pathlib import Path
 import gevent
 from gevent import get_hub
 
-from smqrt.auth import acl, bearer, certificates, users
+from smqrt.auth import acl, users
+from smqrt.auth import credentials as bearer
+from smqrt.auth import credentials as certificates
 from smqrt.auth.acl import AclRights
 from smqrt.auth.identity import Action, Identity, Method
-from smqrt.auth.passwords import BusyError, Passwords
 from smqrt.auth.throttle import Throttle
+from smqrt.auth.users import BusyError, Passwords
 from smqrt.crypto.tokens import VerifyKey
 from smqrt.errors import ArgumentError, SmqrtError, StartError
-from smqrt.settings.limit_register import Limit, LineLimit
-from smqrt.settings.settings import AuthSettings
+from smqrt.settings.limits import Limit, LineLimit
+from smqrt.settings.server_settings import AuthSettings
 
 log = logging.getLogger("smqrt")
 

@@ -15,7 +15,7 @@ from math import ceil
 from secrets import token_bytes
 from typing import TypeVar
 
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 
 K = TypeVar("K")
 V = TypeVar("V")

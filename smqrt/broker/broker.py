@@ -281,7 +281,7 @@ class Broker(BrokerNames):
         return {reason.name.lower(): count for reason, count in self.stats.drops.items()}
 
     def refused(self) -> dict[str, int]:
-        """Return how often each limit was reached, by the names in `smqrt.settings.limit_register`."""
+        """Return how often each limit was reached, by the names in `smqrt.settings.limits`."""
         return {limit.name: count for limit, count in self.stats.refused.items()}
 
     @property

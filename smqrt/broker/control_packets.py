@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from smqrt.broker import permissions
+from smqrt.broker import client_limits
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
@@ -35,7 +35,7 @@ _FRAGMENT_HEADER_BYTES = smq.PUBLISH_HEADER_BYTES - 2
 Value = TypeVar("Value")
 
 
-class RequestingClient(permissions.Client, Protocol):
+class RequestingClient(client_limits.Client, Protocol):
     """Session of a client that sends control packets, see `Session`."""
 
     topic: Topic | None
@@ -120,7 +120,7 @@ def subscribe(client: RequestingClient, packet: bytes) -> bool:
     if topic and client.topics and topic.id in client.topics:
         send_answer(client, smq.ack(Type.SUBACK, topic.id, name))
         return False
-    if client.identity is not None and not permissions.may_subscribe(client, name):
+    if client.identity is not None and not client_limits.may_subscribe(client, name):
         deny_subscription(client, name)
         return False
     return client.ask(
@@ -166,7 +166,7 @@ def unsubscribe(client: RequestingClient, packet: bytes) -> None:
 def create(client: RequestingClient, packet: bytes) -> bool:
     """Handle a Create packet: the answer is a Createack with the topic's id, or with 0 when it is denied."""
     name, table = smq.name(packet), client.broker.topic_table
-    if client.identity is not None and not permissions.may_create(client, name):
+    if client.identity is not None and not client_limits.may_create(client, name):
         send_answer(client, smq.ack(Type.CREATEACK, NO_ID, name))
         return False
 
@@ -214,7 +214,7 @@ def observe(client: RequestingClient, packet: bytes) -> None:
     """Handle an Observe packet: the answer is a Change with the number of subscribers, 0 when it is denied."""
     number = smq.u32(packet)
     topic = client.broker.topic_table.get(number)
-    if topic is None or (client.identity is not None and not permissions.may_observe(client, topic)):
+    if topic is None or (client.identity is not None and not client_limits.may_observe(client, topic)):
         send_answer(client, smq.change(number, 0))
     elif topic is not client.topic:
         if client.observed is None:

@@ -14,9 +14,9 @@ from typing import Protocol
 from smqrt.auth.identity import Identity
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 from smqrt.wire import smq
-from smqrt.wire.mqtt.topics import FilterTree, is_topic_filter
+from smqrt.wire.mqtt.fields import FilterTree, is_topic_filter
 
 # ---- The clock that orders last values of several processes and nodes.
 #

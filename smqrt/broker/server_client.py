@@ -14,10 +14,9 @@ from typing import Any
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.broker.routes import GuardedRoute, destination
+from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Route, Topic
-from smqrt.broker.trace import traced
 from smqrt.wire import smq
 
 Handler = Callable[[bytes, int, int, int], object]

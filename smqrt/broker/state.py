@@ -15,11 +15,10 @@ from typing import Any, Protocol
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValues
-from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.broker.slow import SlowPolicies
+from smqrt.broker.outbox import Drop, Outbox, SlowPolicies, run_in_background
 from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, PublishLimits, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
-from smqrt.settings.limit_register import Limit, LineLimit
+from smqrt.settings.limits import Limit, LineLimit
 from smqrt.wire.smq import measure_frames
 
 log = logging.getLogger("smqrt")
@@ -333,7 +332,7 @@ class ServerPeer(BrokerPeer, Protocol):
 
 
 class BrokerTrace(Protocol):
-    """Trace of one client or topic, as the broker notifies it (see `smqrt.broker.trace`).
+    """Trace of one client or topic, as the broker notifies it (see `smqrt.broker.routes`).
 
     Attributes:
         topic: name of the traced topic; None when a client is traced.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, MAX_PAYLOAD_BYTES, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
 

@@ -21,10 +21,10 @@ from smqrt.printable import PrintableFormatter, printable
 
 _COMMANDS = {
     "serve": ("smqrt.cli.serve", "serve", "Start a server and run applications."),
-    "demo": ("smqrt.cli.demo", "demo", "Start a server with the demonstration applications."),
+    "demo": ("smqrt.cli.serve", "demo", "Start a server with the demonstration applications."),
     "backup": ("smqrt.cli.backup", "backup", "Copy the files of a server while it runs."),
     "config": ("smqrt.cli.config", "config", "Show and check settings."),
-    "restart": ("smqrt.cli.restart", "restart", "Restart a server without disconnecting its clients."),
+    "restart": ("smqrt.cli.service", "restart", "Restart a server without disconnecting its clients."),
     "pub": ("smqrt.cli.pubsub", "pub", "Publish messages to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Subscribe to topics and print their messages."),
     "request": ("smqrt.cli.pubsub", "request", "Publish a message and print the reply."),
@@ -32,18 +32,18 @@ _COMMANDS = {
     "top": ("smqrt.cli.admin", "top", "Show the load of a running server, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
-    "cluster": ("smqrt.cli.cluster", "cluster", "Show, drain and plan the nodes of a cluster."),
+    "cluster": ("smqrt.cli.admin", "cluster", "Show, drain and plan the nodes of a cluster."),
     "trace": ("smqrt.cli.admin", "trace", "Show the events of a client or a topic, live."),
     "dashboard": ("smqrt.cli.admin", "dashboard", "Print a Grafana dashboard."),
     "new": ("smqrt.cli", "new", "Create an application from a template."),
     "passwd": ("smqrt.cli.identity", "passwd", "Add, change or remove a user of a users file."),
     "acl": ("smqrt.cli.identity", "acl", "Check the permissions of a user."),
     "check": ("smqrt.cli.check", "check", "List calls of a Lua application that smqrt does not support."),
-    "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
+    "bench": ("smqrt.cli.pubsub", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Run Spark queries on the messages of a hub."),
     "journal": ("smqrt.cli.journal", "journal", "Inspect, compact, export and replay recorded messages."),
-    "health": ("smqrt.cli.health", "health", "Check whether a server is running."),
-    "systemd-unit": ("smqrt.cli.systemd_unit", "systemd_unit", "Print a systemd unit."),
+    "health": ("smqrt.cli.admin", "health", "Check whether a server is running."),
+    "systemd-unit": ("smqrt.cli.service", "systemd_unit", "Print a systemd unit."),
     "query": ("smqrt.cli.query", "query", "Run a SQL query on recorded messages."),
     "help": ("smqrt.cli", "help_", "Print or search the manual."),
 }
@@ -169,7 +169,7 @@ def _search(pages: dict[str, str], query: str) -> None:
     """
     from shutil import get_terminal_size
 
-    from smqrt.manual import search
+    from smqrt.manual import pages as search
     from smqrt.manual.pages import title
 
     near = search.near_names(pages, query)

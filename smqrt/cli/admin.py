@@ -5,6 +5,7 @@ On a terminal `top` redraws a page; piped, it prints lines. With `--json` every 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import ssl
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from importlib import resources
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
@@ -25,8 +28,13 @@ from rich.table import Table
 from rich.text import Text
 
 from smqrt.cli.terminal import InterruptibleCommand
-from smqrt.errors import SmqrtError
+from smqrt.cluster.cost_model import ENGINES, Load
+from smqrt.cluster.cost_model import plan as plan_of
+from smqrt.errors import SmqrtError, StartError
 from smqrt.printable import json_line, printable
+from smqrt.settings.server_settings import FILE_NAME, Settings
+from smqrt.settings.sources import Sources
+from smqrt.wire.smq import MAX_NODE
 
 # ---- HTTP client of the admin listener
 
@@ -455,3 +463,229 @@ class _Top:
         parts: list[Any] = [Text(self.line(server, hubs), "bold")]
         parts += [Text(one, "yellow") for one in server["obstacles"]]
         return Group(*parts, Text(), table(_HUB_COLUMNS, rows), Text("Stop with Ctrl-C.", "dim"))
+
+
+# ---- `smqrt cluster`: status, drain and capacity planning of clusters.
+
+_LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
+_PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")
+_HUBS = ("cluster", "hub", "node", "nodes", "clients", "phantoms", "interest", "lost")
+_CHANNELS = ("channel", "node", "nodes", "sent", "received", "refused", "lost", "dropped")
+_POLL_S = 0.2
+
+
+@click.group()
+def cluster() -> None:
+    """Show, drain and plan the nodes of a cluster.
+
+    `smqrt help cluster` is the page of the manual.
+    """
+
+
+@cluster.command(cls=InterruptibleCommand)
+@connection_options
+@json_option
+def status(client: AdminClient, as_json: bool) -> None:
+    """Show the nodes, links, hubs and channels of a cluster.
+
+    Exit code 1 when a link is missing.
+    """
+    rows: list[dict[str, Any]] = client.get("clusters")
+    if as_json:
+        for row in rows:
+            click.echo(json_line(row))
+    elif rows:
+        _print_status(rows)
+    else:
+        click.echo("This server is not in a cluster.", err=True)
+    if any(_missing_links(row) for row in rows):
+        raise SystemExit(1)
+
+
+@cluster.command(cls=InterruptibleCommand)
+@connection_options
+@click.argument("node", type=click.IntRange(1, MAX_NODE), required=False)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until all clients are disconnected.",
+)
+@click.option("--undo", is_flag=True, help="Accept clients again.")
+def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> None:
+    """Disconnect the clients of a node before it is stopped.
+
+    The server becomes unready at once: `/readyz` responds 503. After `drain.delay_s` it rejects new SMQ clients, and
+    closes the connected ones over `drain.window_s`. They reconnect to other nodes.
+
+    NODE is a safeguard: the command fails when the server is not the node with this number. Exit code 1 when clients
+    are still connected after --wait-s.
+    """
+    rows: list[dict[str, Any]] = client.get("clusters")
+    numbers = sorted(row["node"] for row in rows)
+    if not rows:
+        raise AdminError(f"{client.url} is not in a cluster: clients can't reconnect elsewhere. Stop it instead.")
+    if node is not None and node not in numbers:
+        own = ", ".join(map(str, numbers))
+        raise AdminError(f"{client.url} is node {own}, not {node}. Select the server with --url; see smqrt servers.")
+    if not undo and not {link["node"] for row in rows for link in row["links"]} - set(numbers):
+        raise AdminError("no other node is linked: clients can't reconnect elsewhere. See smqrt cluster status.")
+    client.post("drain", on=not undo)
+    if undo:
+        click.echo("accepts clients again")
+        return
+    until_s = monotonic() + wait_s
+    while (left := client.get("server")["peers"]) and monotonic() < until_s:
+        sleep(_POLL_S)
+    if left:
+        raise AdminError(f"{left} clients are still connected after {wait_s:g} s. List them with smqrt peers.")
+    click.echo("no clients left; the node rejects clients until a restart or smqrt cluster drain --undo")
+
+
+@cluster.command(cls=InterruptibleCommand)
+@click.option(
+    "--nodes",
+    multiple=True,
+    type=click.IntRange(2),
+    default=(16, 100, 1000),
+    show_default=True,
+    help="Number of nodes; repeatable.",
+)
+@click.option("--clients", type=click.IntRange(0), default=10_000_000, show_default=True, help="Clients of all nodes.")
+@click.option(
+    "--connects-per-s", type=float, default=1000.0, show_default=True, help="Clients that connect per second, in total."
+)
+@click.option(
+    "--topics", type=click.IntRange(0), default=1_000_000, show_default=True, help="Topics with subscribers, in total."
+)
+@click.option(
+    "--nodes-per-topic", type=float, default=1.0, show_default=True, help="Nodes with subscribers of the same topic."
+)
+@click.option(
+    "--messages-per-s", type=float, default=100_000.0, show_default=True, help="Messages per second, of all nodes."
+)
+@click.option(
+    "--payload-bytes", type=click.IntRange(0), default=128, show_default=True, help="Payload of a message, in bytes."
+)
+@click.option(
+    "--subscribers", type=float, default=10.0, show_default=True, help="Subscribers of a message, at all nodes."
+)
+def plan(nodes: tuple[int, ...], **load: Any) -> None:
+    """Estimate memory, CPU and network of each node of a cluster.
+
+    The estimate uses measured costs of both engines, mesh and NATS.
+    """
+    rows, remarks = [], []
+    for count in nodes:
+        for engine, costs in ENGINES.items():
+            found = plan_of(Load(nodes=count, **load), costs)
+            shares = (f"{share:.1%}" for share in (*found.cpu.values(), sum(found.cpu.values())))
+            sent = f"{size(found.sent_bytes_per_s)}/s"
+            rows.append((count, engine, size(found.memory_bytes), *shares, sent, f"{found.join_s:.1f} s"))
+            remarks += [f"{count:,} nodes, {engine}: {one}" for one in found.remarks]
+    print_table(_PLAN, rows)
+    for remark in remarks:
+        click.echo(remark, err=True)
+
+
+def _print_status(rows: list[dict[str, Any]]) -> None:
+    links: list[tuple[object, ...]] = []
+    hubs: list[tuple[object, ...]] = []
+    channels: list[tuple[object, ...]] = []
+    for row in rows:
+        node = row["node"]
+        for one in row["links"]:
+            round_trip = "" if one["round_trip_ms"] is None else f"{one['round_trip_ms']:.1f} ms"
+            sizes = (size(one[name]) for name in ("queued_bytes", "sent_bytes", "received_bytes"))
+            links.append((node, one["node"], one["via"], lasted(one["since_s"]), round_trip, *sizes))
+        for one in row["hubs"]:
+            counts = (one["peers"], one["phantoms"], one["interest"], sum(one["lost"].values()))
+            hubs.append((one["cluster"], one["hub"], node, len(one["nodes"]), *counts))
+        for one in row["channels"]:
+            channels.append((one["channel"], node, len(one["nodes"]), *(one[name] for name in _CHANNELS[3:])))
+    print_table(_LINKS, links)
+    click.echo()
+    print_table(_HUBS, hubs)
+    if channels:
+        click.echo()
+        print_table(_CHANNELS, channels)
+    for row in rows:
+        for one in _missing_links(row):
+            click.echo(f"node {row['node']} has no link to {one['to']}: {one['why']}", err=True)
+        for why, count in row["refused"].items():
+            click.echo(f"node {row['node']}: {count} links refused: {why}", err=True)
+
+
+def _missing_links(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the missing links; servers of older releases report only the state of each configured address."""
+    listed = [{"to": one["address"], "why": one["why"]} for one in row["addresses"] if one["state"] == "not linked"]
+    missing: list[dict[str, Any]] = row.get("missing", listed)
+    return missing
+
+
+# ---- `smqrt health`: check for containers and scripts whether a server is running.
+
+DEFAULT_PORT = 9356
+_SHOWN_BYTES = 300
+
+
+@click.command()
+@click.option("--ready", is_flag=True, help="Also check that all applications are loaded and no shutdown has begun.")
+@click.option("--url", metavar="URL", help="URL of the admin listener.  [default: from the settings]")
+@click.option(
+    "--ca",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="CA certificates, or the server's own certificate (PEM).  [default: the system's]",
+)
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait for the response.")
+def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> None:
+    """Check whether the server is running.
+
+    Sends a request to the admin listener. Its address comes from the settings of the server (SMQRT_ADMIN__PORT,
+    smqrt.toml). Exit code 0 when the server is healthy, else 1.
+    """
+    base, pinned = (url, None) if url else _configured_server()
+    try:
+        status, text = fetch(base, "/readyz" if ready else "/healthz", timeout_s, ca, pinned)
+    except (OSError, http.client.HTTPException) as error:
+        click.echo(f"{base} does not respond: {error or type(error).__name__}")
+        sys.exit(1)
+    click.echo(printable(" ".join(text.split())) or str(status))
+    sys.exit(0 if status == 200 else 1)
+
+
+def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned: str | None = None) -> tuple[int, str]:
+    """Return status and text of a page; `ca` and `pinned` are as in `admin.connection`.
+
+    Raises:
+        StartError: `base` is not an HTTP URL.
+        OSError: no connection, or no response in time.
+        http.client.HTTPException: the response is not HTTP.
+    """
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise StartError(f"--url {base!r}: not an HTTP URL. Example: http://127.0.0.1:{DEFAULT_PORT}")
+    http_connection = connection(parts, timeout_s, ca, pinned)
+    try:
+        http_connection.request("GET", parts.path.rstrip("/") + path)
+        response = http_connection.getresponse()
+        return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
+    finally:
+        http_connection.close()
+
+
+def _configured_server() -> tuple[str, str | None]:
+    """Return the admin URL of the settings, and the certificate file when it uses TLS."""
+    from smqrt.server.listeners import admin_files  # imports the server's modules, which --url does not need
+
+    file = Path(FILE_NAME)
+    settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
+    admin = settings.admin
+    if not admin.enabled:
+        raise StartError("the admin listener is disabled: set admin.enabled = true, or name another server with --url.")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
+    files = admin_files(settings)
+    scheme, pinned = ("https", files.pairs[0][0]) if files else ("http", None)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{admin.port or DEFAULT_PORT}", pinned

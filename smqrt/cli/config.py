@@ -11,10 +11,10 @@ import click
 
 from smqrt.cli.serve import CONFIG_OPTIONS, sources
 from smqrt.printable import json_line, printable
-from smqrt.server.startable import check_startable
-from smqrt.settings.settings import FILE_NAME, Settings
+from smqrt.server.configuration import check_startable
+from smqrt.settings.option_types import schema as schema_of
+from smqrt.settings.server_settings import FILE_NAME, Settings
 from smqrt.settings.sources import DEFAULT, Sources, rows
-from smqrt.settings.tree import schema as schema_of
 
 
 @click.group()

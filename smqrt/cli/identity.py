@@ -15,9 +15,9 @@ from smqrt.auth import acl as lists
 from smqrt.auth import users
 from smqrt.auth.acl import why
 from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault
-from smqrt.auth.passwords import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
+from smqrt.auth.users import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
 from smqrt.errors import ArgumentError
-from smqrt.settings.settings import FILE_NAME
+from smqrt.settings.server_settings import FILE_NAME
 from smqrt.settings.sources import Sources
 
 WRONG = 1

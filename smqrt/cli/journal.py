@@ -37,8 +37,7 @@ from smqrt.cli.terminal import counted, interrupt_this_greenlet, json_line, payl
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
 from smqrt.journal import files
 from smqrt.journal.inspection import RecordedRow
-from smqrt.journal.record import Flag
-from smqrt.journal.timestamps import iso
+from smqrt.journal.record import Flag, iso
 from smqrt.printable import printable
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -179,7 +178,7 @@ def verify(path: Path, repair: bool) -> None:
 
     Prints one line per fault, with a remedy. Exit code 1 when there is a fault. The hub may run at the same time.
     """
-    from smqrt.journal import verify as verifying
+    from smqrt.journal import recovery as verifying
 
     path = folder(path)
     with progress("verify", verifying.count_files(path)) as advance:
@@ -256,7 +255,7 @@ def compact(
     """
     from smqrt.journal.compact import CompactOptions
     from smqrt.journal.payload_schema import merge_schemas
-    from smqrt.settings.options import parse_duration, parse_size
+    from smqrt.settings.option_types import parse_duration, parse_size
 
     columns: dict[str, str] = {}
     for text in schemas:

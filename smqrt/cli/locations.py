@@ -80,7 +80,7 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
     Raises:
         ArgumentError: it is neither a time nor a number.
     """
-    from smqrt.journal.timestamps import parse_moment
+    from smqrt.journal.record import parse_moment
 
     if moment in ("earliest", "latest"):
         return opened.begin() if moment == "earliest" else opened.end()

@@ -25,8 +25,8 @@ from smqrt.cli.locations import PipelineLocations, with_app, with_journal
 from smqrt.cli.terminal import Interruptible, json_line, write_line
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import files
-from smqrt.journal.timestamps import iso
-from smqrt.pipeline import process
+from smqrt.journal.record import iso
+from smqrt.pipeline import status as process
 from smqrt.pipeline.status import DISK_FULL, LIVE, Status, read, read_all
 from smqrt.printable import printable
 
@@ -633,7 +633,7 @@ def warm() -> None:
 
     The archive takes about 200 MB and a minute to create, once per machine.
     """
-    from smqrt.pipeline.jvm_warmup import build
+    from smqrt.pipeline.jvm import build
 
     click.echo("Starting Spark three times.")
     archive = build()

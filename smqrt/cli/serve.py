@@ -12,14 +12,18 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+import smqrt
 from smqrt.apps.app_spec import AppSpec
 from smqrt.cli import without_garbage_collection
 from smqrt.errors import PipelineError, SmqrtError, StartError
@@ -27,19 +31,20 @@ from smqrt.http.disk import ZipIo
 from smqrt.http.resources import IoError
 from smqrt.operations.logs import ServerLog
 from smqrt.printable import printable
-from smqrt.process.environment import cores
+from smqrt.process.current_process import cores
 from smqrt.server import mako_conf
+from smqrt.server.configuration import acme_files, check_certificate, check_startable
+from smqrt.server.listeners import lacks_certificate
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.ports import lacks_certificate
 from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
-from smqrt.server.startable import acme_files, check_certificate, check_startable
 from smqrt.server.supervisor import shared
 from smqrt.server.worker import WorkerEnd
-from smqrt.settings.settings import FILE_NAME, Settings, table
+from smqrt.settings.option_types import flag
+from smqrt.settings.server_settings import FILE_NAME, Settings, table
 from smqrt.settings.sources import FORMER_NAMES, Sources
-from smqrt.settings.tree import flag
-from smqrt.transport.certificates import self_signed_pair
-from smqrt.workers.worker_identity import worker_place
+from smqrt.transport.tls_contexts import self_signed_pair
+from smqrt.workers.worker_rpc import ENVIRONMENT as WORKER
+from smqrt.workers.worker_rpc import worker_place
 
 log = logging.getLogger("smqrt")
 
@@ -439,3 +444,56 @@ def _is_application(folder: _Folder) -> bool:
         return False
     marks = (".preload", ".preload.py")
     return any(name in marks or name.startswith("index.") or name.endswith(".lsp") for name in names)
+
+
+# ---- `smqrt demo`: a server for a copy of the demonstration applications.
+
+_COPY = "_SMQRT_DEMO"
+"""Environment variable with the folder of the copy, for the workers of the server."""
+_NOT_COPIED = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--keep", metavar="FOLDER", type=click.Path(path_type=Path), help="Copy to this folder and keep it after shutdown."
+)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[SERVE_OPTIONS]...")
+def demo(keep: Path | None, options: tuple[str, ...]) -> None:
+    """Start a server with the demonstration applications.
+
+    SERVE_OPTIONS are options of `smqrt serve`, such as --port 8080. The server uses a temporary copy of the
+    applications. With --keep the copy is permanent: edit it and serve it again.
+    """
+
+    with _application_copy(keep) as folder:
+        os.environ[_COPY] = str(folder.absolute())
+        serve.main([str(folder), *options], prog_name="smqrt demo", standalone_mode=False)
+
+
+def demonstrations() -> Path:
+    """Return the folder of the demonstration applications: in the package, or beside it in a checkout.
+
+    Raises:
+        StartError: this installation does not include them.
+    """
+    package = Path(smqrt.__file__).parent
+    for folder in (package / "demonstrations", package.parent / "app_preload"):
+        if folder.is_dir():
+            return folder
+    raise StartError("This installation of smqrt does not include the demonstration applications.")
+
+
+@contextmanager
+def _application_copy(keep: Path | None) -> Iterator[Path]:
+    if WORKER in os.environ:  # the supervisor of this worker has made the copy, and removes it
+        yield Path(os.environ[_COPY])
+    elif keep is not None:
+        if keep.exists():
+            raise StartError(f"{keep} exists. Serve it with: smqrt serve {keep}")
+        shutil.copytree(demonstrations(), keep, ignore=_NOT_COPIED)
+        yield keep
+    else:
+        with tempfile.TemporaryDirectory(prefix="smqrt-demo-") as temporary:
+            folder = Path(temporary) / "app_preload"
+            shutil.copytree(demonstrations(), folder, ignore=_NOT_COPIED)
+            yield folder

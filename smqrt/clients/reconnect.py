@@ -22,7 +22,7 @@ import gevent
 from gevent.event import Event
 
 from smqrt.errors import DeliveryError
-from smqrt.loop.callback_queue import Callbacks
+from smqrt.loop.greenlets import Callbacks
 
 Reason = TypeVar("Reason")
 Decision = TypeVar("Decision")

@@ -21,11 +21,11 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Route
 from smqrt.cluster.link_channels import ChannelQueue
-from smqrt.cluster.node_send_queue import count_messages
+from smqrt.cluster.remote_node import count_messages
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, ProtocolError
-from smqrt.wire import link_packets as wire
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link_packets import Packet
+from smqrt.wire.cluster_packets import Packet
 
 log = logging.getLogger("smqrt")
 

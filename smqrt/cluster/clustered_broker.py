@@ -14,17 +14,10 @@ from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
 from smqrt.broker.last_values import clock
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
-from smqrt.cluster.absent_nodes import AbsentNode, AbsentNodes
-from smqrt.cluster.backpressure import Backpressure, paced
-from smqrt.cluster.events import NodeEvents
-from smqrt.cluster.migration import HubMigration
-from smqrt.cluster.node_send_queue import NodeSendQueue
-from smqrt.cluster.remote_clients import RemoteClients
-from smqrt.cluster.remote_node import TOPIC_BYTES, Phantom, RemoteNode
-from smqrt.cluster.routing import ClusterRouting
-from smqrt.cluster.state import ClusterState
-from smqrt.cluster.subscriber_counts import SubscriberCounts
-from smqrt.cluster.value_sync import ValueSync
+from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents
+from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
+from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
+from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver, Transport
-from smqrt.cluster.node_send_queue import count_messages
+from smqrt.cluster.remote_node import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
-from smqrt.settings.limit_register import Limit
-from smqrt.wire import link_packets as wire
+from smqrt.settings.limits import Limit
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link_packets import Hello, Packet, Refusal, Siblings
+from smqrt.wire.cluster_packets import Hello, Packet, Refusal, Siblings
 
 MAX_UNAUTHENTICATED = 100
 UNAUTHENTICATED = Limit(

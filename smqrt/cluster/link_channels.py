@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, dirty
 from smqrt.broker.topics import Route
-from smqrt.cluster.node_send_queue import NodeSendQueue
+from smqrt.cluster.remote_node import NodeSendQueue
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.settings.limit_register import Bucket
-from smqrt.wire import link_packets as wire
+from smqrt.settings.limits import Bucket
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link_packets import Hello, Packet, Siblings
+from smqrt.wire.cluster_packets import Hello, Packet, Siblings
 
 MAX_CHANNEL = 0xFFFF
 """The largest channel number, a u16."""

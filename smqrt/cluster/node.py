@@ -13,8 +13,8 @@ from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.link import ACK_BYTES, Link, LinkState, UnauthenticatedLinks
 from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried, Transport
 from smqrt.errors import ArgumentError, ClosedError
-from smqrt.settings.limit_register import Bucket, LineLimit
-from smqrt.wire.link_packets import (
+from smqrt.settings.limits import Bucket, LineLimit
+from smqrt.wire.cluster_packets import (
     ID_BYTES,
     OLDEST_VERSION,
     PRESSURE,
@@ -120,7 +120,7 @@ class Node:
     """One node: it agrees with the others on its number, and keeps one link to each.
 
     Args:
-        key: made from the password, see `smqrt.wire.link_packets.key_of`.
+        key: made from the password, see `smqrt.wire.cluster_packets.key_of`.
         random: returns random bytes.
         clock_s: monotonic seconds.
         clock_ns: the time, in ns since 1970.

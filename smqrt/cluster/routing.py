@@ -2,23 +2,332 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from smqrt.broker.last_values import STAMP_STEP_US, clock
-from smqrt.broker.outbox import Drop
-from smqrt.broker.state import BrokerPeer
+from smqrt.broker.outbox import Drop, Pressure, run_in_background
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
-from smqrt.cluster.absent_nodes import AbsentNodes
-from smqrt.cluster.backpressure import Backpressure
-from smqrt.cluster.migration import HubMigration
-from smqrt.cluster.node_send_queue import ForwardedRoute, NodeSendQueue, PacedRoute, RenumberedRoute
-from smqrt.cluster.remote_clients import RemoteClients
-from smqrt.cluster.remote_node import ClockedRoute, RemoteNode
-from smqrt.cluster.state import ClusterState
-from smqrt.cluster.value_sync import ValueSync
+from smqrt.cluster.leaving_nodes import AbsentNodes, HubMigration
+from smqrt.cluster.remote_node import (
+    MAX_PRESSING,
+    ClockedRoute,
+    ForwardedRoute,
+    NodeSendQueue,
+    PacedRoute,
+    Phantom,
+    RemoteNode,
+    RenumberedRoute,
+)
+from smqrt.cluster.state import ClusterState, ValueSync
+from smqrt.errors import CloseReason
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.smq import server_of
+from smqrt.wire.cluster_packets import Announced, Key, LinkType
+from smqrt.wire.smq import TOPIC_BIT, node_of, server_of
+
+# ---- Backpressure in a cluster: publishers wait for full links, and for clients of other nodes.
+
+TIMER_TOLERANCE_S = 0.1
+"""A timer of the event loop may fire before the clock shows its time."""
+PRESSURE_GRACE_S = 1.0
+"""The node of the slow client gives up first; the others wait this much longer."""
+
+
+class Backpressure:
+    """The publishers of one hub that wait.
+
+    Attributes:
+        full: the full send queues, each with the publishers that wait for it.
+    """
+
+    def __init__(self, state: ClusterState, values: ValueSync) -> None:
+        self._state, self._values = state, values
+        self.full: dict[NodeSendQueue, list[BrokerPeer]] = {}
+        self._given_up: set[NodeSendQueue] = set()
+        """Full send queues for which publishers have waited for the longest time allowed."""
+
+    # ---- full links
+
+    def filled(self, node: RemoteNode) -> None:
+        """Have publishers wait for a node with a full send queue, `Pressure.lasts_s` at most."""
+        queue = node.send_queue
+        if queue in self.full or queue in self._given_up or node.gone:
+            return
+        waiting: list[BrokerPeer] = []
+        self.full[queue], queue.holds = waiting, True
+        queue.wait(lambda: self.caught_up(node))
+        until_s = self._state.broker.clock() + Pressure.lasts_s
+        self._state.broker.call_later(Pressure.lasts_s, lambda: self._give_up(queue, waiting, until_s))
+
+    def _give_up(self, queue: NodeSendQueue, waiting: list[BrokerPeer], until_s: float) -> None:
+        if self.full.get(queue) is waiting and self._state.broker.clock() > until_s - TIMER_TOLERANCE_S:
+            self._given_up.add(queue)
+            queue.release()
+            run_in_background(_resume(self.full.pop(queue)))
+
+    def caught_up(self, node: RemoteNode) -> None:
+        """Resume the publishers that wait for a node which has processed enough, or is gone."""
+        queue = node.send_queue
+        self._given_up.discard(queue)
+        waiting = self.full.pop(queue, [])
+        queue.release()
+        if queue in self.full:  # what was held back has filled it again
+            self.full[queue] += waiting
+        else:
+            run_in_background(_resume(waiting))
+        if queue.missed and not node.gone:
+            queue.missed = False
+            run_in_background(paced(node, self._values.snapshot(node)))
+
+    # ---- slow clients here
+
+    def pressed(self, key: bytes, presses: bool) -> None:
+        """Announce that clients here slow down the publishers of a topic, or no longer do; see `ClusterHooks`."""
+        number = self._pressure_key(key)
+        if number is not None:
+            self._send([number], LinkType.PRESSED if presses else LinkType.RELEASED, self._state.remotes)
+
+    def announce(self, topics: list[bytes], node: RemoteNode) -> None:
+        """Send a new node the topics whose publishers wait for clients here."""
+        keys = [key for key in map(self._pressure_key, topics) if key is not None]
+        self._send(keys, LinkType.PRESSED, [node])
+
+    def _pressure_key(self, key: bytes) -> Key | None:
+        topic = self._state.broker.topic_table.by_key.get(key)
+        if topic is None:
+            return None
+        return (self._state.public_etid(topic.id), 0) if topic.name is None else self._state.key_of(topic)
+
+    def _send(self, keys: list[Key], kind: LinkType, nodes: Iterable[RemoteNode]) -> None:
+        for node in nodes:
+            if node.send_queue.knows_pressure:
+                node.send_queue.send(wire.keys(kind, keys))
+
+    # ---- slow clients of other nodes
+
+    def pressed_by(self, node: RemoteNode, key: Key) -> None:
+        """Have the publishers of a topic wait for clients of another node, as long as for a client of this hub."""
+        number = self._local_number(key)
+        if self._state.broker.slow is None or number is None or len(node.pressing) >= MAX_PRESSING:
+            return
+        node.pressing[key] = self._state.broker.clock()
+        self._state.broker.slow.pressure.press_elsewhere(node.send_queue, number)
+        if key not in node.timed:
+            node.timed.add(key)
+            self._check_later(node, key, Pressure.lasts_s + PRESSURE_GRACE_S)
+
+    def _check_later(self, node: RemoteNode, key: Key, delay_s: float) -> None:
+        self._state.broker.call_later(delay_s, lambda: self._release_if_due(node, key))
+
+    def _local_number(self, key: Key) -> bytes | None:
+        number = key[0].to_bytes(4, "big")
+        topic = self._state.topic_of(key)
+        if topic is not None:
+            return topic.key
+        table = self._state.broker.topic_table
+        known = table.at(number) if key[0] < TOPIC_BIT else table.by_key.get(number)
+        return number if known is None or known.name is None else None
+
+    def _release_if_due(self, node: RemoteNode, key: Key) -> None:
+        """Release a topic, or check again later when the node has renewed its request meanwhile."""
+        max_s = Pressure.lasts_s + PRESSURE_GRACE_S
+        pressed_s = self._state.broker.clock() - node.pressing.get(key, -max_s)
+        node.timed.discard(key)
+        if pressed_s > max_s - TIMER_TOLERANCE_S:
+            self.released_by(node, key)
+        elif pressed_s > 0:
+            node.timed.add(key)
+            self._check_later(node, key, max_s - pressed_s)
+
+    def released_by(self, node: RemoteNode, key: Key) -> None:
+        """Resume the publishers of a topic that waited for clients of another node."""
+        number = self._local_number(key)
+        if node.pressing.pop(key, None) is not None and self._state.broker.slow is not None and number is not None:
+            self._state.broker.slow.pressure.release_elsewhere(node.send_queue, number)
+
+
+def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
+    for peer in waiting:
+        peer.outbox.resume()
+        yield
+
+
+def paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
+    """Send a node a snapshot at the pace at which it processes that: all at once may exceed its queue."""
+    for _ in steps:
+        if node.gone:
+            return
+        if node.send_queue.queue:
+            node.send_queue.flush()  # so that it counts in `is_behind`
+        if node.send_queue.is_behind:
+            node.send_queue.wait(lambda: run_in_background(paced(node, steps)))
+            return
+        yield
+
+
+# ---- Clients of other nodes, and the clients of this hub as other nodes see them.
+
+MAX_SORTED = 16
+"""Clients of one uid that are sorted by age. At most one for each node exists, and soon only the newest."""
+
+
+class RemoteClients:
+    """The clients of all other nodes, as one hub sees them.
+
+    Attributes:
+        phantoms: the clients, by ETID.
+        foreign: by ETID, the topics of those that messages were sent to, with the node.
+        holders: by uid, its newest client; `Phantom.older` are others, until their nodes close them.
+        stamps: by ETID, when the clients of this hub connected.
+    """
+
+    def __init__(self, state: ClusterState, migration: HubMigration, waits: Backpressure) -> None:
+        self._state, self._migration, self._waits = state, migration, waits
+        self.phantoms: dict[int, Phantom] = {}
+        self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
+        self.holders: dict[bytes, Phantom] = {}
+        self.stamps: dict[int, int] = {}
+
+    # ---- clients of this hub
+
+    def entered(self, client: BrokerClient) -> None:
+        """See `ClusterHooks`."""
+        holder = self.holder(client.uid)
+        now_ms = self._state.clock_ms()
+        # Newer than the client that it takes over from, even if this node's clock is behind.
+        self.stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
+        self._state.send_all(wire.peers([self.announced(client)]))
+
+    def left(self, client: BrokerClient) -> None:
+        """See `ClusterHooks`."""
+        self.stamps.pop(client.etid, None)
+        public = self._state.public.pop(client.etid, client.etid)
+        self._state.local.pop(public, None)
+        self._state.send_all(wire.etids([public]))
+
+    def announced(self, client: BrokerClient) -> Announced:
+        """Return what other nodes are sent of a client."""
+        shown = "" if client.identity is None else client.identity.shown
+        user = shown.encode("utf-8", "surrogateescape")
+        etid = self._state.public.get(client.etid, client.etid)
+        return Announced(etid, self._stamp(client.etid), client.uid, client.info, user)
+
+    def _stamp(self, etid: int) -> int:
+        return self.stamps.setdefault(etid, self._state.clock_ms())
+
+    # ---- queries
+
+    def peers_elsewhere(self) -> Iterator[Phantom]:
+        """See `ClusterHooks`."""
+        here = self._state.broker.uids
+        newest = [one for one in self.phantoms.values() if one.newer is None and not one.node.gone]
+        return (one for one in newest if one.uid not in here)
+
+    def holder(self, uid: bytes) -> Phantom | None:
+        """See `ClusterHooks`."""
+        phantom = self.holders.get(uid)
+        while phantom is not None and phantom.node.gone:
+            phantom = phantom.older
+        return phantom
+
+    def phantom(self, etid: int) -> Phantom | None:
+        """Return the client, or the server, of another node that has this ETID; see `ClusterHooks`."""
+        phantom = self.phantoms.get(etid)
+        if phantom is None:
+            number = node_of(etid)
+            if number and etid == server_of(number):
+                phantom = next((one.server for one in self._state.remotes if one.number == number), None)
+        return None if phantom is None or phantom.node.gone else phantom
+
+    def topic_at(self, number: int) -> Topic | None:
+        """Return the topic of an ETID that the hub's table does not have.
+
+        It belongs to a client of another node, or to one of this hub for which other nodes use this number.
+        """
+        table = self._state.broker.topic_table
+        local = self._state.local.get(number)
+        if local is not None:
+            return table.by_key.get(local.to_bytes(4, "big"))
+        phantom = self.phantom(number)
+        if phantom is None:
+            return None
+        node = self._migration.present(phantom.node)
+        topic = table.foreign(number, node.send_queue)
+        self.foreign[number] = topic, node
+        return topic
+
+    # ---- changes
+
+    def appeared(self, phantom: Phantom) -> None:
+        """Add a client of another node; close an older client here that has the same uid."""
+        self.phantoms[phantom.etid] = phantom
+        newer, older = None, self.holders.get(phantom.uid)
+        for _ in range(MAX_SORTED):
+            if older is None or older.age <= phantom.age:
+                break
+            newer, older = older, older.older
+        phantom.newer, phantom.older = newer, older
+        if older is not None:
+            older.newer = phantom
+        if newer is None:
+            self.holders[phantom.uid] = phantom
+        else:
+            newer.older = phantom
+        # All nodes compare the same ages, so they agree which client stays.
+        here = self._state.broker.uids.get(phantom.uid)
+        if here is not None and phantom.age > (self._stamp(here.etid), self._state.number):
+            here.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
+
+    def release(self, phantom: Phantom) -> None:
+        """Take a client of another node out of the list of its uid."""
+        newer, older = phantom.newer, phantom.older
+        if newer is not None:
+            newer.older = older
+        elif self.holders.get(phantom.uid) is not phantom:
+            return
+        elif older is not None:
+            self.holders[phantom.uid] = older
+        else:
+            del self.holders[phantom.uid]
+        if older is not None:
+            older.newer = newer
+        phantom.newer = phantom.older = None
+
+    def vanished(self, phantom: Phantom) -> None:
+        """Remove a client of another node."""
+        broker = self._state.broker
+        if self.phantoms.get(phantom.etid) is phantom:
+            del self.phantoms[phantom.etid]
+        if phantom.node.pressing:
+            self._waits.released_by(phantom.node, (phantom.etid, 0))
+        if phantom.extra is not None and broker.hooks.onvanish:
+            broker.hooks.onvanish(phantom)
+        self.release(phantom)
+        topic, node = self.foreign.get(phantom.etid, (None, None))
+        if topic is None or node is not phantom.node:
+            return
+        if (moved := self.phantoms.get(phantom.etid)) is not None:
+            topic.discard(node.send_queue)
+            topic.add(moved.node.send_queue)
+            self.foreign[phantom.etid] = topic, moved.node
+        else:
+            del self.foreign[phantom.etid]
+            broker.gone(topic)
+
+    # ---- closing clients
+
+    def end_client(self, etid: int, text: bytes | None) -> bool:
+        """See `ClusterHooks`."""
+        phantom = self.phantoms.get(etid)
+        if phantom is None or phantom.node.gone:
+            return False
+        phantom.node.send_queue.send([wire.end(etid, text or b"")])
+        return True
+
+    def end_here(self, etid: int, text: bytes | None) -> None:
+        """Close a client of this hub for another node, or all clients (0)."""
+        self._state.broker.end_clients(text, self._state.local.get(etid, etid) if etid else None)
 
 
 class ClusterRouting:

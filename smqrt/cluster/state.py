@@ -6,15 +6,107 @@ The parts of `ClusteredBroker` use it: the other nodes, the names of topics, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import ahead
+from smqrt.broker.last_values import TopicValues, clock
+from smqrt.broker.outbox import ahead, run_in_background
 from smqrt.broker.topics import Topic
-from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote_node import RemoteNode
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.cluster_packets import Key
+from smqrt.wire.cluster_packets import Key, LinkType
 from smqrt.wire.smq import NameNumbers
+
+# ---- Topics that other nodes want.
+#
+# Nodes exchange no topic names, only the two numbers that every node makes from a name (`smqrt.wire.smq.NameNumbers`).
+# A topic takes one dictionary entry, however many nodes want it: about 120 bytes.
+
+_CHECK_BITS = 32
+_CHECK = (1 << _CHECK_BITS) - 1
+BATCH_TOPICS = 1000
+"""Topics that `Interest.keys` examines in one step."""
+
+
+class Interest:
+    """The topics that all other nodes together want. A set of nodes is an integer with one bit for each."""
+
+    def __init__(self) -> None:
+        # By number: the bits of the nodes above the check, in one integer. It is the smallest object that holds both.
+        self._entries: dict[int, int] = {}
+        self._clashes: dict[Key, int] = {}
+        """Topics whose number another name has in `_entries`: about two of 200,000."""
+        self._clashing: dict[int, dict[int, None]] = {}
+        """The checks of these topics, by number."""
+
+    def __len__(self) -> int:
+        return len(self._entries) + len(self._clashes)
+
+    def add(self, key: Key, node: int) -> bool:
+        """Add a topic for the node with this bit; return whether that is new."""
+        number, check = key  # the check distinguishes names with the same number
+        entry = self._entries.get(number)
+        if entry is None:
+            self._entries[number] = node << _CHECK_BITS | check
+            return True
+        if entry & _CHECK == check:
+            self._entries[number] = entry | node << _CHECK_BITS
+            return not entry >> _CHECK_BITS & node
+        before = self._clashes.get(key, 0)
+        self._clashes[key] = before | node
+        self._clashing.setdefault(number, {})[check] = None
+        return not before & node
+
+    def discard(self, key: Key, node: int) -> bool:
+        """Remove a topic of the node with this bit; return whether the node wanted it."""
+        number, check = key
+        entry = self._entries.get(number)
+        if entry is not None and entry & _CHECK == check:
+            nodes = entry >> _CHECK_BITS
+            if nodes & ~node:
+                self._entries[number] = (nodes & ~node) << _CHECK_BITS | check
+            else:
+                del self._entries[number]
+                # Another name may have waited for the number in `_clashes`.
+                if checks := self._clashing.get(number):
+                    check, _ = checks.popitem()
+                    self._entries[number] = self._clashes.pop((number, check)) << _CHECK_BITS | check
+                    if not checks:
+                        del self._clashing[number]
+            return bool(nodes & node)
+        before = self._clashes.get(key, 0)
+        if before & ~node:
+            self._clashes[key] = before & ~node
+        elif before:
+            del self._clashes[key], self._clashing[number][check]
+            if not self._clashing[number]:
+                del self._clashing[number]
+        return bool(before & node)
+
+    def nodes(self, key: Key) -> int:
+        """Return the bits of the nodes that want a topic."""
+        number, check = key
+        entry = self._entries.get(number)
+        if entry is None or entry & _CHECK != check:
+            return self._clashes.get(key, 0) if self._clashes else 0
+        return entry >> _CHECK_BITS
+
+    def nodes_of_number(self, number: int) -> int:
+        """Return the bits of the nodes that want the topic with this number, whose name this hub does not have."""
+        return self._entries.get(number, 0) >> _CHECK_BITS
+
+    def keys(self, node: int) -> Iterator[list[Key]]:
+        """Yield the topics that a node wants, of those that exist when the iteration begins.
+
+        Each portion holds those among `BATCH_TOPICS` topics of all nodes; it may be empty.
+        """
+        numbers, clashes = iter(list(self._entries)), iter(list(self._clashes))
+        while keys := list(islice(clashes, BATCH_TOPICS)):
+            yield [key for key in keys if self._clashes.get(key, 0) & node]
+        while portion := list(islice(numbers, BATCH_TOPICS)):
+            entries = [(number, self._entries.get(number, 0)) for number in portion]
+            yield [(number, entry & _CHECK) for number, entry in entries if entry >> _CHECK_BITS & node]
 
 
 class ClusterState:
@@ -101,3 +193,153 @@ class ClusterState:
     def nodes_with(self, bits: int, others: Iterable[RemoteNode] = ()) -> Iterator[RemoteNode]:
         """Return the nodes of a set of bits, of the remote ones and `others`."""
         return (node for node in (*self.remotes, *others) if node.bit & bits)
+
+
+# ---- Numbers of subscribers of a topic at all nodes, for observers.
+
+
+class SubscriberCounts:
+    """The numbers of subscribers that one hub requests from other nodes, and those that it sends them.
+
+    Attributes:
+        watching: by observed topic, how many subscribers each other node has.
+        recounted: topics whose number of subscribers here has changed and is not sent yet.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._counts_all = False
+        self.watching: dict[Key, dict[RemoteNode, int]] = {}
+        self.recounted: dict[Topic, None] = {}
+
+    def count_all(self) -> None:
+        """Count the subscribers of all nodes for observers, also for those that observe already."""
+        self._counts_all = True
+        for topic in self._state.broker.topic_table.by_name.values():
+            if topic.observers:
+                self.observed(topic)
+
+    def observed(self, topic: Topic) -> None:
+        """Request the counts of a topic that has an observer here; see `ClusterHooks`."""
+        key = self._state.key_of(topic)
+        if self._counts_all and key not in self.watching:
+            self.watching[key] = {}
+            self._state.send_all(wire.keys(LinkType.WATCH, [key]))
+
+    def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
+        """Take the number of subscribers that a node has."""
+        topic = self._state.topic_of(key)
+        if topic is None or not topic.observers:
+            self.watching.pop(key, None)
+            node.send_queue.send(wire.keys(LinkType.UNWATCH, [key]))
+        elif key in self.watching:
+            self.watching[key][node] = subscribers
+            self._recount(topic, key)
+
+    def _recount(self, topic: Topic, key: Key) -> None:
+        topic.elsewhere = sum(self.watching[key].values())
+        self._state.broker.changed_count(topic)
+
+    def forget(self, node: RemoteNode) -> Iterator[None]:
+        """Subtract the subscribers of a lost node, in portions."""
+        for key, counts in list(self.watching.items()):
+            topic = self._state.topic_of(key)
+            if counts.pop(node, 0) and topic is not None:
+                self._recount(topic, key)
+            yield
+
+    def changed(self, topic: Topic) -> None:
+        """Send the new number of subscribers to the nodes that watch a topic, later in this turn."""
+        if any(node.watched for node in self._state.remotes):
+            if not self.recounted:
+                run_in_background(self._send_changed())
+            self.recounted[topic] = None
+
+    def _send_changed(self) -> Iterator[None]:
+        changed, self.recounted = self.recounted, {}
+        for topic in changed:
+            key = self._state.key_of(topic)
+            self.send([key], [node for node in self._state.remotes if key in node.watched])
+            yield
+
+    def send(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
+        """Send nodes the numbers of subscribers of topics here."""
+        counts = []
+        for key in keys:
+            topic = self._state.topic_of(key)
+            counts.append((*key, topic.subscribers if topic is not None else 0))
+        for node in to:
+            node.send_queue.send(wire.keys_and_numbers(LinkType.COUNT, counts))
+
+
+# ---- Last values of topics, shared between nodes.
+
+# Positions in a frame: u16 length, u8 type, u32 tid, u32 ptid, u32 stid.
+_TID, _PTID, _STID = slice(3, 7), slice(7, 11), slice(11, 15)
+_BODY = slice(3, None)
+
+
+class ValueSync:
+    """The last values that one hub sends to other nodes and takes from them."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def snapshot(self, node: RemoteNode) -> Iterator[None]:
+        """Send a node the last values of this hub, topic by topic."""
+        for values in list(self._state.broker.last_values or ()):
+            self._send_values(node, values)
+            yield
+
+    def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
+        knows_stamps = node.send_queue.knows_stamps
+        removed = values.gone_frames() if knows_stamps else []
+        if not values.newest and not removed:
+            return
+        key = self._state.key_of(values.topic)
+        self.name_topic(node, values.topic, key)
+        number = node.numbers.get(key, key[0])
+        for frame in [*(one for one, _ in values.newest.values()), *removed]:
+            ptid = int.from_bytes(frame[_PTID], "big")
+            value = wire.rewritten(frame, number, self._state.public_etid(ptid))
+            if knows_stamps:
+                stamp = values.stamp(frame[_STID]).to_bytes(8, "big")
+                node.send_queue.send([bytes((LinkType.VALUE_AT,)) + stamp + value[_BODY]])
+            else:
+                node.send_queue.send([bytes((LinkType.VALUE,)) + value[_BODY]])
+
+    def name_topic(self, node: RemoteNode, topic: Topic, key: Key) -> None:
+        """Send a node the name of a topic, once: it needs the name to keep the last values."""
+        if key not in node.valued:
+            node.valued.add(key)
+            node.send_queue.send(wire.names(LinkType.TOPICS, [(key[0], topic.name or b"")]))
+
+    def add_topic(self, name: bytes) -> None:
+        """Create a topic whose last values this hub keeps: those of another node follow."""
+        broker = self._state.broker
+        values, table = broker.last_values, broker.topic_table
+        if values is None or name in table.by_name or not values.selects_name(name):
+            return
+        if refusal := broker.limits.of_all(table, name):
+            broker.refuse(None, refusal)
+        else:
+            table.named(name)
+
+    def restore(self, frame: bytes, stamp: int | None, since: int) -> None:
+        """Take a last value of another node, unless this hub has a newer one.
+
+        Args:
+            frame: the value, a Publish frame.
+            stamp: when it was published; None from a node of an older release, which does not send it.
+            since: when that node started, ns since 1970. A value without a stamp replaces one that an older release has
+                written to a file before that: what was published while this node was down is newer.
+        """
+        values, topic = self._state.broker.last_values, self._state.broker.topic_table.by_key.get(frame[_TID])
+        if values is None or topic is None or not values.selects(topic):
+            return
+        kept = values.of(topic)
+        if stamp is not None:
+            clock.heard(stamp)
+            kept.take_told(frame, stamp)
+        elif frame[_STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[_STID])):
+            kept.take_frame(frame, None)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from smqrt.errors import ArgumentError, CryptoError
-from smqrt.process.environment import config_folder
+from smqrt.process.current_process import config_folder
 
 SECRET_BYTES = 32
 MAX_DERIVED_BYTES = 255 * 32  # the limit of HKDF with SHA-256 (RFC 5869)

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import HttpError, with_missing_fields
 from smqrt.http.response import Response
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 from smqrt.transport.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
 # ---- Private files: never sent to a client, although they are in a folder that is served.

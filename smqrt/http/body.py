@@ -31,10 +31,10 @@ from smqrt.http.forms import (
     read_form,
 )
 from smqrt.http.headers import BadRequest, HttpError
-from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
-from smqrt.process.current_application import base_folder
-from smqrt.settings.limit_register import Limit
+from smqrt.process.current_process import base_folder
+from smqrt.settings.limits import Limit
 
 _NO_MEMORY = "The server has no memory for further request bodies; try again in a second."
 

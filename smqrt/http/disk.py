@@ -15,8 +15,7 @@ from typing import IO, cast
 from weakref import WeakValueDictionary
 
 from smqrt.http.access import disguised
-from smqrt.http.blocking_io import disks
-from smqrt.http.open_files import PipeFile, is_special
+from smqrt.http.open_files import PipeFile, disks, is_special
 from smqrt.http.resources import Io, IoError, Stat, segments
 
 _PATH_MAX = 4096  # bytes, on Linux

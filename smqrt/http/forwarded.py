@@ -19,8 +19,8 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from smqrt.http.headers import BadRequest
-from smqrt.transport.trusted_proxies import TrustedNetworks
-from smqrt.wire.proxy_protocol import plain
+from smqrt.transport.admission import TrustedNetworks
+from smqrt.wire.addresses import plain
 
 X_FORWARDED, FORWARDED, AUTO = "x-forwarded", "forwarded", "auto"
 _X_FIELDS = ("for", "proto", "host", "port", "prefix")

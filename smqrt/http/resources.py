@@ -15,7 +15,7 @@ from typing import IO
 
 from smqrt.errors import SmqrtError
 from smqrt.http.access import Private
-from smqrt.transport.certificates import self_signed_pair
+from smqrt.transport.tls_contexts import self_signed_pair
 
 _WORDS = {
     errno.ENOENT: "notfound",
@@ -103,7 +103,7 @@ class Io:
     """Rules for files that clients cannot see, besides hidden ones."""
     in_loop = False
     """Whether operations run in the thread of the loop, as for an io in Lua. They block only the greenlet. All others
-    are for threads, see `smqrt.http.blocking_io`."""
+    are for threads, see `smqrt.http.open_files`."""
 
     def place(self, name: str = "") -> str:
         """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""

@@ -28,12 +28,10 @@ from smqrt.http.head import check_beginning
 from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request
-from smqrt.loop import greenlet_pool
-from smqrt.loop.greenlet_pool import in_hub
-from smqrt.loop.readiness import Watcher
-from smqrt.loop.scheduling import NEVER, Deadlines, Turn, share
-from smqrt.transport.graceful_close import half_close
-from smqrt.transport.tls import Address, TlsTransport, Transport
+from smqrt.loop import greenlets
+from smqrt.loop.greenlets import in_hub
+from smqrt.loop.scheduling import NEVER, Deadlines, Turn, Watcher, share
+from smqrt.transport.tls import Address, TlsTransport, Transport, half_close
 from smqrt.wire.connection_state import Life, moved
 
 log = logging.getLogger("smqrt")
@@ -295,7 +293,7 @@ class HttpConnection:
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)
         self.deadline_s = NEVER
-        greenlet_pool.start(self._exchange, request)
+        greenlets.start(self._exchange, request)
         if self._busy is request and self.transport is not None:
             self._parked = True
             if self._waiting is None:

@@ -16,9 +16,9 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.access import MAGIC_BYTES, is_page
-from smqrt.http.blocking_io import call_blocking, call_blocking_unless_local
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
+from smqrt.http.open_files import call_blocking, call_blocking_unless_local
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop.scheduling import Turn
 

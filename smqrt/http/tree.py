@@ -13,8 +13,7 @@ from weakref import WeakSet
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.access import MAX_AGE_S, Cors, hidden
 from smqrt.http.headers import Headers, with_missing_fields
-from smqrt.http.logins.authenticator import Authenticator
-from smqrt.http.logins.authorizer import Authorizer, LoginGuard
+from smqrt.http.logins.authenticator import Authenticator, Authorizer, LoginGuard
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, Stat
 from smqrt.http.static_files import StaticFile, StaticFiles

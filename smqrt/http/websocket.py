@@ -13,7 +13,7 @@ from smqrt.errors import ArgumentError, ProtocolError, SmqrtError, StreamError
 from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.loop.scheduling import Turn
-from smqrt.process.current_application import close_with_app
+from smqrt.process.current_process import close_with_app
 from smqrt.smq.handshake import websocket_key
 from smqrt.transport.stream import Stream
 from smqrt.wire import websocket

@@ -18,8 +18,7 @@ from smqrt.http.response import Response
 from smqrt.http.tree import Directory
 from smqrt.http.websocket import INTERNAL_ERROR, WebSocket, WebSocketClosedError
 from smqrt.loop.scheduling import Turn
-from smqrt.smq.handshake import websocket_key
-from smqrt.smq.wsgi import REQUEST
+from smqrt.smq.handshake import REQUEST, websocket_key
 from smqrt.wire import websocket
 
 # ---- `environ["wsgi.websocket"]`: WebSockets for WSGI applications, with the methods of gevent-websocket's object.

@@ -17,12 +17,11 @@ from greenlet import getcurrent
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.errors import CloseReason
-from smqrt.hub.conversions import as_text, is_number, text_of
-from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
-from smqrt.loop import greenlet_pool
-from smqrt.loop.log_limits import ErrorLimit
+from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, as_text, info_of, is_number, peer_of, text_of
+from smqrt.loop import greenlets
+from smqrt.loop.greenlets import ErrorLimit
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.limits import LineLimit
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import ConnackCode
 
@@ -165,7 +164,7 @@ class Guard:
         """Return the result of `function`; a `Deferred` when it blocks while called on the loop's greenlet."""
         try:
             if getcurrent() is get_hub():  # the loop's greenlet must not block
-                answer = greenlet_pool.call(function, *arguments)
+                answer = greenlets.call(function, *arguments)
             else:
                 answer = function(*arguments)
         except Exception:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from smqrt.cluster.engines import mtl
-from smqrt.hub import conversions
+from smqrt.hub import peer
 from smqrt.hub.mtl import Mtl
 from smqrt.hub.mtl import create as create_mtl
 from smqrt.hub.smq import Smq
-from smqrt.process import current_application
+from smqrt.process import current_process
 from smqrt.smq.messages import Payload, payload
 
 
@@ -20,7 +20,7 @@ class Cluster:
 
     def __init__(self, cluster: mtl.Cluster, links: Mtl | None) -> None:
         self._cluster, self.links = cluster, links
-        current_application.close_with_app(self)
+        current_process.close_with_app(self)
 
     @property
     def name(self) -> str:
@@ -42,23 +42,23 @@ class Cluster:
         Raises:
             ArgumentError: data over 0xFFF0 bytes.
         """
-        sub = None if subtopic is None else conversions.as_destination("subtopic", subtopic)
+        sub = None if subtopic is None else peer.as_destination("subtopic", subtopic)
         return self._cluster.publish(payload(data), sub, ptid)
 
     def pubon(
         self, data: Payload, ptid: int, topic: str | bytes | int, subtopic: str | bytes | int | None = None
     ) -> bool:
         """Publish on behalf of a client of any node; return False when there is no such client. Raises as `publish`."""
-        sub = None if subtopic is None else conversions.as_destination("subtopic", subtopic)
-        return self._cluster.pubon(payload(data), ptid, conversions.as_destination("topic", topic), sub)
+        sub = None if subtopic is None else peer.as_destination("subtopic", subtopic)
+        return self._cluster.pubon(payload(data), ptid, peer.as_destination("topic", topic), sub)
 
     def shutdown(self, msg: str | bytes | None = None) -> None:
         """Close the clients of all nodes; `msg` is sent in a Disconnect packet."""
-        self._cluster.shutdown(None if msg is None else conversions.as_text("msg", msg))
+        self._cluster.shutdown(None if msg is None else peer.as_text("msg", msg))
 
     def close(self, msg: str | bytes = b"") -> None:
         """Leave the cluster. The hub keeps its clients. A second call does nothing."""
-        self._cluster.close(conversions.as_text("msg", msg))
+        self._cluster.close(peer.as_text("msg", msg))
 
     def __enter__(self) -> Cluster:
         return self

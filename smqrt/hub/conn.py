@@ -10,7 +10,7 @@ from smqrt.cluster.engines.mesh import PORT
 from smqrt.errors import ArgumentError
 from smqrt.hub.cluster import Cluster
 from smqrt.hub.mtl import Mtl, in_new_greenlet
-from smqrt.process import current_application
+from smqrt.process import current_process
 from smqrt.transport.tls_contexts import ClientTls
 
 
@@ -23,7 +23,7 @@ class Conn:
 
     def __init__(self, conn: mtl.Conn) -> None:
         self._conn, self.port = conn, conn.port
-        current_application.close_with_app(self)
+        current_process.close_with_app(self)
 
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
         """Connect to these nodes and close the links to others.

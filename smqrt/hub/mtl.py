@@ -11,11 +11,11 @@ from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines import mtl
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import ArgumentError, QueueFullError
-from smqrt.hub import conversions
+from smqrt.hub import peer
 from smqrt.hub.callbacks import Guard, calling_line
-from smqrt.loop import greenlet_pool
-from smqrt.process import current_application
-from smqrt.settings.options import function, make, number, option, optional
+from smqrt.loop import greenlets
+from smqrt.process import current_process
+from smqrt.settings.option_types import function, make, number, option, optional
 from smqrt.smq.messages import Payload, payload
 from smqrt.transport.stream import Stream
 
@@ -67,12 +67,12 @@ class Channel:
 
     def __init__(self, channel: AppChannel) -> None:
         self._channel = channel
-        current_application.close_with_app(channel)
+        current_process.close_with_app(channel)
 
     @property
     def name(self) -> str | bytes:
         """The name, the same at all nodes; bytes when it is not UTF-8."""
-        return conversions.text_of(self._channel.name)
+        return peer.text_of(self._channel.name)
 
     def send(self, data: Payload, node: int | None = None) -> int:
         """Send a message to all other nodes that have the channel open, or to one.
@@ -90,7 +90,7 @@ class Channel:
             ClosedError: the channel is closed.
             QueueFullError: the queues of all nodes that have the channel open are full.
         """
-        sent = self._channel.send(payload(data), None if node is None else conversions.as_number("node", node))
+        sent = self._channel.send(payload(data), None if node is None else peer.as_number("node", node))
         if sent.full and not sent.nodes:
             raise QueueFullError(f"the channel {self.name!r} is full at all nodes. Send again later.")
         return sent.nodes
@@ -118,7 +118,7 @@ class Channel:
         Raises:
             ArgumentError: `msg` is too long.
         """
-        self._channel.close(conversions.as_text("msg", msg))
+        self._channel.close(peer.as_text("msg", msg))
 
     def __enter__(self) -> Channel:
         return self
@@ -132,7 +132,7 @@ class Mtl:
 
     def __init__(self, links: mtl.Links) -> None:
         self.links = links
-        current_application.close_with_app(links)
+        current_process.close_with_app(links)
 
     def commence(self, sock: Stream, status: OnStatus | None = None) -> bool:
         """Turn a connection to another node into a link.
@@ -169,13 +169,13 @@ class Mtl:
             ClosedError: the links were shut down.
         """
         guard = Guard(f"the channel {name!r} opened at {calling_line()}")
-        status = partial(guard.call, "on_status", conversions.as_function("on_status", on_status))
-        data = partial(guard.call, "on_data", conversions.as_function("on_data", on_data))
-        return Channel(self.links.open(conversions.as_text("name", name), status, data))
+        status = partial(guard.call, "on_status", peer.as_function("on_status", on_status))
+        data = partial(guard.call, "on_data", peer.as_function("on_data", on_data))
+        return Channel(self.links.open(peer.as_text("name", name), status, data))
 
     def isopen(self, name: str | bytes) -> bool:
         """Return whether a channel `name` is open, or a hub is in a cluster `name`."""
-        return self.links.isopen(conversions.as_text("name", name))
+        return self.links.isopen(peer.as_text("name", name))
 
     def hascon(self, host: str) -> bool:
         """Return whether there is a link to a node at an address."""
@@ -203,7 +203,7 @@ class Mtl:
         if name is None:
             self.shutdown()
             return True
-        return self.links.close_named(conversions.as_text("name", name), conversions.as_text("msg", msg))
+        return self.links.close_named(peer.as_text("name", name), peer.as_text("msg", msg))
 
     def __enter__(self) -> Mtl:
         return self
@@ -258,7 +258,7 @@ def create(
         on_round_trip=in_new_greenlet("on_round_trip", on_round_trip),
         log=in_new_greenlet("log", log),
     )
-    return Mtl(mtl.Mtl(conversions.as_text("password", password), options))
+    return Mtl(mtl.Mtl(peer.as_text("password", password), options))
 
 
 def server() -> Mtl:
@@ -274,5 +274,5 @@ def in_new_greenlet(what: str, function: Callable[..., Any] | None) -> Callable[
     """Return a function that runs `function` in a new greenlet, so that its caller does not wait. Errors are logged."""
     if function is None:
         return mtl.nobody
-    call = partial(Guard(f"the links made at {calling_line()}").call, what, conversions.as_function(what, function))
-    return partial(greenlet_pool.start, call)
+    call = partial(Guard(f"the links made at {calling_line()}").call, what, peer.as_function(what, function))
+    return partial(greenlets.start, call)

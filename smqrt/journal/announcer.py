@@ -25,12 +25,12 @@ from gevent.event import AsyncResult, Event
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, numbers, segment
+from smqrt.journal import manifest, segment
 from smqrt.journal.files import MOVED, there, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
 from smqrt.journal.tokens import journal_token
-from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.greenlets import in_thread
 
 log = logging.getLogger("smqrt.journal")
 
@@ -248,7 +248,7 @@ def listing(journal: Path) -> bytes:
             compacted = manifest.text(journal)  # as text, since it may be long
     except FileNotFoundError:
         raise JournalError(f"{journal} {MOVED}") from None
-    gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := numbers.gaps(folder))}
+    gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := segment.gaps(folder))}
     rest = json.dumps({"version": manifest.VERSION, "wal": wal, "gaps": gaps}, separators=(",", ":")).encode()
     return b'%b,"manifest":%b}' % (rest[:-1], compacted)
 

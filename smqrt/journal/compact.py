@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, files, manifest, numbers, parquet_files, recovery, retention, segment
+from smqrt.journal import committed, files, manifest, parquet_files, recovery, retention, segment
 from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.parquet_files import HourFile, Shred, Unnamed, hour_of
@@ -374,7 +374,7 @@ def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
     entries = segment.read_index(one.path)
     segment.check(entries, one.path)
     reached = entries[-1].next_seq if entries else segment.first_seq(one.path)
-    follows = reached == one.end or numbers.is_gap(reached, one.end)
+    follows = reached == one.end or segment.is_gap(reached, one.end)
     if not follows or (entries and entries[0].first_seq != segment.first_seq(one.path)):
         raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
     if not entries:

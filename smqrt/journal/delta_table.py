@@ -25,7 +25,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import files as locations
 from smqrt.journal import manifest, parquet_files, retention, tables
 from smqrt.journal.manifest import DataFile
-from smqrt.journal.timestamps import iso
+from smqrt.journal.record import iso
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema

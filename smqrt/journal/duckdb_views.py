@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import tables
-from smqrt.journal.filters import Filter
-from smqrt.journal.planning import PARQUET, Chunk
+from smqrt.journal.planning import PARQUET, Chunk, Filter
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.remote import RemoteJournal
 

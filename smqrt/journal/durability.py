@@ -23,10 +23,9 @@ from gevent.threadpool import ThreadPool
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention
-from smqrt.journal.numbers import NumberReserve
-from smqrt.journal.segment import LOCK, BatchEntry, SegmentFile, is_open_at, summary_of
+from smqrt.journal.record import Clock
+from smqrt.journal.segment import LOCK, BatchEntry, NumberReserve, SegmentFile, is_open_at, summary_of
 from smqrt.journal.settings import JournalSettings
-from smqrt.journal.timestamps import Clock
 
 log = logging.getLogger("smqrt.journal")
 

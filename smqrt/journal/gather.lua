@@ -1,4 +1,4 @@
--- Joins the columns of many small batches of a segment (layout: smqrt/journal/arrow.py), for LuaJIT.
+-- Joins the columns of many small batches of a segment (layout: smqrt/journal/columns.py), for LuaJIT.
 -- Called as chunk(most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, {at, bytes, at, bytes ...}): the
 -- positions of the numbers in a batch's header, and the constant bytes between them.
 local most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, constant = ...

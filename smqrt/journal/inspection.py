@@ -18,9 +18,8 @@ from smqrt.journal import manifest, readers, tables
 from smqrt.journal.files import touch
 from smqrt.journal.planning import WAL, Chunk
 from smqrt.journal.reader import Journal, Offsets
-from smqrt.journal.record import COLUMNS, Flag, Row
+from smqrt.journal.record import COLUMNS, Flag, Row, iso
 from smqrt.journal.remote import RemoteJournal
-from smqrt.journal.timestamps import iso
 from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import filters, tables
+from smqrt.journal import planning, tables
 from smqrt.journal.files import age_s, crc32_of_file, crc32_of_footer, make_folder, touch
 from smqrt.journal.manifest import MAX_TOPICS, DataFile
 from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.planning import PARQUET, Chunk
-from smqrt.journal.record import COLUMNS
+from smqrt.journal.record import COLUMNS, iso
 from smqrt.journal.segment import REMEDY
-from smqrt.journal.timestamps import iso
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +162,7 @@ class CompactedFile:
             self._ts_max_us,
             self._path.stat().st_size,
             names if few else None,
-            None if few else filters.bloom_filter(names),
+            None if few else planning.bloom_filter(names),
             crc32_of_file(self._path),
             crc32_of_footer(self._path),
             self._schemas,

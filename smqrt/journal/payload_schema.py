@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import ArgumentError
-from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Filter
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,9 +22,8 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
 from smqrt.journal.planning import Chunk, Offsets
 from smqrt.journal.reader import Journal
-from smqrt.journal.record import Flag
+from smqrt.journal.record import Flag, iso, now_us
 from smqrt.journal.settings import JournalSettings
-from smqrt.journal.timestamps import iso, now_us
 
 STALE_S = 86400.0
 """A reader with a backlog is stale after this time without a report: it has probably been forgotten."""

@@ -6,8 +6,138 @@ reader adds them, which gives `COLUMNS`.
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import IntFlag
+from itertools import accumulate
 from typing import NamedTuple
+
+from smqrt.errors import ArgumentError
+from smqrt.settings.option_types import parse_duration
+
+# ---- Timestamps of a journal: parsing, formatting, and the clock of rows.
+#
+# The clock of a hub's rows follows the machine's clock, but not its short jumps. A row that is an hour ahead would
+# close every open window of a pipeline, and most jumps are undone within seconds (decision 0015).
+
+EARLIEST_US = 0
+JUMP_US = 5_000_000
+"""A difference of this or more is a jump; NTP corrects smaller ones gradually."""
+BELIEVED_US = 60_000_000
+"""A jump that lasts this long is followed. A clock that was set wrong by mistake has been corrected by then."""
+_READINGS = 3
+_MAX_JUMPS = 1000
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME also runs during suspend
+
+
+def now_us() -> int:
+    """Return the time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def parse_moment(text: str, name: str = "time", now: int | None = None) -> int:
+    """Return microseconds since 1970.
+
+    Args:
+        text: a duration before now such as "2h", an ISO time (UTC without a time zone), "earliest" or "latest".
+        name: the name in the error message, such as "--from".
+        now: the time from which durations count, in microseconds; the present time by default.
+
+    Raises:
+        ArgumentError: `text` is none of these.
+    """
+    now = now_us() if now is None else now
+    if text in ("earliest", "latest"):
+        return EARLIEST_US if text == "earliest" else now
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return int((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+    try:
+        return now - int(parse_duration(text) * 1_000_000)
+    except ArgumentError:
+        raise ArgumentError(
+            f"{name} {text!r} must be a duration such as 2h or 30m (so long ago), a time such as 2026-11-21T15:00 "
+            "(UTC), earliest or latest"
+        ) from None
+
+
+def iso(ts_us: int) -> str:
+    """Return a time in microseconds as `2026-11-21T15:00:00.000123Z`."""
+    moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ts_us % 1_000_000:06d}Z"
+
+
+# ---- the clock of rows
+
+
+def _elapsed_us() -> int:
+    return time.clock_gettime_ns(_STEADY_CLOCK) // 1000
+
+
+class Clock:
+    """The clock of rows: it starts at the machine's time and follows it without short jumps.
+
+    Args:
+        wall_us: returns the machine's time, microseconds UTC.
+        elapsed_us: returns the time of a clock that is never set.
+    """
+
+    def __init__(self, wall_us: Callable[[], int] = now_us, elapsed_us: Callable[[], int] = _elapsed_us) -> None:
+        self._wall_us, self._elapsed_us = wall_us, elapsed_us
+        self._offset_us = self._read()
+        self._latest_us = 0
+        self._jump_us = self._since_us = 0
+        self._jumps: deque[tuple[int, int]] = deque(maxlen=_MAX_JUMPS)
+
+    def _read(self) -> int:
+        """Return the offset of the machine's clock: the reading that was interrupted least."""
+        return max(self._wall_us() - self._elapsed_us() for _ in range(_READINGS))
+
+    def now_us(self) -> int:
+        """Return the time in microseconds UTC. It never decreases, unless `follow` has moved it back since."""
+        now_us = self._elapsed_us() + self._offset_us
+        if now_us < self._latest_us:
+            return self._latest_us
+        self._latest_us = now_us
+        return now_us
+
+    def follow(self) -> int:
+        """Compare the time with the machine's clock; call it about once a second.
+
+        A difference below `JUMP_US` is corrected at once; after a backward correction the time stands still until it
+        is right. A jump is followed after `BELIEVED_US`.
+
+        Returns:
+            By how many microseconds the time has jumped in this call; usually 0.
+        """
+        offset_us = self._read()
+        ahead_us = offset_us - self._offset_us
+        if abs(ahead_us) < JUMP_US:
+            self._offset_us, self._jump_us = offset_us, 0
+            return 0
+        if not self._jump_us or abs(ahead_us - self._jump_us) >= JUMP_US:
+            self._jump_us, self._since_us = ahead_us, self._elapsed_us()
+        if self._elapsed_us() - self._since_us < BELIEVED_US:
+            return 0
+        self._offset_us, self._jump_us, self._latest_us = offset_us, 0, 0
+        self._jumps.append((self._elapsed_us(), ahead_us))
+        return ahead_us
+
+    def jumped_us(self, within_s: float) -> int:
+        """Return by how much recent events may look older than they are, since the time has jumped forward.
+
+        Args:
+            within_s: how long ago an event is at most, seconds.
+        """
+        since_us = self._elapsed_us() - int(within_s * 1e6)
+        latest_first = [ahead_us for at_us, ahead_us in reversed(self._jumps) if at_us >= since_us]
+        return max(0, *accumulate(latest_first), 0)
 
 
 class Flag(IntFlag):

@@ -18,7 +18,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Topic
 from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_columns, stamp, toggle
-from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Filter
 from smqrt.journal.record import Flag
 from smqrt.journal.settings import JournalSettings
 from smqrt.smq import data_path

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from smqrt.errors import JournalError
-from smqrt.journal import files, manifest, numbers
+from smqrt.journal import files, manifest, segment
 from smqrt.journal.files import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
 from smqrt.journal.manifest import DataFile, ManifestPage
 from smqrt.journal.planning import Chunk, JournalSnapshot, Offsets, SealedSegment, SegmentIndex, segment_file
-from smqrt.journal.reader import Journal
+from smqrt.journal.reader import ChunkReader, Journal
 from smqrt.journal.segment import DATA, INDEX, INDEXED, REMEDY
-from smqrt.journal.storage import ChunkReader
 
 RETRY_S = 60.0
 _BLOCK_BYTES = 1 << 20
@@ -112,7 +111,7 @@ class RemoteJournal(Journal):
 
 
 class HubFiles:
-    """The files of a journal on a hub; see `smqrt.journal.storage.JournalFiles`.
+    """The files of a journal on a hub; see `smqrt.journal.reader.JournalFiles`.
 
     Args:
         url: the journal's address.
@@ -160,7 +159,7 @@ class HubFiles:
                 for one in segments
                 if "idx_bytes" in one
             }
-            self._known_gaps = {node: numbers.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
+            self._known_gaps = {node: segment.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
             wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
             snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -15,9 +15,9 @@ from typing import Any
 
 from smqrt.errors import ArgumentError
 from smqrt.journal import files
-from smqrt.journal.filters import Filter
 from smqrt.journal.payload_schema import merge_schemas
-from smqrt.settings.options import (
+from smqrt.journal.planning import Filter
+from smqrt.settings.option_types import (
     NotThisError,
     Rule,
     choice,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from smqrt.journal import arrow
+from smqrt.journal import columns as arrow
 from smqrt.journal.columns import gatherer
 from smqrt.journal.files import check_footer
-from smqrt.journal.filters import Filter
-from smqrt.journal.planning import Chunk
+from smqrt.journal.planning import Chunk, Filter
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
 
 if TYPE_CHECKING:

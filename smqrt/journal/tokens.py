@@ -23,7 +23,7 @@ from pathlib import Path
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import write_beside
-from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Filter
 
 TOKEN_FILE = "token"
 _TOKEN_BYTES = 32

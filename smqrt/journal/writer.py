@@ -27,22 +27,20 @@ from smqrt.broker.routes import is_behind, is_received, recorded_destination
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, recovery, segment
-from smqrt.journal.arrow import encode, schema_message
-from smqrt.journal.columns import Piece
+from smqrt.journal.columns import Piece, encode, schema_message
 from smqrt.journal.commit import OutRow
 from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE
-from smqrt.journal.numbers import NumberReserve
-from smqrt.journal.record import Flag, Row
+from smqrt.journal.record import Clock, Flag, Row
 from smqrt.journal.recorder import HubRecorder
+from smqrt.journal.segment import NumberReserve
 from smqrt.journal.settings import JournalSettings, parse
-from smqrt.journal.timestamps import Clock
-from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
-from smqrt.process import current_application
+from smqrt.process import current_process
 from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.wire import smq
-from smqrt.workers.worker_identity import worker_place
+from smqrt.workers.worker_rpc import worker_place
 
 log = logging.getLogger("smqrt.journal")
 
@@ -521,7 +519,7 @@ class HubJournal:
 
     def __init__(self, broker: GeventBroker, value: object) -> None:
         self._broker = broker
-        settings, place = parse(value, current_application.base_folder()), worker_place()
+        settings, place = parse(value, current_process.base_folder()), worker_place()
         if settings and not place.is_first:  # workers share the folder, each with a node of its own
             settings = replace(settings, node=f"{settings.node}-{place.label}")
         self._settings = settings

@@ -28,9 +28,8 @@ from gevent.threadpool import ThreadPool
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.loop.readiness import TimedDeferred
-from smqrt.loop.scheduling import share
-from smqrt.settings.limit_register import Limit
+from smqrt.loop.scheduling import TimedDeferred, share
+from smqrt.settings.limits import Limit
 
 log = logging.getLogger("smqrt")
 

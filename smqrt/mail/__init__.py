@@ -1,6 +1,5 @@
 """Mail messages and an SMTP client."""
 
-from smqrt.mail.message import Mail
-from smqrt.mail.smtp import MailServer
+from smqrt.mail.smtp import Mail, MailServer
 
 __all__ = ["Mail", "MailServer"]

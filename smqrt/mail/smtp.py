@@ -7,19 +7,290 @@ from __future__ import annotations
 
 import io
 import smtplib
-from collections.abc import Iterator
+from binascii import b2a_base64
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from email.errors import MessageError
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formataddr, formatdate, getaddresses, make_msgid
+from secrets import token_hex
+from typing import Any, cast
 
 import gevent
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import StreamError
-from smqrt.loop import greenlet_pool
-from smqrt.mail.message import EncodedMail, Mail
+from smqrt.loop import greenlets
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
+
+# ---- MIME messages (RFC 2045 to 2049), encoded by the standard library's `email`.
+#
+# Subjects, names and addresses may be user input. A control character in one of them raises an error, so input cannot
+# add header fields or recipients.
+
+MAX_MAIL_BYTES = 25 << 20
+"""Texts and attachments together; most servers accept no more."""
+MAX_RECIPIENTS = 100
+"""Every server accepts this many (RFC 5321 §4.5.3.1.8)."""
+MAX_FIELD_CHARS = 2000
+"""Characters of a subject, a name or an address list: the time to fold a field grows faster than its length."""
+MAX_FILES = 100
+LARGE_BYTES = 64 << 10
+"""`email` copies a part several times and holds the interpreter lock: this module encodes parts over this size."""
+_LINE_BYTES = 57
+"""Bytes that make a line of 76 Base64 digits (RFC 2045 §6.8)."""
+_PIECE_BYTES = 1024 * _LINE_BYTES
+_CRLF = b"\r\n"
+_ENCODINGS = ("7bit", "8bit", "base64", "quoted-printable")
+_POLICY = SMTP.clone(cte_type="7bit")
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A file in a mail.
+
+    Attributes:
+        name: its file name; may be empty.
+        data: its content.
+        content_type: such as "image/png".
+        description: a one-line description.
+        cid: the identifier by which the HTML text refers to an inline image, as `cid:logo`.
+    """
+
+    name: str
+    data: bytes
+    content_type: str = "application/octet-stream"
+    description: str = ""
+    cid: str = ""
+
+
+@dataclass(slots=True)
+class Mail:
+    """A mail to send. Addresses are "ann@example.com" or "Ann <ann@example.com>", several separated by commas.
+
+    Attributes:
+        sender, to, cc, bcc, reply_to, subject: the header fields; `bcc` adds recipients but no field.
+        text, html: the text in one form or both.
+        charset: the character set of the texts.
+        encoding: their transfer encoding, such as "base64"; empty chooses a suitable one.
+        images, attachments: files shown in the HTML text, and files attached.
+    """
+
+    sender: str
+    to: Sequence[str]
+    subject: str = ""
+    text: str | None = None
+    html: str | None = None
+    cc: Sequence[str] = ()
+    bcc: Sequence[str] = ()
+    reply_to: str = ""
+    charset: str = "utf-8"
+    encoding: str = ""
+    images: Sequence[Attachment] = field(default_factory=list)
+    attachments: Sequence[Attachment] = field(default_factory=list)
+
+    def envelope(self) -> tuple[str, list[str]]:
+        """Return the address of the sender and those of all recipients.
+
+        Raises:
+            StreamError: "failed": an address is invalid, or there are no recipients, or too many.
+        """
+        senders = _addresses("from", [self.sender])
+        if len(senders) != 1:
+            raise StreamError("failed", "from: one address expected")
+        found = [*_addresses("to", self.to), *_addresses("cc", self.cc), *_addresses("bcc", self.bcc)]
+        recipients = list(dict.fromkeys(address for _, address in found))
+        if not 1 <= len(recipients) <= MAX_RECIPIENTS:
+            raise StreamError("failed", f"to: 1 to {MAX_RECIPIENTS} recipients expected, not {len(recipients)}")
+        return senders[0][1], recipients
+
+    def encoded(self) -> EncodedMail:
+        """Encode the mail. Slow for a large one: call it in a thread.
+
+        Raises:
+            StreamError: "failed" with the invalid part; "toomuchdata".
+        """
+        if self.size > MAX_MAIL_BYTES:
+            raise StreamError("toomuchdata", f"a mail has at most {MAX_MAIL_BYTES >> 20} MiB")
+        if len(self.images) + len(self.attachments) > MAX_FILES:
+            raise StreamError("toomuchdata", f"a mail has at most {MAX_FILES} files")
+        large = _LargeParts()
+        try:
+            return EncodedMail(large.insert_into(self._message(large).as_bytes()))
+        except (MessageError, ValueError, LookupError) as error:  # an unknown charset, for instance
+            raise StreamError("failed", str(error)) from None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the files plus the characters of the texts."""
+        files = sum(len(one.data) for one in (*self.images, *self.attachments))
+        return len(self.text or "") + len(self.html or "") + files
+
+    def _message(self, large: _LargeParts) -> EmailMessage:
+        message = EmailMessage(_POLICY)
+        message["From"] = _address_list("from", [self.sender])
+        for name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", [self.reply_to] if self.reply_to else [])):
+            if values:
+                message[name] = _address_list(name.lower(), values)
+        message["Subject"] = _line("subject", self.subject)
+        message["Date"] = formatdate()
+        message["Message-ID"] = make_msgid(domain=self.envelope()[0].rpartition("@")[2])
+        html_part = message  # the part that the images belong to
+        if self.text is not None or self.html is None:
+            message.set_content(*self._content(self.text or "", "plain", large))
+            if self.html is not None:
+                message.add_alternative(*self._content(self.html, "html", large))
+                html_part = _last_part(message)
+        else:
+            message.set_content(*self._content(self.html or "", "html", large))
+        for image in self.images:
+            _add_image(html_part, image, large)
+        for one in self.attachments:
+            _attach(message, one, large)
+        return message
+
+    def _content(self, text: str, subtype: str, large: _LargeParts) -> tuple[str, str, str, str | None]:
+        """Return the arguments of `EmailMessage.set_content` for a text."""
+        charset = _line("charset", self.charset)
+        if len(text) > LARGE_BYTES:
+            lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
+            return large.replaced(lines.encode(charset, "replace"), _CRLF).decode(), subtype, charset, "base64"
+        if self.encoding and self.encoding not in _ENCODINGS:
+            raise StreamError(
+                "failed", f"encoding: one of {', '.join(_ENCODINGS)} expected, not {self.encoding[:40]!r}"
+            )
+        return text, subtype, charset, self.encoding or None
+
+
+class EncodedMail:
+    """An encoded mail; its lines end in CR LF.
+
+    Args:
+        pieces: its bytes.
+    """
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pieces))
+
+    def dot_stuffed(self) -> Iterator[bytes]:
+        """Yield the pieces with each leading dot of a line doubled, then the final dot (RFC 5321 §4.5.2)."""
+        begins_line = True
+        for piece in filter(None, self._pieces):
+            if begins_line and piece.startswith(b"."):
+                yield b"."
+            yield piece.replace(b"\n.", b"\n..")
+            begins_line = piece.endswith(b"\n")
+        yield b".\r\n" if begins_line else b"\r\n.\r\n"
+
+
+class _LargeParts:
+    """Large parts of a mail: `email` encodes a placeholder for each, which the Base64 of the part replaces later."""
+
+    def __init__(self) -> None:
+        self._parts: dict[bytes, bytes] = {}
+
+    def replaced(self, data: bytes, end: bytes = b"") -> bytes:
+        """Return a placeholder for a large part in Base64, or the part itself when it is not large.
+
+        Args:
+            end: what `email` appends to the part.
+        """
+        if len(data) <= LARGE_BYTES:
+            return data
+        placeholder = b"part " + token_hex(16).encode()
+        self._parts[b2a_base64(placeholder + end, newline=False)] = data + end
+        return placeholder
+
+    def insert_into(self, mail: bytes) -> list[bytes]:
+        """Return the mail in pieces, with the parts in place of their placeholders."""
+        pieces: list[bytes] = []
+        for placeholder, data in self._parts.items():  # in the order of the mail
+            before, found, mail = mail.partition(placeholder)
+            assert found
+            pieces.append(before)
+            for at in range(0, len(data), _PIECE_BYTES):
+                piece = data[at : at + _PIECE_BYTES]
+                lines = (piece[line : line + _LINE_BYTES] for line in range(0, len(piece), _LINE_BYTES))
+                pieces.append(b"".join(b2a_base64(line, newline=False) + _CRLF for line in lines))
+            pieces[-1] = pieces[-1].removesuffix(_CRLF)
+        return [*pieces, mail]
+
+
+def _line(name: str, value: str) -> str:
+    """Return `value` after checking that a header field may contain it."""
+    if len(value) > MAX_FIELD_CHARS:
+        raise StreamError("toomuchdata", f"{name}: at most {MAX_FIELD_CHARS} characters")
+    if not value.isprintable():
+        raise StreamError("failed", f"{name}: no line ends and control characters here")
+    return value
+
+
+def _addresses(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
+    """Return display name and address of each, the domain in ASCII."""
+    found = []
+    for display, address in getaddresses([_line(name, value) for value in values]):
+        local, _, domain = address.rpartition("@")
+        if not local.isascii() or not local or not domain or " " in address:
+            raise StreamError("failed", f"{name}: {address[:80]!r} is not an address")
+        try:
+            ascii_domain = domain if domain.isascii() else domain.encode("idna").decode()
+        except UnicodeError:
+            raise StreamError("failed", f"{name}: {domain[:80]!r} is not a domain") from None
+        found.append((display, f"{local}@{ascii_domain}"))
+    return found
+
+
+def _address_list(name: str, values: Sequence[str]) -> str:
+    pairs = _addresses(name, values)
+    return ", ".join(f"{_quoted(display)} <{address}>" if display else address for display, address in pairs)
+
+
+def _quoted(display: str) -> str:
+    """Quote a display name; `email` encodes characters outside ASCII when it folds the field."""
+    if display.isascii():
+        return formataddr((display, "x@x")).removesuffix(" <x@x>")
+    return '"' + display.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _content_type(one: Attachment) -> tuple[str, str]:
+    main, _, sub = _line("content type", one.content_type).partition(";")[0].strip().partition("/")
+    if not all(part.replace("-", "").replace(".", "").replace("+", "").isalnum() for part in (main, sub)):
+        raise StreamError("failed", f"{one.content_type[:80]!r} is not a content type such as image/png")
+    return main.lower(), sub.lower()
+
+
+def _last_part(whole: EmailMessage) -> EmailMessage:
+    return cast(EmailMessage, list(whole.iter_parts())[-1])
+
+
+def _describe(part: EmailMessage, one: Attachment) -> None:
+    if one.description:
+        part["Content-Description"] = _line("description", one.description)
+
+
+def _attach(message: EmailMessage, one: Attachment, large: _LargeParts) -> None:
+    main, sub = _content_type(one)
+    if main in ("message", "multipart"):  # `email` accepts these only as parsed messages
+        main, sub = "application", "octet-stream"
+    message.add_attachment(large.replaced(one.data), main, sub, filename=_line("name", one.name) or None)
+    _describe(_last_part(message), one)
+
+
+def _add_image(part: EmailMessage, image: Attachment, large: _LargeParts) -> None:
+    if not image.cid:
+        raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
+    main, sub = _content_type(image)
+    name = _line("name", image.name) or None
+    cid = _line("id", image.cid).strip("<>")
+    part.add_related(large.replaced(image.data), main, sub, cid=f"<{cid}>", filename=name, disposition="inline")
+    _describe(_last_part(part), image)
+
 
 SMTP_PORT, SMTPS_PORT, SUBMISSION_PORT = 25, 465, 587
 TIMEOUT_S = 300.0
@@ -96,7 +367,7 @@ class MailServer:
                 raise StreamError("auth", "user and password: ASCII only")  # a limit of smtplib
             sender, recipients = mail.envelope()
             with _encoders:
-                data = greenlet_pool.in_thread(mail.encoded)
+                data = greenlets.in_thread(mail.encoded)
             default = SUBMISSION_PORT if self.starttls else SMTPS_PORT if self.tls else SMTP_PORT
             stream = Stream.connect(self.host, default if self.port is None else self.port, SILENCE_S)
             try:

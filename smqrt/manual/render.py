@@ -22,7 +22,7 @@ from pygments.token import Comment
 from pygments.util import ClassNotFound
 
 from smqrt.manual import pages as manual
-from smqrt.manual.search import Slugs
+from smqrt.manual.pages import Slugs
 
 _LONG_PAGE = 4  # headings; pages with fewer have no contents list
 _PAGE = """<!doctype html>

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 
 from smqrt.manual import pages as manual
+from smqrt.manual.pages import index_script
 from smqrt.manual.render import Site, render_page
-from smqrt.manual.search import index_script
 
 _ASSETS = ("page.css", "manual.css", "manual.js")
 _HOME, _INDEX, _FOLDER = "index.html", "search-index.js", "assets/"

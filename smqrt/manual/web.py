@@ -15,7 +15,7 @@ from smqrt.http.message import Request
 from smqrt.http.static_files import accepts_gzip
 from smqrt.http.tree import Directory
 from smqrt.manual import pages as manual
-from smqrt.manual.search import index_script
+from smqrt.manual.pages import index_script
 
 LAST = -127  # the lowest priority: an application named "help" takes precedence
 _INDEX = "search-index.js"

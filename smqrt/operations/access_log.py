@@ -23,7 +23,7 @@ from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
 from smqrt.operations.logs import HIDDEN, iso, without_secrets
 from smqrt.printable import printable
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed
 

@@ -10,11 +10,10 @@ from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.http.tree import Directory
 from smqrt.loop.scheduling import Turn
-from smqrt.operations.all_workers import Together
-from smqrt.operations.api_handlers import Answer
+from smqrt.operations.all_workers import Answer, Together
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import CONTENT_TYPE
-from smqrt.operations.paging import Arguments, known, whole
+from smqrt.operations.snapshots import Arguments, known, whole
 
 BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
 from smqrt.printable import json_line, printable
-from smqrt.process.current_application import current_app
+from smqrt.process.current_process import current_app
 
 # ---- the last records, in memory of a fixed size
 

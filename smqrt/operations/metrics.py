@@ -25,10 +25,9 @@ from smqrt.cluster.link import Link
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
 from smqrt.operations import snapshots
-from smqrt.operations.context import Parts
-from smqrt.operations.health import BUCKETS_S, PHASES, process_usage
+from smqrt.operations.context import BUCKETS_S, PHASES, Parts, process_usage
 from smqrt.operations.snapshots import clustered_hubs, links
-from smqrt.settings.limit_register import snapshot as limit_states
+from smqrt.settings.limits import snapshot as limit_states
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 

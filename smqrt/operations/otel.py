@@ -16,7 +16,7 @@ import smqrt
 from smqrt.errors import StartError
 from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 
 MAX_QUEUED_SPANS = 10_000
 MAX_BATCH_SPANS = 512

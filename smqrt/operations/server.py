@@ -23,7 +23,7 @@ from smqrt.http.tree import Directory, Root
 from smqrt.operations.all_workers import Together
 from smqrt.operations.api import Api, MetricsPage, Probes, answer_json
 from smqrt.operations.context import Parts
-from smqrt.server.ports import ADMIN_PORT
+from smqrt.server.listeners import ADMIN_PORT
 from smqrt.transport.listener import Listener
 from smqrt.transport.origins import Hosts, Origins, is_loopback
 from smqrt.transport.server_tls import ListenerTls

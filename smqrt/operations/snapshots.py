@@ -10,19 +10,20 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from heapq import heappush, heappushpop, nlargest
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import gevent
 
 import smqrt
 from smqrt.apps.lua.applications import Application
 from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic, Traffic
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Mesh, open_meshes
@@ -31,20 +32,160 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
-from smqrt.operations.context import Parts
-from smqrt.operations.health import process_usage
+from smqrt.operations.context import Parts, process_usage
 from smqrt.operations.logs import iso
-from smqrt.operations.paging import LIMIT, Page, check_limit, largest, page, whole
-from smqrt.settings.limit_register import snapshot as limit_states
+from smqrt.settings.limits import snapshot as limit_states
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, ending_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 from smqrt.transport.origins import is_loopback
-from smqrt.wire.link_packets import Refusal
+from smqrt.wire.cluster_packets import Refusal
+
+# ---- Pages of long lists, and the arguments of API requests.
+
+# ---- arguments of API requests
+
+Arguments = dict[str, str]
+GivenArguments = TypeVar("GivenArguments", bound=Mapping[str, object])
+
+
+def known(given: GivenArguments, names: tuple[str, ...]) -> GivenArguments:
+    """Return `given`. Raises ArgumentError for a name that is not in `names`."""
+    for name in given:
+        if name not in names:
+            raise ArgumentError(f"{name[:40]}: unknown argument; the arguments are {', '.join(names)}")
+    return given
+
+
+def no_arguments(arguments: Arguments) -> None:
+    """Raise ArgumentError when there are arguments."""
+    if arguments:
+        raise ArgumentError(f"{next(iter(arguments))[:40]}: this address takes no arguments")
+
+
+def whole(what: str, value: str) -> int:
+    """Return the value of an argument as a number. Raises ArgumentError for other texts."""
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise ArgumentError(f"{what}: {value[:40]!r} is not a number")
+    return int(value)
+
+
+def limit_of(arguments: Arguments) -> int:
+    """Return the argument `limit`, or its default. Raises ArgumentError when it is not a number."""
+    return whole("limit", arguments["limit"]) if "limit" in arguments else LIMIT
+
+
+# ---- pages, chosen without sorting the whole list
+
+LIMIT, MAX_LIMIT = 100, 1000
+"""Items on a page: the default and the maximum."""
+_ITEMS_PER_TIME_CHECK = 500
+"""The time slice is checked after so many items: 0.1 ms of work."""
+
+T = TypeVar("T")
+K = TypeVar("K", int, bytes, tuple[int, int])
+"""A key that identifies an item and orders the list."""
+
+
+class Page(NamedTuple, Generic[T]):
+    """Some items of a list.
+
+    Attributes:
+        items: the items in order.
+        after: the key of the last item, to request the next page; None on the last page.
+        total: number of items of all pages.
+    """
+
+    items: list[T]
+    after: object | None
+    total: int
+
+
+class _Reversed:
+    """A key in reverse order, so that the top of the heap is the last item of the page."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.key < self.key)
+
+
+def page(
+    items: Iterable[T],
+    key: Callable[[T], K],
+    after: K | None = None,
+    limit: int = LIMIT,
+    wanted: Callable[[T], object] | None = None,
+) -> Page[T]:
+    """Return the `limit` items with the smallest keys above `after`. Yields to the event loop.
+
+    Args:
+        items: all items, in a list that does not change meanwhile.
+        key: returns the key of an item.
+        after: the key of the last item of the previous page; None for the first page.
+        limit: items on the page, 1 to 1000.
+        wanted: returns whether an item is in the list; by default all are.
+
+    Raises:
+        ArgumentError: the limit is out of range.
+    """
+    check_limit(limit)
+    turn, total, rest = Turn(), 0, 0
+    heap: list[tuple[_Reversed, int, T]] = []
+    for number, item in enumerate(items):
+        if not number % _ITEMS_PER_TIME_CHECK:
+            turn.yield_if_due()
+        if wanted is not None and not wanted(item):
+            continue
+        total += 1
+        item_key = key(item)
+        if after is not None and not after < item_key:
+            continue
+        rest += 1
+        entry = (_Reversed(item_key), number, item)
+        if len(heap) < limit:
+            heappush(heap, entry)
+        else:
+            heappushpop(heap, entry)
+    chosen = sorted(heap, key=lambda entry: entry[0], reverse=True)
+    last = chosen[-1][0].key if rest > len(chosen) else None
+    return Page([item for _, _, item in chosen], last, total)
+
+
+def largest(
+    items: Iterable[T],
+    size: Callable[[T], float],
+    limit: int = LIMIT,
+    wanted: Callable[[T], object] | None = None,
+) -> Page[T]:
+    """Return the `limit` largest items, the largest first, without a next page. Arguments as `page`."""
+    check_limit(limit)
+    turn, total = Turn(), 0
+
+    def matching() -> Iterable[T]:
+        nonlocal total
+        for number, item in enumerate(items):
+            if not number % _ITEMS_PER_TIME_CHECK:
+                turn.yield_if_due()
+            if wanted is None or wanted(item):
+                total += 1
+                yield item
+
+    found = nlargest(limit, matching(), key=size)
+    return Page(found, None, total)
+
+
+def check_limit(limit: int) -> None:
+    """Raise ArgumentError for a limit that is out of range."""
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ArgumentError(f"limit: {limit} is out of range; use 1 to {MAX_LIMIT}")
+
 
 Snapshot = dict[str, object]
-T = TypeVar("T")
 
 # ---- clusters (help: cluster)
 

@@ -15,18 +15,17 @@ from gevent.event import Event
 
 from smqrt.broker.broker import MAX_ID, Broker
 from smqrt.broker.outbox import Outbox
+from smqrt.broker.routes import Trace
 from smqrt.broker.topics import Topic
-from smqrt.broker.trace import Trace
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.operations import snapshots
 from smqrt.operations.logs import iso
 from smqrt.operations.snapshots import Snapshot
 from smqrt.printable import printable
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire import smq
-from smqrt.workers.fd_channel import Message
-from smqrt.workers.worker_rpc import END, News, WorkerRpc
+from smqrt.workers.worker_rpc import END, Message, News, WorkerRpc
 
 MAX_TOPICS = 20
 """Topics of one page."""

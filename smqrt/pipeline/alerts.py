@@ -27,8 +27,8 @@ from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import api, processors
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.discover import column, quoted
 from smqrt.pipeline.processors import EVENT_TIME, NO_TIMERS, PROCESSING_TIME
-from smqrt.pipeline.references import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

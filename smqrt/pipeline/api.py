@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.settings.options import parse_duration, parse_size
+from smqrt.settings.option_types import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

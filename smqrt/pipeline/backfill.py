@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import files as locations
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, failing_rows, process, references, session, sinks, stateful_plan, tables
+from smqrt.pipeline import checkpoint, discover, failing_rows, session, sinks, stateful_plan, status, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart, Ranges
 from smqrt.pipeline.discover import Catalog
@@ -96,12 +96,12 @@ class Corrections:
         Yields:
             One sentence for each step.
         """
-        working = process.running(self._folder)
+        working = status.running(self._folder)
         if working is not None:
             raise PipelineError(
                 f"{self._query.name}: results are being published already, by process {working}; wait for its end."
             )
-        process.claim(self._folder)
+        status.claim(self._folder)
         try:
             for leftover in self._folder.glob(f"*{_UNFINISHED}"):
                 shutil.rmtree(leftover)
@@ -110,7 +110,7 @@ class Corrections:
                     yield f"{self._finish(version)}, which completes an interrupted call"
             yield self._publish_range(messages, start, end)
         finally:
-            process.release(self._folder)
+            status.release(self._folder)
 
     def _publish_range(self, messages: DataFrame, start: Offsets, end: Offsets) -> str:
         from pyspark.sql import Window
@@ -209,17 +209,17 @@ def exclusive(query: Path, declaration: Declaration) -> Iterator[None]:
     Raises:
         PipelineError: the query runs.
     """
-    if working := process.running(query) or process.elsewhere(query):
+    if working := status.running(query) or status.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(
             f"{declaration.where}: {declaration.name} is running, {where}: end it with smqrt pipeline stop "
             f"{declaration.name}, replace its rows, and run it again; it continues from its checkpoint."
         )
-    process.claim(query)
+    status.claim(query)
     try:
         yield
     finally:
-        process.release(query)
+        status.release(query)
 
 
 def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
@@ -334,7 +334,7 @@ class Replacement:
         by = self.declaration.options["partition_by"]
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(folder)
-        process.crash_at("before_replace", 0)
+        status.crash_at("before_replace", 0)
         stream_folder = checkpoint.table_folder(self.query) or self.location
         if self.stream_end is not None and stream_folder in parts and checkpoint.exists(self.query):
             # The stream continues in another folder, since the one that it wrote to is replaced.
@@ -343,9 +343,9 @@ class Replacement:
             checkpoint.add_table_range(self.query, stream_folder, *parts[stream_folder])
             checkpoint.save_table_folder(self.query, fresh, self.stream_end)
         checkpoint.add_table_range(self.query, folder, *_hull([(self.start, self.end), *cut.values()]))
-        process.crash_at("amid_replace", 0)
+        status.crash_at("amid_replace", 0)
         version = tables.show_version(self.location, folder, parts)
-        process.crash_at("after_replace", 0)
+        status.crash_at("after_replace", 0)
         return f"rows replaced in {self.location}, version {version}"
 
     def _parts(self) -> Ranges:
@@ -518,7 +518,7 @@ class _Task:
 
     def _graph(self, spark: SparkSession, sources: FrameFactory) -> Graph:
         folder = self._catalog.folder
-        return Graph(self._catalog, sources, lambda reference: references.table(spark, reference, folder))
+        return Graph(self._catalog, sources, lambda reference: discover.table(spark, reference, folder))
 
     @property
     def _rows(self) -> JournalSource:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal import files
 from smqrt.journal.files import sync_folder
-from smqrt.journal.timestamps import parse_moment
+from smqrt.journal.record import parse_moment
 from smqrt.pipeline import stateful_plan, tables
 from smqrt.pipeline.api import Declaration
 

@@ -20,8 +20,8 @@ from smqrt.errors import PipelineError
 from smqrt.journal import files as locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
-from smqrt.pipeline import lake_files, process
-from smqrt.pipeline.references import column
+from smqrt.pipeline import lake_files, status
+from smqrt.pipeline.discover import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -109,10 +109,10 @@ class DeltaTable:
             return self._append_by_spark(frame, key)
         schema = self._ensure_schema(frame)
         files = lake_files.write(frame, self.location, self._by)
-        process.crash_at("before_commit", batch)
+        status.crash_at("before_commit", batch)
         if files:
             self._commit(schema, files, key)
-        process.crash_at("after_commit", batch)
+        status.crash_at("after_commit", batch)
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
@@ -134,9 +134,9 @@ class DeltaTable:
         else:
             schema = self._ensure_schema(frame)
             files = lake_files.write(frame, self.location, self._by)
-            process.crash_at("before_replace", 0)
+            status.crash_at("before_replace", 0)
             self._commit(schema, files, key, "overwrite")
-        process.crash_at("after_replace", 0)
+        status.crash_at("after_replace", 0)
         self._table.update_incremental()
         return int(self._table.version())
 

@@ -227,7 +227,7 @@ def check_plans(options: DoctorOptions, session: SparkSession) -> Iterator[Check
         options: what to check.
         session: the SparkSession.
     """
-    from smqrt.pipeline import references
+    from smqrt.pipeline import discover
     from smqrt.pipeline.checkpoint import QueryStart
     from smqrt.pipeline.discover import load
     from smqrt.pipeline.graph import Graph, JournalSource, plans
@@ -237,7 +237,7 @@ def check_plans(options: DoctorOptions, session: SparkSession) -> Iterator[Check
     graph = Graph(  # one for all queries, so that shared parts are made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),
-        lambda reference: references.table(session, reference, catalog.folder),
+        lambda reference: discover.table(session, reference, catalog.folder),
     )
     for plan in plans(catalog, catalog.queries()):
         warnings: list[Check] = []

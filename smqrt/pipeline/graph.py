@@ -18,9 +18,8 @@ from smqrt.journal.record import Flag
 from smqrt.pipeline import api, row_checks, session, stateful_plan
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
-from smqrt.pipeline.discover import Catalog
+from smqrt.pipeline.discover import Catalog, quoted
 from smqrt.pipeline.failures import planning_error
-from smqrt.pipeline.references import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

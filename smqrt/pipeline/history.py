@@ -24,10 +24,10 @@ from uuid import uuid4
 
 from smqrt.errors import ArgumentError, JournalError, PipelineError
 from smqrt.journal import files as locations
-from smqrt.journal import filters, payload_schema, retention
+from smqrt.journal import payload_schema, planning, retention
 from smqrt.journal.files import check_footer
-from smqrt.journal.filters import Filter
 from smqrt.journal.manifest import DataFile
+from smqrt.journal.planning import Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.reader import Offsets as JournalOffsets
 from smqrt.journal.record import COLUMNS, Flag
@@ -264,7 +264,7 @@ def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
     made, wanted = Filter([pattern for pattern, _ in schemas]), topics or Filter()
     if file.topics is not None:
         return all(made.chooses(name) for name in file.topics if wanted.chooses(name))
-    return all(any(filters.covers(one, other) for one in made.topics) for other in wanted.topics)
+    return all(any(planning.covers(one, other) for one in made.topics) for other in wanted.topics)
 
 
 @lru_cache(maxsize=64)
@@ -368,7 +368,7 @@ def _matches(pattern: str) -> Column:
     topic, levels = F.col("topic"), pattern.split("/")
     if pattern == "#":
         return topic.isNotNull()
-    if filters.literal(pattern):
+    if planning.literal(pattern):
         return topic == pattern
     fixed = "/".join(levels[: next(at for at, level in enumerate(levels) if level in ("+", "#"))])
     if pattern == f"{fixed}/#":

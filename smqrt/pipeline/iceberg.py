@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal import files as locations
 from smqrt.journal.reader import Offsets
-from smqrt.pipeline import lake_files, process
+from smqrt.pipeline import lake_files, status
 from smqrt.pipeline.lake_files import Joined
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class IcebergTable:
             return 0
         self._ensure_schema(frame)
         files = lake_files.write(frame, f"{self.location}/data", self._by, keep=True)
-        process.crash_at("before_commit", batch)
+        status.crash_at("before_commit", batch)
         if files:
             properties = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
             last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **properties}
@@ -121,7 +121,7 @@ class IcebergTable:
 
                 with suppress(PipelineError, CommitFailedException):  # the next micro-batch tries again
                     limit_snapshots(self._table, self._saved_commits())
-        process.crash_at("after_commit", batch)
+        status.crash_at("after_commit", batch)
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
@@ -135,13 +135,13 @@ class IcebergTable:
                 f"{self.location} has rows that another program has deleted: let that program rewrite its files first."
             )
         made = lake_files.write(frame, f"{self.location}/data", self._by, keep=True)
-        process.crash_at("before_replace", 0)
+        status.crash_at("before_replace", 0)
         table = self._table.refresh()
         paths = [f"{table.location()}/data/{one.path}" for one in made]
         fresh = list(parquet_files_to_data_files(table.io, table.metadata, iter(paths)))
         if tasks or fresh:
             commit_change(table, lambda change: _replace(change, [task.file for task in tasks], fresh))
-        process.crash_at("after_replace", 0)
+        status.crash_at("after_replace", 0)
         return int(self._table.refresh().metadata.last_sequence_number)
 
     def _saved_commits(self) -> dict[str, str]:

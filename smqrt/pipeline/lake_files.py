@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.journal import files
-from smqrt.pipeline.references import column
+from smqrt.pipeline.discover import column
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline.api import Declaration, StatefulOptions
-from smqrt.pipeline.references import quoted
+from smqrt.pipeline.discover import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData

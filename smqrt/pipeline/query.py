@@ -18,11 +18,11 @@ from smqrt.pipeline import (
     checkpoint,
     failing_rows,
     failures,
-    process,
     resume,
     session,
     sinks,
     stateful_plan,
+    status,
     tables,
 )
 from smqrt.pipeline.checkpoint import Offsets
@@ -113,7 +113,7 @@ class Query:
         if self.over:
             return
         try:
-            if process.stop_requested(self.folder):
+            if status.stop_requested(self.folder):
                 self.finish()
             elif self._search is not None:
                 if not self._search.is_alive():
@@ -170,7 +170,7 @@ class Query:
 
     def _claim(self) -> None:
         self._claimed = False
-        pid = process.running(self.folder)
+        pid = status.running(self.folder)
         if pid is None or pid == self.context.pid:
             checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
             trigger_s = 0.0 if self.context.options.once else api.milliseconds(self._trigger()) / 1000

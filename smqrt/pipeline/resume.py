@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.journal import files
-from smqrt.pipeline import checkpoint, process, status, tables
+from smqrt.pipeline import checkpoint, status, tables
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     query = state / name
     if not _NAME.fullmatch(name) or not query.is_dir():
         raise PipelineError(f"{name} never ran with the state in {state}: there is nothing to reset.")
-    if working := process.running(query) or process.elsewhere(query):
+    if working := status.running(query) or status.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
     if table and files.is_elsewhere(table):

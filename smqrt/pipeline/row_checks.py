@@ -22,8 +22,8 @@ from smqrt.journal import payload_schema as types
 from smqrt.journal.commit import MOST_PAYLOAD_BYTES
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.api import Declaration, Expectation, spark_duration
+from smqrt.pipeline.discover import column, quoted
 from smqrt.pipeline.failures import first_line
-from smqrt.pipeline.references import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -15,7 +15,7 @@ from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import commit, files
 from smqrt.journal.readers import ResultRows
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import api, checkpoint, references, session, sinks
+from smqrt.pipeline import api, checkpoint, discover, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
@@ -108,7 +108,7 @@ class RunContext:
         )
         self._rows = JournalSource(*self._address)
         tables = (each for each in catalog.declarations.values() if each.kind == "reference")
-        self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
+        self.watch = discover.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
     def lag_rows(self) -> LagRows:
@@ -158,7 +158,7 @@ class RunContext:
 
     def reference(self, declaration: Declaration) -> DataFrame:
         """Return the table of a reference."""
-        return references.table(self.spark, declaration, self.catalog.folder)
+        return discover.table(self.spark, declaration, self.catalog.folder)
 
 
 def lag_seconds(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import jvm, jvm_warmup
+from smqrt.pipeline import jvm
 from smqrt.pipeline.failures import OUT_OF_MEMORY, first_line
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
     marker = scratch / OUT_OF_MEMORY
     marker.unlink(missing_ok=True)
     memory = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(marker))}"', "-XX:+ExitOnOutOfMemoryError"]
-    options = [*log, "-Duser.timezone=UTC", *memory, *jvm_warmup.archive_options(found)]
+    options = [*log, "-Duser.timezone=UTC", *memory, *jvm.archive_options(found)]
     own = {
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

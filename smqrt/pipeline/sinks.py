@@ -22,11 +22,11 @@ from smqrt.journal import commit
 from smqrt.journal.commit import MOST_NAME_BYTES, MOST_PAYLOAD_BYTES, OutRow
 from smqrt.journal.files import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import checkpoint, process
+from smqrt.pipeline import checkpoint, status
 from smqrt.pipeline.api import Declaration, Template
 from smqrt.pipeline.checkpoint import PublishGate
+from smqrt.pipeline.discover import column
 from smqrt.pipeline.failures import is_too_large
-from smqrt.pipeline.references import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -271,9 +271,9 @@ def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: b
         else:
             if not rows:
                 return 0
-            process.crash_at("before_commit", batch)
+            status.crash_at("before_commit", batch)
             stored = hub.commit(query, batch, rows)
-            process.crash_at("after_commit", batch)
+            status.crash_at("after_commit", batch)
             return stored
     return _publish_by_task(frame, hub, query, batch)
 

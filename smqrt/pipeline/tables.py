@@ -20,7 +20,7 @@ from smqrt.journal.reader import Offsets
 from smqrt.pipeline import delta, iceberg, jvm
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.lake_files import Joined
-from smqrt.settings.options import parse_duration
+from smqrt.settings.option_types import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

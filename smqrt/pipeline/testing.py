@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from smqrt.errors import PipelineError
-from smqrt.journal import arrow, segment
+from smqrt.journal import columns as arrow
+from smqrt.journal import segment
 from smqrt.journal.record import Flag, Row
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import alerts, checkpoint, failing_rows, references, session, sinks
+from smqrt.pipeline import alerts, checkpoint, discover, failing_rows, session, sinks
 from smqrt.pipeline.checkpoint import Offsets
-from smqrt.pipeline.discover import Catalog, load
+from smqrt.pipeline.discover import Catalog, column, load
 from smqrt.pipeline.failing_rows import FailingRow
 from smqrt.pipeline.failures import running_error
 from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource, QueryPlan, plans
-from smqrt.pipeline.references import column
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ class _Test:
         return Graph(
             self._catalog,
             sources,
-            lambda reference: references.table(self._spark, reference, self._catalog.folder),
+            lambda reference: discover.table(self._spark, reference, self._catalog.folder),
         )
 
     def _frame(self, plan: QueryPlan, left_out: failing_rows.RowNumbers) -> DataFrame:

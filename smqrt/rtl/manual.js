@@ -1,7 +1,7 @@
 // The manual: search, copy buttons, the contents list. No page needs it: without scripts, pages read the same.
 "use strict";
 (() => {
-    const TITLE = 8, PART = 0.5, HEADING = 5, WHOLE_WORD = 2, MOST_OCCURRENCES = 4; // as in smqrt/manual/search.py
+    const TITLE = 8, PART = 0.5, HEADING = 5, WHOLE_WORD = 2, MOST_OCCURRENCES = 4; // as in smqrt/manual/pages.py
     const MOST_RESULTS = 40, MOST_OF_A_PAGE = 3, SNIPPET = 160;
     const WORD = "[\\p{L}\\p{N}]", WORD_OR_LINE = "[\\p{L}\\p{N}_]";
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.options import options_of, path, text, whole
-from smqrt.settings.settings import Settings
+from smqrt.settings.option_types import options_of, path, text, whole
+from smqrt.settings.server_settings import Settings
 
 NAME = "mako.conf"
 NOT_HONOURED = frozenset(
@@ -98,7 +98,7 @@ def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> 
     file, current = file.absolute(), current or Path.cwd()
     if not file.exists():
         raise StartError(f"{file} does not exist.")
-    from smqrt.apps.lua.conf import variables  # here: without such a file, this does not load Lua
+    from smqrt.apps.lua.applications import variables  # here: without such a file, this does not load Lua
 
     values = variables(file, words)
     try:

@@ -15,11 +15,10 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from smqrt.acme.orders import Account
-from smqrt.acme.service import AcmePlan, AcmeService
+from smqrt.acme.orders import Account, AcmePlan, AcmeService
 from smqrt.apps.app_spec import AppSpec
 from smqrt.apps.lua import api
-from smqrt.apps.lua.api import smq_client, smq_cluster, smq_hub
+from smqrt.apps.lua.api import smq_client, smq_hub
 from smqrt.apps.lua.applications import Applications
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
@@ -34,44 +33,44 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
 from smqrt.http.resources import Io, server_io
 from smqrt.http.server import HttpServer
-from smqrt.http.sessions import MAX_SESSIONS
-from smqrt.http.shared_sessions import sessions_of
+from smqrt.http.sessions import MAX_SESSIONS, sessions_of
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
-from smqrt.loop.log_limits import limit_errors_of_greenlets
+from smqrt.loop.greenlets import limit_errors_of_greenlets
 from smqrt.loop.scheduling import GarbageCollector
 from smqrt.manual.web import ApplicationList, Manual
 from smqrt.operations.access_log import AccessLog
 from smqrt.operations.all_workers import Together, answer_others
 from smqrt.operations.console.mount import mount as mount_console
-from smqrt.operations.context import Parts
-from smqrt.operations.health import Health
+from smqrt.operations.context import Health, Parts
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
-from smqrt.server.applications import ServerApplications, shown_name
-from smqrt.server.file_reload import FileReloader
-from smqrt.server.listeners import Listeners
-from smqrt.server.live_settings import LiveSettings, apply_connection_limits, apply_settings, cluster_plan, http_limits
+from smqrt.server.applications import Compactions, Pipelines, ServerApplications, shown_name
+from smqrt.server.configuration import (
+    FileReloader,
+    LiveSettings,
+    acme_files,
+    apply_connection_limits,
+    apply_settings,
+    cluster_plan,
+    http_limits,
+)
+from smqrt.server.listeners import ADMIN, Listeners, admin_files
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.ports import ADMIN, admin_files
-from smqrt.server.restart.control import Restarts
 from smqrt.server.restart.new_process import TakeOver
+from smqrt.server.restart.old_process import Restarts
 from smqrt.server.shutdown import Signals, Step, StepRunner, prepare_process, state_report
-from smqrt.server.side_processes import Compactions, Pipelines
-from smqrt.server.startable import acme_files
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.limits import apply_limits
-from smqrt.settings.settings import Settings
+from smqrt.settings.server_settings import Settings
 from smqrt.smq import gevent_broker, session_migration
 from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled, wait_sent
 from smqrt.transport.origins import is_loopback
 from smqrt.transport.server_tls import ListenerTls
-from smqrt.workers.fd_channel import FdChannel
-from smqrt.workers.worker_identity import worker_place
-from smqrt.workers.worker_rpc import WorkerRpc
+from smqrt.workers.worker_rpc import FdChannel, WorkerRpc, worker_place
 
 log = logging.getLogger("smqrt")
 
@@ -164,7 +163,7 @@ class Server:
         self._apps = ServerApplications(self._loader, runner, report, self._announcer.refresh, settings.reload)
         self.applications = self._apps.all
         hubs = smq_hub.install(self.vm, self.services, self._loader.exchanges)
-        smq_cluster.install_smq_cluster(self.vm, self.services, hubs)
+        smq_client.install_smq_cluster(self.vm, self.services, hubs)
         smq_client.install_smq_client(self.vm, self.services)
 
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)

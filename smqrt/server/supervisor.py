@@ -22,19 +22,18 @@ import gevent
 from gevent.event import Event
 
 from smqrt.errors import StartError
-from smqrt.process.children import Patience
+from smqrt.process.current_process import Patience
+from smqrt.server.listeners import ADMIN, open_for_workers
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.ports import ADMIN, open_for_workers
 from smqrt.server.restart.control_socket import ControlSocket
 from smqrt.server.shutdown import Signals
 from smqrt.server.systemd import Notifier
-from smqrt.server.worker_process import WorkerProcess
-from smqrt.settings.settings import Settings
-from smqrt.settings.tree import Path as SettingPath
-from smqrt.settings.tree import value_at, with_values
-from smqrt.transport.balance import BalanceSockets
-from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
-from smqrt.workers.worker_identity import WorkerPlace, anew
+from smqrt.server.worker import WorkerProcess
+from smqrt.settings.option_types import Path as SettingPath
+from smqrt.settings.option_types import value_at, with_values
+from smqrt.settings.server_settings import Settings
+from smqrt.transport.admission import BalanceSockets
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message, WorkerPlace, anew
 
 # ---- limits of the whole server, divided among the workers
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.settings import Settings, named_table, table
-from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, flag, value_at, with_values
+from smqrt.settings.option_types import ENVIRONMENT, NAME, Setting, environment_name, flag, value_at, with_values
+from smqrt.settings.server_settings import Settings, named_table, table
 
 OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
 """Other variables of the package and its tests, which are not settings."""

@@ -17,10 +17,10 @@ from time import time
 from typing import Any
 
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.session import TOO_MANY_CONNECTIONS, Session
+from smqrt.broker.sessions import TOO_MANY_CONNECTIONS, Session
 from smqrt.broker.topics import USER_CONNECTIONS
 from smqrt.errors import CloseReason
-from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.limits import LineLimit
 from smqrt.transport.tls import TlsTransport
 
 log = logging.getLogger("smqrt.close")

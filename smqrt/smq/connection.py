@@ -16,14 +16,12 @@ from typing import Any, cast
 from gevent import Timeout, get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, Drop, Outbox, QueuedMemory, backlog
-from smqrt.broker.session import Session
-from smqrt.broker.slow import Backlog
+from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog
+from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.loop.readiness import Watcher
+from smqrt.loop.scheduling import Watcher
 from smqrt.smq import data_path
-from smqrt.transport.graceful_close import half_close
-from smqrt.transport.tls import ClientSocket, Transport
+from smqrt.transport.tls import ClientSocket, Transport, half_close
 from smqrt.wire.connection_state import Life, moved
 from smqrt.wire.kernels import MAX_PARTITIONS
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES

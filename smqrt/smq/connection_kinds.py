@@ -5,13 +5,19 @@ They are `RawConnection`s with a layer between. Each layer may hold data back, i
 
 from __future__ import annotations
 
-from time import time
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic, time
+from typing import Any
 
 from gevent import get_hub
 
-from smqrt.broker.session import Session
+from smqrt.broker.outbox import BLOCKED, Backlog, QueuedMemory, run_in_background
+from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.loop.readiness import Watcher
+from smqrt.loop.scheduling import Watcher
+from smqrt.settings.limits import Limit, LimitSettings
 from smqrt.smq import data_path
 from smqrt.smq.connection import WRITE, RawConnection, chars, view
 from smqrt.transport.tls import ClientSocket, TlsTransport
@@ -250,3 +256,242 @@ class TlsWsConnection(OverTls, WsConnection):
     """A client on a WebSocket over TLS."""
 
     __slots__ = ()
+
+
+# ---- Connections of hubs with slow-consumer policies.
+#
+# Their queue is a `Backlog` while the client does not read. The policies themselves are in `broker/outbox.py`.
+# Connections of other hubs use the classes of `connection.py` and `connection_kinds.py`.
+
+
+class _Policed(RawConnection):
+    """Mixin for a connection. It has no attributes, so that `police` can change the class of an open connection."""
+
+    __slots__ = ()
+
+    def held(self, run: bytes) -> None:
+        """See `Outbox.held`."""
+        size = len(run)
+        self.queued_bytes += size
+        QueuedMemory.total_bytes += size
+        if self.backlog is not None and self.backlog.take(self, run):
+            self.overloaded()
+
+    def _shed(self) -> None:
+        """Apply the policies to what is queued already."""
+        slow = self.session.broker.slow
+        if slow is None:  # the policies were just removed
+            super()._shed()
+            return
+        self.backlog = backlog = Backlog(slow)
+        first = 1 if self.torn else 0
+        runs = self.queue[first:]
+        del self.queue[first:]
+        self.released(sum(map(len, runs)))
+        is_over = False
+        for run in runs:
+            self.queue.append(run)
+            self.released(-len(run))
+            is_over = backlog.take(self, run) or is_over
+        if is_over:
+            self.overloaded()
+
+    def presses(self) -> None:
+        """See `Outbox.presses`."""
+        data_path.start_backpressure(self)
+
+    def gives_up(self) -> None:
+        """End the backpressure of this client: from now on, messages that exceed its budget are dropped."""
+        if self.backlog is not None:
+            self.backlog.gave_up = True
+            self._release(self.backlog)
+
+    def _release(self, backlog: Backlog) -> None:
+        data_path.end_backpressure(self)
+        backlog.policies.pressure.release(self)
+
+    def on_writable(self) -> None:
+        """See `RawConnection.on_writable`."""
+        self._close_holes()
+        super().on_writable()
+
+    def _advance(self, sent: int) -> None:
+        backlog, entries = self.backlog, len(self.queue)
+        super()._advance(sent)
+        if backlog is not None and backlog is self.backlog:
+            backlog.left(entries - len(self.queue))
+            if self.queued_bytes <= self.budget_bytes >> 1:
+                self._release(backlog)
+
+    def _unblock(self) -> None:
+        super()._unblock()
+        backlog, self.backlog = self.backlog, None
+        if backlog is not None:
+            self._release(backlog)
+
+    def _drop_messages(self) -> None:
+        self._close_holes()
+        super()._drop_messages()
+
+    def _count_undelivered(self) -> None:
+        self._close_holes()
+        super()._count_undelivered()
+
+    def _close_holes(self) -> None:
+        """Remove the empty entries of dropped messages from the queue."""
+        if self.backlog is not None:
+            self.backlog.close_holes(self)
+
+
+class PolicedRawConnection(_Policed, RawConnection):
+    """See `RawConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedWsConnection(_Policed, WsConnection):
+    """See `WsConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedTlsRawConnection(_Policed, TlsRawConnection):
+    """See `TlsRawConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedTlsWsConnection(_Policed, TlsWsConnection):
+    """See `TlsWsConnection`."""
+
+    __slots__ = ()
+
+
+_POLICED: dict[type[RawConnection], type[RawConnection]] = {
+    RawConnection: PolicedRawConnection,
+    WsConnection: PolicedWsConnection,
+    TlsRawConnection: PolicedTlsRawConnection,
+    TlsWsConnection: PolicedTlsWsConnection,
+}
+_PLAIN = {policed: plain for plain, policed in _POLICED.items()}
+
+
+def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[RawConnection]:
+    """Return the class of a connection.
+
+    Args:
+        secure: over TLS.
+        on_websocket: over a WebSocket.
+        policed: of a hub with slow-consumer policies.
+    """
+    plain: type[RawConnection]
+    if secure:
+        plain = TlsWsConnection if on_websocket else TlsRawConnection
+    else:
+        plain = WsConnection if on_websocket else RawConnection
+    return _POLICED[plain] if policed else plain
+
+
+def police(connection: RawConnection, policed: bool) -> None:
+    """Apply the policies of its hub to an open connection, or remove them."""
+    known = _POLICED if policed else _PLAIN
+    other = known.get(type(connection))
+    if isinstance(connection, _Policed):
+        connection._close_holes()
+        if connection.backlog is not None:
+            connection._release(connection.backlog)
+            connection.backlog = None
+    if other is not None:
+        connection.__class__ = other
+        if connection.writer is not None and connection.writer.active:  # its callback is a method of the former class
+            connection.writer.stop()
+            connection.writer.start(connection.on_writable)
+    if policed and connection.life is BLOCKED:
+        connection._shed()
+
+
+# ---- Idle clients: pinged after a time of silence, and disconnected if they do not answer.
+#
+# The kernel knows how long a client has been silent (`TCP_INFO`), so reading has no extra cost. Over WebSockets the
+# ping is a WebSocket frame, which every client answers (RFC 6455); over raw sockets it is an SMQ packet.
+
+IDLE = Limit("idle", "limits.idle_s", "a client that is silent for this long must answer a ping")
+MIN_CHECK_S = 0.1
+_U32 = struct.Struct("I")
+_LAST_DATA_RECEIVED_AT, _TCP_INFO_BYTES = 52, 104
+"""The offset of `tcpi_last_data_recv`, in milliseconds, in `struct tcp_info` (linux/tcp.h; its start never changes)."""
+
+
+def silent_s(connection: RawConnection) -> float:
+    """Return the seconds since the client has sent anything; 0 when that is not known."""
+    try:
+        info = connection.transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return float(_U32.unpack_from(info, _LAST_DATA_RECEIVED_AT)[0]) / 1000
+    except (OSError, struct.error):
+        return 0.0  # a closed socket, or not a TCP socket
+
+
+class IdleClients:
+    """Checks the clients of all hubs periodically.
+
+    Args:
+        clients: returns all clients of this process.
+    """
+
+    def __init__(self, clients: Callable[[], Iterable[Session]]) -> None:
+        self._clients = clients
+        self._timer: Any = None
+        self._pinged_s: dict[Session, float] = {}
+        self._is_checking = False
+        self._idle_s = self._answer_s = 0.0
+
+    def apply(self, settings: LimitSettings) -> None:
+        """Apply new limits."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+        self._pinged_s.clear()
+        if settings.idle_s is None:
+            return
+        self._idle_s, self._answer_s = settings.idle_s, settings.idle_answer_s
+        check_s = max(MIN_CHECK_S, min(self._idle_s, self._answer_s) / 4)
+        self._timer = get_hub().loop.timer(check_s, check_s, ref=False)
+        self._timer.start(self._check_all)
+
+    def _check_all(self) -> None:
+        if not self._is_checking:
+            self._is_checking = True
+            run_in_background(self._steps(list(self._clients())))
+
+    def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
+        """Check one client in each step."""
+        try:
+            for session in clients:
+                connection = session.outbox
+                if isinstance(connection, RawConnection) and not session.closed:
+                    self._check(session, connection)
+                yield
+            for session in [one for one in self._pinged_s if one.closed]:
+                del self._pinged_s[session]
+        finally:
+            self._is_checking = False
+
+    def _check(self, session: Session, connection: RawConnection) -> None:
+        silence_s = silent_s(connection)
+        # A blocked connection has a deadline of its own; the answer of a paused one is not read.
+        if silence_s < self._idle_s or connection.paused or connection.life is BLOCKED:
+            self._pinged_s.pop(session, None)
+            return
+        now_s = monotonic()
+        pinged_s = self._pinged_s.get(session)
+        if pinged_s is None:
+            self._pinged_s[session] = now_s
+            if connection.websocket:
+                connection.put(websocket.encode(websocket.PING, b""))
+            else:
+                connection.reply(smq.PING)
+        elif now_s - pinged_s >= self._answer_s and silence_s >= now_s - pinged_s:
+            del self._pinged_s[session]
+            IDLE.refused(f"the client {ascii(session.uid[:64])[1:]}", f"it was silent for {silence_s:.0f} s")
+            session.disconnect(CloseReason.IDLE, None, f"silent for {silence_s:.0f} s")

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from gevent import get_hub
 
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
-from smqrt.broker.session import Session, SessionState
+from smqrt.broker.sessions import Session, SessionState
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.loop.scheduling import share
 from smqrt.loop.threads import Inlet
 from smqrt.settings.limits import LimitSettings
-from smqrt.wire import luajit_kernels
+from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire.kernels import encode_run
 
 CHECK_INTERVAL_S = 0.25

@@ -18,30 +18,28 @@ from weakref import WeakSet
 from gevent import get_hub
 
 from smqrt.auth.service import IdentityService, of_server
-from smqrt.broker import permissions, snapshot
+from smqrt.broker import client_limits
+from smqrt.broker import sessions as snapshot
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
-from smqrt.broker.outbox import QueuedMemory, run_in_background
-from smqrt.broker.session import Session
-from smqrt.broker.slow import Pressure, Slow, SlowPolicies
+from smqrt.broker.outbox import Pressure, QueuedMemory, Slow, SlowPolicies, run_in_background
+from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, NameStore, PublishLimits
 from smqrt.errors import ArgumentError
-from smqrt.process import current_application
+from smqrt.process import current_process
 from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
-from smqrt.settings.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
-from smqrt.smq import close_log, data_path, handshake, session_migration, wsgi
+from smqrt.settings.option_types import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
+from smqrt.smq import close_log, data_path, handshake, session_migration
 from smqrt.smq.connection import RawConnection
-from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
-from smqrt.smq.hub_authentication import HubAuthentication
+from smqrt.smq.connection_kinds import IdleClients, police
+from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, HubAuthentication, KeepAlive, Origin
 from smqrt.smq.hub_registry import HubFile, SucceedingBroker, succession
-from smqrt.smq.idle_clients import IdleClients
-from smqrt.smq.slow_consumers import police
-from smqrt.smq.stores import SqliteNames, SqliteValues
+from smqrt.smq.persist_file import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
-from smqrt.workers.worker_identity import worker_place
+from smqrt.workers.worker_rpc import worker_place
 
 value_clock.follow(time.monotonic_ns, time.time_ns())
 
@@ -234,8 +232,10 @@ def follow(service: IdentityService) -> None:
             if broker.identities is service:
                 run_in_background(steps(list(broker.clients())))
 
-    service.changed.append(lambda: for_each_hub(lambda sessions: permissions.look_again(sessions, service.revalidate)))
-    service.expiring.append(lambda: for_each_hub(lambda sessions: permissions.end_expired(sessions, time.time())))
+    service.changed.append(
+        lambda: for_each_hub(lambda sessions: client_limits.look_again(sessions, service.revalidate))
+    )
+    service.expiring.append(lambda: for_each_hub(lambda sessions: client_limits.end_expired(sessions, time.time())))
 
 
 def close_all() -> None:
@@ -282,8 +282,8 @@ class GeventBroker(SucceedingBroker):
 
     def __init__(self, hooks: Hooks, options: HubOptions, made_at: str = "") -> None:
         data_path.install()
-        folder = current_application.application_folder()
-        scope = current_application.current_app.get()
+        folder = current_process.application_folder()
+        scope = current_process.current_app.get()
         self.number = (
             0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_all_hubs.numbers))
         )
@@ -462,12 +462,12 @@ class GeventBroker(SucceedingBroker):
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
-            if wsgi.REQUEST in request:
-                request = request[wsgi.REQUEST]
-            elif wsgi.HANDLER in request:
-                request = wsgi.HandlerRequest(request)
+            if handshake.REQUEST in request:
+                request = request[handshake.REQUEST]
+            elif handshake.HANDLER in request:
+                request = handshake.HandlerRequest(request)
             else:
-                return wsgi.connect_environ(self, self._admission, request, origin)
+                return handshake.connect_environ(self, self._admission, request, origin)
         handshake.connect(self, self._admission, request, origin)
         return True
 

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 from smqrt.auth.service import IdentityService
 from smqrt.broker.broker import Broker
-from smqrt.broker.snapshot import Record
+from smqrt.broker.sessions import Record
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.process import current_application
+from smqrt.process import current_process
 
 log = logging.getLogger("smqrt")
 
@@ -81,7 +81,7 @@ class Succession:
         Raises:
             ArgumentError: `name` is the name of another one of this application.
         """
-        app = current_application.current_app.get()
+        app = current_process.current_app.get()
         prefix = f"{app.name}{'!' if app.is_internal else ''}/" if app else "-/"
         if name is not None:
             if prefix + name in self._hubs:
@@ -101,7 +101,7 @@ class Succession:
 
         In another process it may succeed, and later hubs need the same keys there.
         """
-        app = current_application.current_app.get()
+        app = current_process.current_app.get()
         if app and key.endswith(f"/{app.hubs_made}"):
             app.hubs_made -= 1
 

@@ -21,20 +21,19 @@ from typing import Any, NamedTuple
 import gevent
 from gevent import get_hub, monkey
 
-from smqrt.broker import permissions, snapshot
+from smqrt.broker import client_limits
+from smqrt.broker import sessions as snapshot
 from smqrt.broker.outbox import QueuedMemory, run_in_background
-from smqrt.broker.session import Session, SessionState
-from smqrt.broker.snapshot import Record, adopt_values, values_of
+from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
-from smqrt.loop.readiness import READ
-from smqrt.process import current_application
+from smqrt.loop.scheduling import READ
+from smqrt.process import current_process
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
-from smqrt.smq.connection_kinds import WsConnection
+from smqrt.smq.connection_kinds import WsConnection, connection_class
 from smqrt.smq.handshake import Origin, chunk_bytes, limit_chunks
 from smqrt.smq.hub_registry import SucceedingBroker, succession
-from smqrt.smq.slow_consumers import connection_class
 from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.wire.connection_state import Life
 from smqrt.wire.websocket import Assembler
@@ -559,7 +558,7 @@ class RestoredHub:
             sessions = [connection.session for connection, _ in self._placed]
             for session in [one for one in sessions if one.identity is None]:
                 session.disconnect(CloseReason.RESTARTED)
-            run_in_background(permissions.look_again(sessions, self.broker.identities.revalidate))
+            run_in_background(client_limits.look_again(sessions, self.broker.identities.revalidate))
         connections = [one for one, _ in self._placed if not one.life.over]  # the application may have closed it
         for connection in connections:
             connection.send_again()
@@ -625,7 +624,7 @@ def claim(broker: SucceedingBroker) -> None:
         return
     for portion in _kept[broker.key].values:
         adopt_values(broker, portion)
-    app = current_application.current_app.get()
+    app = current_process.current_app.get()
     if app is None:
         get_hub().loop.run_callback(_restore, broker)
     else:

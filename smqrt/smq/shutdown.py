@@ -23,12 +23,12 @@ import gevent
 from smqrt.broker.outbox import Drop, backlog, dirty
 from smqrt.broker.state import BrokerClient
 from smqrt.errors import CloseReason
-from smqrt.loop.greenlet_pool import in_hub
+from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import Turn
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.gevent_broker import GeventBroker
-from smqrt.transport import graceful_close
+from smqrt.transport import tls
 from smqrt.wire.connection_state import Life
 
 log = logging.getLogger("smqrt")
@@ -118,7 +118,7 @@ def _undelivered(brokers: Iterable[GeventBroker]) -> int:
 def wait_sent(most_s: float) -> None:
     """Wait until closing connections have delivered their data to the clients' machines, at most `most_s` seconds."""
     end_s = monotonic() + most_s
-    while graceful_close.is_sending() and monotonic() < end_s:
+    while tls.is_sending() and monotonic() < end_s:
         gevent.sleep(_POLL_S)
 
 

@@ -7,16 +7,225 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import fcntl
+import itertools
+import json
+import mmap
+import os
 import resource
+import socket
+import struct
+import sys
+import termios
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from time import monotonic
+from typing import Any, Protocol
 
-from smqrt.settings.limit_register import Bucket, Limit
-from smqrt.settings.limits import LimitSettings, in_force, on_change
+from gevent import get_hub
+
+from smqrt.loop.scheduling import NEVER, READ, Deadlines, share
+from smqrt.settings.limits import Bucket, Limit, LimitSettings, in_force, on_change
 from smqrt.transport.origins import is_loopback
-from smqrt.transport.trusted_proxies import TrustedNetworks
+from smqrt.transport.tls import Address
+from smqrt.wire.addresses import NoProxyHeader, parse
+
+# ---- Trusted proxy networks, and connections that begin with a PROXY header.
+#
+# No proxy is trusted by default. A connection from a trusted network may name the client behind the proxy: by the PROXY
+# protocol at listeners that require it, or by HTTP header fields (`smqrt.http.forwarded`).
+
+HEADER_S = 5.0
+REFUSED = Limit("proxy_protocol", "proxy.trusted", "a connection has no PROXY header from a trusted proxy")
+_MAX_CACHED = 4096  # addresses
+_PEEK_BYTES = 4096
+_SENTENCE = b"This port accepts only the PROXY protocol, from the proxies in the setting proxy.trusted.\n"
+_FORBIDDEN = (
+    b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_SENTENCE), _SENTENCE)
+)
+
+
+class TrustedNetworks:
+    """The networks of trusted proxies.
+
+    Args:
+        entries: addresses and networks: `10.0.0.0/8`, `::1`.
+
+    Raises:
+        ValueError: an invalid entry.
+    """
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        self._networks: list[IPv4Network | IPv6Network] = [ip_network(entry) for entry in entries]
+        self._cache: dict[str, bool] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are networks."""
+        return bool(self._networks)
+
+    def has(self, host: str) -> bool:
+        """Return whether a network contains an address."""
+        cached = self._cache.get(host)
+        if cached is not None:
+            return cached
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        try:
+            address = ip_address(host.partition("%")[0])  # without the zone of a link-local address
+        except ValueError:
+            found = False
+        else:
+            address = getattr(address, "ipv4_mapped", None) or address
+            found = any(address in network for network in self._networks if network.version == address.version)
+        self._cache[host] = found
+        return found
+
+
+class Proxied(Protocol):
+    """An accepted socket, counted per address: `smqrt.transport.admission.Admitted`.
+
+    Attributes:
+        client_tls: whether the client uses TLS to the proxy.
+    """
+
+    client_tls: bool
+
+    def fileno(self) -> int: ...
+    def recv(self, size_bytes: int, flags: int = 0, /) -> bytes: ...
+    def send(self, data: bytes, /) -> int: ...
+    def close(self) -> None: ...
+
+    def comes_from(self, host: str) -> bool:
+        """Count it for another address; return False when that is over a limit."""
+        ...
+
+
+class ProxyHeaders:
+    """Accepted connections whose PROXY header is incomplete. Each has a watcher and a deadline, none a greenlet.
+
+    Args:
+        trusted: returns the networks of trusted proxies.
+        on_accept: called with the socket and the client's address, as by `Listener`.
+        timeout_s: for the header.
+    """
+
+    def __init__(
+        self,
+        trusted: Callable[[], TrustedNetworks],
+        on_accept: Callable[[Any, Address], None],
+        timeout_s: float = HEADER_S,
+    ) -> None:
+        self.trusted, self.on_accept, self.timeout_s = trusted, on_accept, timeout_s
+        self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self.share = share()
+        self._open: set[_AwaitedHeader] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, sock: Proxied, address: Address) -> None:
+        """Start to read the header of an accepted socket."""
+        if not self.trusted().has(address[0]):
+            _refuse(sock, address, "its address is not in proxy.trusted")
+            return
+        awaited = _AwaitedHeader(self, sock, address)
+        self._open.add(awaited)
+        self.deadlines.watch(awaited)
+        awaited.readable()
+
+    def finished(self, awaited: _AwaitedHeader) -> None:
+        """Forget a connection that was passed on or closed."""
+        self._open.discard(awaited)
+        self.deadlines.forget(awaited)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for awaited in list(self._open):
+            awaited.end()
+        self.deadlines.close()
+
+
+class _AwaitedHeader:
+    """A connection with an incomplete header. Only bytes of the header are read from the socket."""
+
+    __slots__ = ("_address", "_data", "_headers", "_sock", "_watcher", "deadline_s")
+
+    def __init__(self, headers: ProxyHeaders, sock: Proxied, address: Address) -> None:
+        self._headers, self._sock, self._address = headers, sock, address
+        self._data = b""
+        self.deadline_s = monotonic() + headers.timeout_s
+        self._watcher: Any = get_hub().loop.io(sock.fileno(), READ)
+        self._watcher.start(self.readable)
+
+    def readable(self) -> None:
+        """Read what has arrived, in a later turn when this turn's time is used up."""
+        if self._headers.share.spent():
+            self._watcher.stop()
+            self._headers.share.later(self._resume)
+        else:
+            self._receive()
+
+    def _resume(self) -> None:
+        if self.deadline_s != NEVER:  # not closed since
+            self._watcher.start(self.readable)
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # what follows the header belongs to the next layer
+            header = parse(self._data + seen)
+            size = len(seen) if header is None else header.size_bytes - len(self._data)
+            self._data += self._sock.recv(size) if seen else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            self.end()
+        except NoProxyHeader as error:
+            self._refuse(str(error))
+        else:
+            if header is not None:
+                self._forget()
+                self._sock.client_tls = header.is_tls
+                if header.client is None or self._sock.comes_from(header.client[0]):
+                    self._headers.on_accept(self._sock, header.client or self._address[:2])
+                else:
+                    self._sock.close()
+            elif not seen:
+                self._refuse("it ended within the header")
+
+    def _refuse(self, rule: str) -> None:
+        self._forget()
+        _refuse(self._sock, self._address, rule)
+
+    def expired(self) -> None:
+        """Refuse the connection after the timeout."""
+        self._refuse(f"no complete header within {self._headers.timeout_s:g} s")
+
+    def end(self) -> None:
+        """Close the connection."""
+        self._forget()
+        self._sock.close()
+
+    def _forget(self) -> None:
+        self.deadline_s = NEVER
+        self._watcher.stop()
+        self._watcher.close()
+        self._headers.finished(self)
+
+
+def _refuse(sock: Proxied, address: Address, rule: str) -> None:
+    with suppress(OSError):
+        sock.recv(_PEEK_BYTES)  # unread data would reset the connection and lose the response
+    with suppress(OSError):
+        sock.send(_FORBIDDEN)
+    sock.close()
+    REFUSED.refused(f"a connection of {address[0]}", rule)
+
 
 RESERVE = 128
 """Descriptors kept free for journals, databases, files of applications and outgoing connections."""
@@ -259,3 +468,197 @@ _is_loopback = lru_cache(1024)(is_loopback)
 open_connections = ConnectionLimit()
 """The limit of this process, whose ports share the descriptors."""
 on_change(open_connections.rate)
+
+
+# ---- Even distribution of connections over the workers of a server.
+#
+# The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers
+# split 50 to 50, give or take 10. When a worker has died, its clients reconnect to all workers, and the imbalance stays
+# for days. Therefore a worker with more connections than another passes new ones on, over a socket pair, before it
+# reads any data. Shared memory contains the number of open connections of each worker.
+
+SLACK, SLACK_SHARE = 3, 32
+"""A worker keeps this many connections more than another, and one more for each 32 of the other's: passing one on costs
+more than a small imbalance."""
+MAX_RECEIVED = 64
+"""Connections received per event of the loop."""
+MAX_IN_TRANSIT_BYTES = 16 * 768
+"""The most in transit to one worker, so that a blocked worker gets no more: 16 connections, of which the kernel counts
+each as 768 bytes."""
+MAX_REJECTED = 1000
+_MESSAGE_BYTES = 512
+_ANCILLARY_BYTES = socket.CMSG_LEN(4)
+"""One descriptor. `socket.recv_fds` ignores its flags in Python 3.11."""
+_CELL_BYTES = 4
+
+
+class BalanceSockets:
+    """The shared memory and socket pairs of the workers, created by their supervisor.
+
+    The sockets outlive a worker: the next process receives the connections in transit to one that has died.
+
+    Args:
+        count: number of workers.
+
+    Raises:
+        OSError: there are no descriptors left.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._table = os.memfd_create("smqrt-connections")
+        os.ftruncate(self._table, 2 * _CELL_BYTES * count)
+        self._cells = _cells(self._table, count)
+        self._count = count
+        self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+
+    def filenos(self) -> tuple[list[int], list[int]]:
+        """Return the descriptors for `Balance`, in two lists because a message has at most 253."""
+        inboxes, senders = zip(*self._pairs, strict=True)
+        return [self._table, *(one.fileno() for one in inboxes)], [one.fileno() for one in senders]
+
+    def accepting(self, numbers: Iterable[int]) -> None:
+        """Set the workers that accept connections of others."""
+        accepting = set(numbers)
+        for number in range(self._count):
+            self._cells[self._count + number] = number in accepting
+
+    def close(self) -> None:
+        """Close the descriptors of this process."""
+        os.close(self._table)
+        for sock in itertools.chain.from_iterable(self._pairs):
+            sock.close()
+
+
+class Balance:
+    """The balancing of one worker: passes connections on and receives those of others.
+
+    Args:
+        number: number of the worker.
+        table_and_inboxes, senders: see `BalanceSockets.filenos`; owned by this object.
+    """
+
+    def __init__(self, number: int, table_and_inboxes: Sequence[int], senders: Sequence[int]) -> None:
+        table, *inboxes = table_and_inboxes
+        self._number, count = number, len(inboxes)
+        self._cells = _cells(table, count)
+        os.close(table)
+        self._open, self._accepts = self._cells[:count], self._cells[count:]
+        self._inboxes = [socket.socket(fileno=fd) for fd in inboxes]
+        self._senders = [socket.socket(fileno=fd) for fd in senders]
+        for one in (*self._inboxes, *self._senders):
+            one.setblocking(False)
+        self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), READ) for one in self._inboxes]
+        self._receives_for = {number}
+        self._takers: dict[str, Callable[[int, Address], object]] = {}
+        self._accepting: set[str] = set()
+        open_connections.publish_in(self._open[number : number + 1])
+
+    # ---- passing on
+
+    def gives(self, name: str, fd: int, address: Address) -> bool:
+        """Pass an accepted connection on to the worker with the fewest. Return False when this worker keeps it.
+
+        Args:
+            name: name of the listener that accepted it.
+            fd: descriptor of the connection; closed here when it is passed on.
+            address: address of the client.
+        """
+        least = min(self._open)
+        if self._open[self._number] <= least + SLACK + least // SLACK_SHARE:  # the cheaper test first
+            return False
+        accepting = [number for number, accepts in enumerate(self._accepts) if accepts]
+        to = min((*accepting, self._number), key=self._open.__getitem__)
+        if self._open[self._number] <= self._open[to] + SLACK + self._open[to] // SLACK_SHARE:
+            return False
+        message = json.dumps([name, *address]).encode()
+        try:
+            unread: int = struct.unpack("i", fcntl.ioctl(self._senders[to], termios.TIOCOUTQ, bytes(4)))[0]
+            if unread > MAX_IN_TRANSIT_BYTES or len(message) > _MESSAGE_BYTES:
+                return False
+            if not open_connections.use_rate(address[0]):
+                return False  # the caller refuses it
+            socket.send_fds(self._senders[to], [message], [fd])
+        except OSError:
+            return False  # no memory, or too many descriptors in transit
+        os.close(fd)
+        self._open[to] += 1  # the receiver counts later: until then all new connections would go there
+        return True
+
+    # ---- receiving
+
+    def add(self, name: str, take: Callable[[int, Address], object]) -> None:
+        """Call `take` with descriptor and address of each connection for the listener of that name."""
+        self._takers[name] = take
+
+    def begin(self, name: str) -> None:
+        """Receive connections: the listener of that name accepts."""
+        self._accepting.add(name)
+        self._watch()
+
+    def rest(self, name: str) -> None:
+        """Note that a listener has stopped; with the last one this worker leaves connections to the next process."""
+        self._accepting.discard(name)
+        self._watch()
+
+    def take_for(self, others: Iterable[int]) -> None:
+        """Also receive the connections in transit to these workers, which do not accept."""
+        self._receives_for = {self._number, *others}
+        self._watch()
+
+    def _watch(self) -> None:
+        for number, watcher in enumerate(self._watchers):
+            if self._accepting and number in self._receives_for:
+                watcher.start(self._readable, self._inboxes[number])
+            else:
+                watcher.stop()
+
+    def _readable(self, inbox: socket.socket) -> None:
+        for fd, name, address in _received(inbox, MAX_RECEIVED):
+            take = self._takers.get(name)
+            if take is None:
+                os.close(fd)  # the port of a listener that this worker does not have
+            else:
+                take(fd, address)
+
+    def leave(self) -> None:
+        """Stop other workers from passing connections on to this one."""
+        self._accepts[self._number] = 0
+
+    def turn_away(self, say_busy: Callable[[str, int], object]) -> None:
+        """Reject all connections in transit to this worker.
+
+        Args:
+            say_busy: called with the listener's name and the descriptor of each, which it closes.
+        """
+        for number in self._receives_for:
+            for fd, name, _ in _received(self._inboxes[number], MAX_REJECTED):
+                say_busy(name, fd)
+
+    def close(self) -> None:
+        """Close the sockets and watchers. A second call does nothing."""
+        for watcher in self._watchers:
+            watcher.stop()
+            watcher.close()
+        self._watchers = []
+        for one in (*self._inboxes, *self._senders):
+            one.close()
+
+
+def _received(inbox: socket.socket, max_count: int) -> Iterator[tuple[int, str, Address]]:
+    """Yield descriptor, listener name and client address of the connections in transit."""
+    for _ in range(max_count):
+        try:
+            message, ancillary, _, _ = inbox.recvmsg(_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return  # no more
+        if not ancillary:
+            CONNECTIONS.refused("a connection of another worker", "no file descriptors are left")
+            continue
+        ((_, _, fd),) = ancillary
+        name, *address = json.loads(message)
+        yield int.from_bytes(fd, sys.byteorder), name, tuple(address)
+
+
+def _cells(table: int, count: int) -> memoryview:
+    """Map the shared 32-bit numbers: open connections of each worker, then whether each accepts."""
+    return memoryview(mmap.mmap(table, 2 * _CELL_BYTES * count)).cast("I")

@@ -23,14 +23,19 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.errors import StartError, StreamError
-from smqrt.loop.readiness import READ, Ready, Signal, Wait
-from smqrt.loop.scheduling import TURN_S
-from smqrt.transport.admission import BUSY, LISTENER_CONNECTIONS, ListenerCounts, open_connections
-from smqrt.transport.balance import Balance
+from smqrt.loop.scheduling import READ, TURN_S, Ready, Signal, Wait
+from smqrt.transport.admission import (
+    BUSY,
+    LISTENER_CONNECTIONS,
+    Balance,
+    ListenerCounts,
+    ProxyHeaders,
+    TrustedNetworks,
+    open_connections,
+)
 from smqrt.transport.stream import resolve
 from smqrt.transport.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
-from smqrt.transport.trusted_proxies import ProxyHeaders, TrustedNetworks
-from smqrt.workers.worker_identity import worker_place
+from smqrt.workers.worker_rpc import worker_place
 
 # ---- Listening sockets inherited from another process, by the host and port that were requested.
 

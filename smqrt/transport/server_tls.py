@@ -27,9 +27,8 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.loop.threads import DiskThreads
-from smqrt.transport.certificates import host_names, key_kind
 from smqrt.transport.tls import ACME_PROTOCOL
-from smqrt.transport.tls_contexts import NO_PAIR, Identity
+from smqrt.transport.tls_contexts import NO_PAIR, Identity, host_names, key_kind
 
 # ---- TLS of a running listener: the context of the next handshake, and warnings for operators.
 

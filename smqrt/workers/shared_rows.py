@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gevent import monkey
 
 from smqrt.errors import StartError
-from smqrt.settings.limit_register import Limit, LineLimit
+from smqrt.settings.limits import Limit, LineLimit
 
 log = logging.getLogger("smqrt")
 

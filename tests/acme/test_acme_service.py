@@ -16,9 +16,9 @@ import pytest
 from gevent import get_hub
 
 from smqrt.acme import files as answers
-from smqrt.acme import orders, service
+from smqrt.acme import orders
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, AnswerReader, State
-from smqrt.acme.service import AcmePlan, AcmeService
+from smqrt.acme.orders import AcmePlan, AcmeService
 from smqrt.errors import AcmeError
 from tests.acme_authority import AcmeAuthority
 from tests.factory import Factory
@@ -52,8 +52,8 @@ class Engine:
 def fake(authority: AcmeAuthority, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine(authority)
     monkeypatch.setattr(orders, "order", made.order)
-    monkeypatch.setattr(service, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(service, "OTHER_ORDERS_S", 0.02)
+    monkeypatch.setattr(orders, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(orders, "OTHER_ORDERS_S", 0.02)
     return made
 
 
@@ -97,11 +97,11 @@ def test_failures_keep_the_only_possible_kind(
     assert set(fake.kinds) == {kind}
 
 
-@pytest.mark.parametrize(("failures", "least_s"), [(0, 100.0), (3, 800.0), (100, service.MAX_RETRY_S)])
+@pytest.mark.parametrize(("failures", "least_s"), [(0, 100.0), (3, 800.0), (100, orders.MAX_RETRY_S)])
 def test_retry_delays_double_up_to_a_maximum(
     start: Start, fake: Engine, files: AcmeFiles, monkeypatch: pytest.MonkeyPatch, failures: int, least_s: float
 ) -> None:
-    monkeypatch.setattr(service, "FIRST_RETRY_S", 100.0)
+    monkeypatch.setattr(orders, "FIRST_RETRY_S", 100.0)
     fake.fails = AcmeError("no luck.")
     files.keep(State(failures))
     running = start()
@@ -110,7 +110,7 @@ def test_retry_delays_double_up_to_a_maximum(
     assert files.state().failures == failures + 1
 
 
-@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, service.MAX_RETRY_AFTER_S)])
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, orders.MAX_RETRY_AFTER_S)])
 def test_retry_after_is_followed(start: Start, fake: Engine, files: AcmeFiles, asked_s: float, waited_s: float) -> None:
     fake.fails = AcmeError("too many.", asked_s)
     running = start()
@@ -235,13 +235,13 @@ def test_publish_waits_until_all_processes_have_the_answers(files: AcmeFiles) ->
     stuck = AnswerReader(files)  # a process that is busy
     soon.start()
     begin_s = time.monotonic()
-    publishing = get_hub().threadpool.spawn(service._publish, files, [answer])
+    publishing = get_hub().threadpool.spawn(orders._publish, files, [answer])
     wait_until(lambda: soon.of_path("/.well-known/acme-challenge/one"))
     with pytest.raises(gevent.Timeout):
-        publishing.get(timeout=begin_s + 3 * service._MIN_PUBLISH_S - time.monotonic())
+        publishing.get(timeout=begin_s + 3 * orders._MIN_PUBLISH_S - time.monotonic())
     stuck.has_read(files.version())
     publishing.get(timeout=10)
-    assert time.monotonic() - begin_s < service.READ_S
+    assert time.monotonic() - begin_s < orders.READ_S
     soon.stop()
 
 

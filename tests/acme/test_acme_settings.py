@@ -9,8 +9,8 @@ import pytest
 
 from smqrt.acme import orders
 from smqrt.errors import ArgumentError, StartError
-from smqrt.server.startable import acme_files, check_startable
-from smqrt.settings.settings import ListenerSettings, Settings, TlsSettings
+from smqrt.server.configuration import acme_files, check_startable
+from smqrt.settings.server_settings import ListenerSettings, Settings, TlsSettings
 
 DIRECTORY = "https://ca.example:14000/acme/directory"
 

@@ -18,8 +18,8 @@ from gevent import get_hub
 
 from smqrt.errors import StartError
 from smqrt.operations.server import AdminServer
-from smqrt.server.ports import admin_files, ports
-from smqrt.settings.settings import AdminSettings, ListenerSettings, Settings
+from smqrt.server.listeners import admin_files, ports
+from smqrt.settings.server_settings import AdminSettings, ListenerSettings, Settings
 from smqrt.transport.server_tls import ListenerTls
 from tests.conftest import Served
 from tests.factory import Factory

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Outbox, flush_dirty
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.errors import CloseReason

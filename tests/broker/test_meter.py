@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from smqrt.broker import meter as module
-from smqrt.broker.meter import Meter, MeteredRoute
+from smqrt.broker import client_limits as module
+from smqrt.broker.client_limits import Meter, MeteredRoute
 from smqrt.broker.outbox import Drop
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.topics import PublishLimits
 from smqrt.errors import CloseReason
 from smqrt.wire import smq

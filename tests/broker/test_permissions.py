@@ -9,9 +9,9 @@ import pytest
 
 from smqrt.auth.acl import SERVER
 from smqrt.auth.identity import Action, Identity
-from smqrt.broker import permissions as module
+from smqrt.broker import client_limits as module
 from smqrt.broker.outbox import Drop, dirty
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from tests.broker.crowd import Crowd, Ear, heard, observe, settle, subscribe

@@ -20,7 +20,7 @@ from smqrt.broker.routes import (
     destination,
 )
 from smqrt.broker.server_client import HandlerQueue
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq

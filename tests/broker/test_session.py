@@ -10,14 +10,13 @@ import pytest
 
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker import control_packets
-from smqrt.broker import session as module
+from smqrt.broker import sessions as module
+from smqrt.broker.client_limits import DeniedRoute, MeteredRoute
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValueLimits, LastValues
-from smqrt.broker.meter import MeteredRoute
 from smqrt.broker.outbox import Drop, dirty
-from smqrt.broker.permissions import DeniedRoute
 from smqrt.broker.routes import GuardedRoute
-from smqrt.broker.session import Session, SessionState
+from smqrt.broker.sessions import Session, SessionState
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import (
     CLIENT_NAMES,

@@ -7,10 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.broker import slow as module
-from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Outbox, QueuedMemory, backlog, dirty, flush_dirty
-from smqrt.broker.session import Session
-from smqrt.broker.slow import Backlog, Pressure, Slow, SlowPolicies
+from smqrt.broker import outbox as module
+from smqrt.broker.outbox import (
+    CONTROL_BUDGET_BYTES,
+    Backlog,
+    Drop,
+    Outbox,
+    Pressure,
+    QueuedMemory,
+    Slow,
+    SlowPolicies,
+    backlog,
+    dirty,
+    flush_dirty,
+)
+from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic, Topics
 from smqrt.wire import smq
 from smqrt.wire.connection_state import Life

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from smqrt.auth.identity import Identity, Method
-from smqrt.broker import snapshot as module
+from smqrt.broker import sessions as module
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import LastValueLimits, LastValues
 from smqrt.broker.outbox import Drop, dirty
-from smqrt.broker.session import Session, SessionState
+from smqrt.broker.sessions import Session, SessionState
 from smqrt.broker.topics import CLIENT_NAMES, NAMES, Topic
 from smqrt.wire import smq
 from tests.broker.crowd import Crowd, Ear, heard, observe, settle, subscribe

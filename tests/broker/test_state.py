@@ -11,7 +11,7 @@ import pytest
 from smqrt.auth.identity import Identity
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, dirty
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.state import LOG_INTERVAL_S, Hooks
 from smqrt.broker.topics import NAMES, Topic
 from smqrt.errors import CloseReason

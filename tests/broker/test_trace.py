@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from smqrt.broker import trace as module
+from smqrt.broker import routes as module
 from smqrt.broker.outbox import dirty
-from smqrt.broker.trace import Trace, TracedRoute
+from smqrt.broker.routes import Trace, TracedRoute
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from smqrt.manual import pages as manual
-from smqrt.manual.search import all_sections, find
+from smqrt.manual.pages import all_sections, find
 from smqrt.manual.site import write_site
 from tests.conftest import Served
 

@@ -170,7 +170,7 @@ def test_a_text_of_the_environment_is_a_list_of_certificates() -> None:
 def test_the_example_of_the_manual(tmp_path: Path) -> None:
     from importlib import resources
 
-    from smqrt.server.ports import ports
+    from smqrt.server.listeners import ports
     from smqrt.settings.sources import Sources
 
     page = (resources.files("smqrt") / "help" / "tls-server.md").read_text("utf-8")

@@ -28,7 +28,7 @@ from smqrt.cli.pipeline import shown_progress, status_line, status_table
 from smqrt.journal import commit
 from smqrt.journal import files as locations
 from smqrt.manual.pages import pages as manual
-from smqrt.pipeline import process
+from smqrt.pipeline import status as process
 from smqrt.pipeline.status import FILE, Status
 from tests.conftest import REPOSITORY
 from tests.pipeline.recorded import Recorded

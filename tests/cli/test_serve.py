@@ -158,7 +158,7 @@ def test_tls_with_a_pair_made_on_first_use(serve: Serve, tmp_path: Path) -> None
 
 
 def test_tls_with_a_given_pair(serve: Serve, tmp_path: Path) -> None:
-    from smqrt.transport.certificates import self_signed_pair
+    from smqrt.transport.tls_contexts import self_signed_pair
 
     cert, key = self_signed_pair("127.0.0.1", tmp_path)
     served = serve(application(tmp_path / "app"), "--tls-port", "0", "--cert", cert, "--key", key)
@@ -197,7 +197,7 @@ def test_what_is_no_origin_or_host_is_one_sentence(serve: Serve, tmp_path: Path,
 
 
 def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> None:
-    from smqrt.transport.certificates import self_signed_pair
+    from smqrt.transport.tls_contexts import self_signed_pair
 
     pairs = []
     for name in ("old", "new"):

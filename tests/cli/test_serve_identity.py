@@ -13,7 +13,7 @@ import requests
 from smqrt.client import SmqClient
 from smqrt.errors import StartError
 from smqrt.server.runtime import Server
-from smqrt.settings.settings import AuthSettings, Settings
+from smqrt.settings.server_settings import AuthSettings, Settings
 from tests.identity.conftest import USERS, user_line
 
 PRELOAD = """\

@@ -292,7 +292,7 @@ def test_wrong_arguments_are_named(url, make_client):
 
 
 def test_tls_is_verified(start_broker, make_client, tmp_path):
-    from smqrt.transport.certificates import self_signed_pair
+    from smqrt.transport.tls_contexts import self_signed_pair
     from tests.pki import server_context
 
     cert, key = self_signed_pair("127.0.0.1", tmp_path)
@@ -311,7 +311,7 @@ def test_tls_is_verified(start_broker, make_client, tmp_path):
 
 
 def test_a_certificate_for_another_name_is_not_trusted(start_broker, make_client, tmp_path):
-    from smqrt.transport.certificates import self_signed_pair
+    from smqrt.transport.tls_contexts import self_signed_pair
     from tests.pki import server_context
 
     cert, key = self_signed_pair("somewhere.example", tmp_path)

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler
+from smqrt.clients.smq.connection import SmqClientOptions, SubscriptionOptions, message_handler
 from smqrt.errors import ArgumentError
-from smqrt.settings.options import make
+from smqrt.settings.option_types import make
 
 
 def test_every_client_has_a_uid_of_its_own() -> None:

@@ -12,7 +12,7 @@ from gevent.queue import Queue
 
 from smqrt.client import SMQClient
 from smqrt.clients.reconnect import Backoff
-from smqrt.clients.smq.options import SmqClientOptions
+from smqrt.clients.smq.connection import SmqClientOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.local_broker import LocalBroker

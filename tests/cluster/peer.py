@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from smqrt.wire import link_packets as wire
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link_packets import Hello, Packet
+from smqrt.wire.cluster_packets import Hello, Packet
 
 PASSWORD = "of the test"
 

@@ -6,7 +6,7 @@ import pytest
 
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
-from smqrt.cluster import absent_nodes
+from smqrt.cluster import leaving_nodes
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from tests.cluster.cut import Cable
@@ -113,7 +113,7 @@ def test_a_node_that_is_killed_is_counted_for_until_it_has_started_again(engine:
 
 
 def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absent_nodes, "ABSENT_S", 0.0)
+    monkeypatch.setattr(leaving_nodes, "ABSENT_S", 0.0)
     one, other = pair(engine)
     publisher = one.client()
     other.client().subscribe(b"topic")
@@ -138,7 +138,7 @@ def test_a_hub_that_leaves_the_cluster_counts_for_nobody(engine: Engine) -> None
 
 
 def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absent_nodes, "MAX_ABSENT", 1)
+    monkeypatch.setattr(leaving_nodes, "MAX_ABSENT", 1)
     one, first, second = places = [engine.place(name) for name in ("one", "first", "second")]
     engine.joined(*places)
     publisher = one.client()

@@ -12,7 +12,7 @@ from smqrt.cluster import link_channels
 from smqrt.cluster.channel import LINK_BYTES, WINDOW_BYTES, AppChannel
 from smqrt.cluster.node import MAX_CHANNELS
 from smqrt.errors import ArgumentError, ClosedError
-from smqrt.wire import link_packets as wire
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.cluster.engines import Engine, MemoryEngine, Place, pair

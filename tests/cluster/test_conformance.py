@@ -8,7 +8,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
-from smqrt.wire.link_packets import Refusal
+from smqrt.wire.cluster_packets import Refusal
 from smqrt.wire.smq import node_of, server_of
 from tests.cluster.engines import Client, Engine, Place, pair
 

@@ -7,7 +7,7 @@ from itertools import chain
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smqrt.cluster.interest import Interest
+from smqrt.cluster.state import Interest
 from smqrt.wire.cluster_packets import Key
 
 KEYS = st.tuples(st.integers(1, 3), st.integers(0, 2))  # so few that names clash

@@ -13,7 +13,7 @@ import gevent
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop
-from smqrt.cluster.node_send_queue import count_messages
+from smqrt.cluster.remote_node import count_messages
 from tests.cluster.engines import Client, Engine, MemoryEngine, Place
 
 ROUNDS = 5

@@ -21,7 +21,7 @@ from smqrt.errors import ArgumentError, ClosedError, QueueFullError
 from smqrt.hub import cluster, conn, mtl
 from smqrt.hub.mtl import Channel
 from smqrt.manual import pages
-from smqrt.process.current_application import AppScope, running_app
+from smqrt.process.current_process import AppScope, running_app
 from smqrt.transport.stream import Stream
 from tests.waiting import wait_until
 

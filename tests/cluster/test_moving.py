@@ -6,8 +6,8 @@ import gevent
 import pytest
 
 from smqrt.broker.outbox import Drop
-from smqrt.cluster import migration
-from smqrt.wire.link_packets import PRESSURE, SIBLINGS, STAMPS
+from smqrt.cluster import leaving_nodes
+from smqrt.wire.cluster_packets import PRESSURE, SIBLINGS, STAMPS
 from tests.cluster.engines import Client, Engine, Place, pair
 
 
@@ -139,7 +139,7 @@ def test_a_move_that_fails_loses_nothing(engine: Engine) -> None:
 
 
 def test_what_waits_in_vain_is_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "MOVE_S", 0.5)
+    monkeypatch.setattr(leaving_nodes, "MOVE_S", 0.5)
     writer, old = pair(engine)
     client, mine = old.client(), writer.client()
     client.subscribe(b"news")
@@ -158,7 +158,7 @@ def test_what_waits_in_vain_is_counted(engine: Engine, monkeypatch: pytest.Monke
 
 
 def test_a_hub_that_pauses_and_does_not_leave_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "MOVE_S", 0.5)
+    monkeypatch.setattr(leaving_nodes, "MOVE_S", 0.5)
     writer, old = pair(engine)
     client, mine = old.client(), writer.client()
     client.subscribe(b"news")

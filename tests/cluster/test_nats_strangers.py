@@ -14,13 +14,13 @@ import pytest
 
 from smqrt.broker.state import Hooks
 from smqrt.cluster import nats
+from smqrt.cluster.engines.connections import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
 from smqrt.cluster.engines.mesh import Mesh
-from smqrt.cluster.engines.nats import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, UNAUTHENTICATED
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
-from smqrt.wire import link_packets as wire
+from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link_packets import Hello, Refusal
+from smqrt.wire.cluster_packets import Hello, Refusal
 from smqrt.wire.smq import MAX_NODE
 from tests.cluster.engines import KEY, Client
 from tests.nats.server import NatsServer

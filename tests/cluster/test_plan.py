@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from smqrt.cli.cluster import cluster
+from smqrt.cli.admin import cluster
 from smqrt.cluster.cost_model import ENGINES, MESH, Load, plan
 
 MEASURED = Load(8, 16_000, 0, 0, 1, 0, 128, 1)

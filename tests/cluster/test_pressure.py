@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 
-from smqrt.broker.outbox import Drop
-from smqrt.broker.slow import Pressure
+from smqrt.broker.outbox import Drop, Pressure
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life

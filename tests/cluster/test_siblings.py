@@ -13,8 +13,8 @@ from smqrt.cluster.engines import mesh, process_cluster
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.process_cluster import ClusterPlan, ProcessCluster
 from smqrt.errors import ArgumentError
-from smqrt.wire import link_packets as wire
-from smqrt.workers.worker_identity import WorkerPlace
+from smqrt.wire import cluster_packets as wire
+from smqrt.workers.worker_rpc import WorkerPlace
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.conftest import free_port

@@ -11,12 +11,10 @@ import pytest
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import ConnectionState, MqttEndpoint
+from smqrt.wire.mqtt.endpoint import ConnectionState, MqttEndpoint, MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.fields import Props, is_topic_filter
 from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, UnsubscribePacket
-from smqrt.wire.mqtt.properties import Props
 from smqrt.wire.mqtt.server import MqttServerEndpoint
-from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
-from smqrt.wire.mqtt.topics import is_topic_filter
 
 CASES = json.loads(Path(__file__).with_name("mqtt.json").read_text())
 PLAYED = [(case, version) for case in CASES for version in case.get("versions", [4, 5])]

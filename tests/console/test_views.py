@@ -17,13 +17,11 @@ from smqrt import hub
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Results
 from smqrt.operations.console import views
-from smqrt.operations.console.gauges import Gauges
-from smqrt.operations.console.live_views import MAX_PAGES, LiveViews
-from smqrt.operations.console.views import PacedCache, shown_name
-from smqrt.operations.console.workers import merged_hubs, merged_topics
+from smqrt.operations.console.gauges import Gauges, merged_hubs, merged_topics
+from smqrt.operations.console.views import MAX_PAGES, LiveViews, PacedCache, shown_name
 from smqrt.operations.logs import LogTail
 from smqrt.operations.topic_listener import MAX_KEPT, LocalTopicListener
-from smqrt.process.current_application import AppScope, running_app
+from smqrt.process.current_process import AppScope, running_app
 from smqrt.smq.gevent_broker import GeventBroker
 from tests.waiting import let_others_run, wait_until
 

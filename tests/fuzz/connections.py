@@ -12,7 +12,7 @@ from gevent import get_hub
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Outbox, QueuedMemory, flush_dirty
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.errors import CloseReason

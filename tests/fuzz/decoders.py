@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from smqrt.apps.lua.api.pages import LspError, to_lua
+from smqrt.apps.lua.api.dirs import LspError, to_lua
 from smqrt.clients.mqtt import sparkplug
 from smqrt.errors import ArgumentError, JournalError, MqttError, NatsError, ProtocolError
 from smqrt.http import forms, head, headers
@@ -18,11 +18,11 @@ from smqrt.http.headers import HttpError
 from smqrt.http.logins import credentials
 from smqrt.http.resources import IoError
 from smqrt.http.tree import normalise
-from smqrt.journal import arrow, recovery
+from smqrt.journal import columns, recovery
 from smqrt.journal.record import Row
-from smqrt.wire import kernels, luajit_kernels, nats, smq, url, websocket
-from smqrt.wire.mqtt import client, decode, packets, server
-from smqrt.wire.mqtt.session import MqttSession
+from smqrt.wire import addresses, kernels, nats, smq, websocket
+from smqrt.wire.mqtt import client, packets, server
+from smqrt.wire.mqtt.endpoint import MqttSession
 
 MAX_MESSAGE_BYTES = 1000
 MAX_PIECES = 64
@@ -47,7 +47,7 @@ def connect(data: bytes) -> None:
 
 @cache
 def _twins() -> tuple[kernels.Kernels, kernels.Kernels]:
-    twin = luajit_kernels.JitKernels()
+    twin = kernels.JitKernels()
     return kernels.PureKernels(), twin
 
 
@@ -129,7 +129,7 @@ def path(data: bytes) -> None:
 def client_url(data: bytes) -> None:
     """A URL that an application connects to."""
     with contextlib.suppress(ValueError):
-        found = url.parse_url(data.decode("utf-8"))
+        found = addresses.parse_url(data.decode("utf-8"))
         assert 0 < found.port < 65536
         assert not {"\r", "\n", " "}.intersection(str(found))
 
@@ -209,7 +209,7 @@ def mqtt_5(data: bytes) -> None:
 
 def _mqtt_packets(data: bytes, version: int) -> None:
     for is_from_client in (False, True):
-        splitter = decode.PacketSplitter(MAX_MESSAGE_BYTES)
+        splitter = packets.PacketSplitter(MAX_MESSAGE_BYTES)
         with contextlib.suppress(MqttError):
             for piece in _pieces(data):
                 splitter.feed(piece)
@@ -218,14 +218,14 @@ def _mqtt_packets(data: bytes, version: int) -> None:
 
 
 def _decoded_again(first: int, body: bytes, version: int, is_from_client: bool) -> None:
-    packet = decode.decode(first, body, version, is_from_client)
+    packet = packets.decode(first, body, version, is_from_client)
     if isinstance(packet, packets.SubscribeAnswer) and version == 4:
         return  # reserved codes become 0x80 when they are sent on
-    again = decode.PacketSplitter()
+    again = packets.PacketSplitter()
     again.feed(packets.encode(packet, version))
     second = again.next()
     assert second is not None
-    assert _ordered(decode.decode(*second, version, is_from_client)) == _ordered(packet), packet
+    assert _ordered(packets.decode(*second, version, is_from_client)) == _ordered(packet), packet
 
 
 def _ordered(packet: packets.Packet) -> packets.Packet:
@@ -311,13 +311,13 @@ def row(number: int, payload: bytes) -> Row:
 def arrow_batch(data: bytes) -> None:
     """A batch of a journal: what is decoded is no larger than a few times what came."""
     with contextlib.suppress(JournalError):
-        rows = arrow.decode(data)
+        rows = columns.decode(data)
         held = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
         assert held <= 16 * len(data), f"{held} bytes from {len(data)}"
     with contextlib.suppress(ValueError):
-        arrow.schema_metadata(data)
+        columns.schema_metadata(data)
     with contextlib.suppress(ValueError):
-        arrow.message_size(data)
+        columns.message_size(data)
 
 
 def arrow_segment(data: bytes) -> None:

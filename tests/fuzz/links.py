@@ -18,19 +18,17 @@ from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines import nats as backplane
-from smqrt.cluster.engines.link_connection import LinkConnection
-from smqrt.cluster.engines.nats import NatsBackplane
+from smqrt.cluster.engines import connections as backplane
+from smqrt.cluster.engines.connections import LinkConnection, NatsBackplane
 from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.wire import cluster_packets, smq
-from smqrt.wire import link_packets as wire
-from smqrt.wire.cluster_packets import Announced, LinkType
+from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
 from smqrt.wire.connection_state import Life
-from smqrt.wire.link_packets import Hello, Packet
 from smqrt.wire.smq import NameNumbers
 from tests.broker.crowd import Ear
 from tests.fuzz import connections

@@ -21,7 +21,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from smqrt.auth import acl, bearer, users
+from smqrt.auth import acl, credentials, users
 from smqrt.auth.identity import Action, Identity, name_fault
 from smqrt.crypto import tokens
 from smqrt.errors import ArgumentError, CryptoError, StartError
@@ -30,14 +30,14 @@ from smqrt.http.headers import BadRequest
 from smqrt.server.restart import old_process
 from smqrt.server.restart.new_process import TakeOver
 from smqrt.server.restart.old_process import HandOver
-from smqrt.settings.settings import AuthSettings
+from smqrt.settings.option_types import check
+from smqrt.settings.server_settings import AuthSettings
 from smqrt.settings.sources import Sources
-from smqrt.settings.tree import check
 from smqrt.smq.hub_registry import Succession, succession
+from smqrt.transport.admission import TrustedNetworks
 from smqrt.transport.listener import inherited
-from smqrt.transport.trusted_proxies import TrustedNetworks
-from smqrt.wire import proxy_protocol
-from smqrt.workers.fd_channel import ChannelError, FdChannel
+from smqrt.wire import addresses
+from smqrt.workers.worker_rpc import ChannelError, FdChannel
 from tests.fuzz.decoders import _pieces
 
 T = TypeVar("T")
@@ -60,21 +60,21 @@ def proxy_header(data: bytes) -> None:
     whole = _header(data)
     for cut in {*range(min(len(data), 130)), *range(130, len(data), len(data) // 32 + 1)}:
         found = _header(data[:cut])
-        if isinstance(whole, proxy_protocol.ProxyHeader):
+        if isinstance(whole, addresses.ProxyHeader):
             assert found == (whole if cut >= whole.size_bytes else None), (cut, found, whole)
         else:
             assert found in (None, whole), (cut, found, whole)
             assert whole or not found
-    if isinstance(whole, proxy_protocol.ProxyHeader) and whole.client:
-        assert whole.client[0] == proxy_protocol.plain(ip_address(whole.client[0]))
+    if isinstance(whole, addresses.ProxyHeader) and whole.client:
+        assert whole.client[0] == addresses.plain(ip_address(whole.client[0]))
         assert 0 <= whole.client[1] < 65536
 
 
-def _header(data: bytes) -> proxy_protocol.ProxyHeader | bool | None:
+def _header(data: bytes) -> addresses.ProxyHeader | bool | None:
     """False when it is refused."""
     try:
-        return proxy_protocol.parse(data)
-    except proxy_protocol.NoProxyHeader:
+        return addresses.parse(data)
+    except addresses.NoProxyHeader:
         return False
 
 
@@ -264,8 +264,8 @@ def good_token() -> bytes:
 
 
 @cache
-def _keys() -> bearer.TokenKeys:
-    keys = bearer.TokenKeys(_AUTH, lambda *_: b"", lambda: None)
+def _keys() -> credentials.TokenKeys:
+    keys = credentials.TokenKeys(_AUTH, lambda *_: b"", lambda: None)
     keys.set_of_files([*tokens.keys_of_set(JWKS), tokens.shared_key(_SECRET)])
     return keys
 
@@ -275,8 +275,8 @@ def token(data: bytes) -> None:
     kind, data = (data[0] if data else 0) % 3, data[1:]
     shown = data if kind == 0 else _signed(b'{"alg":"HS256"}', data) if kind == 1 else _signed(data, _claims())
     try:
-        found = bearer.identity_of_token(shown, _keys(), _AUTH)
-    except bearer.TokenError:
+        found = credentials.identity_of_token(shown, _keys(), _AUTH)
+    except credentials.TokenError:
         return
     assert name_fault(found.user) is None
     assert not any(map(name_fault, found.groups))

@@ -22,9 +22,8 @@ import requests
 
 from smqrt.cluster.link import MAX_UNAUTHENTICATED
 from smqrt.wire import cluster_packets, smq
-from smqrt.wire import link_packets as wire
-from smqrt.wire.cluster_packets import LinkType
-from smqrt.wire.link_packets import Packet, Refusal
+from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_packets import LinkType, Packet, Refusal
 from smqrt.wire.smq import TOPIC_BIT, NameNumbers
 from tests.cluster.peer import PASSWORD, Peer, key
 from tests.conftest import REPOSITORY, Served, free_port

@@ -12,8 +12,8 @@ import gevent
 import pytest
 
 from smqrt.manual import pages as manual
+from smqrt.manual.pages import Slugs, index_script
 from smqrt.manual.render import to_html
-from smqrt.manual.search import Slugs, index_script
 from smqrt.manual.web import Manual
 from tests.http.http_bench import Answer, Bench
 

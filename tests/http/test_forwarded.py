@@ -9,7 +9,7 @@ import pytest
 
 from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies, find_client, node, of_forwarded
 from smqrt.http.headers import BadRequest
-from smqrt.transport.trusted_proxies import TrustedNetworks
+from smqrt.transport.admission import TrustedNetworks
 
 TRUSTED = TrustedNetworks(["10.0.0.0/8", "::1", "fd00::/8"])
 PROXY, STRANGER = ("10.0.0.1", 555), ("203.0.113.9", 555)

@@ -9,7 +9,7 @@ import gevent
 
 from smqrt.http.body import HttpLimits
 from smqrt.http.message import Request
-from smqrt.transport import graceful_close
+from smqrt.transport import tls
 from tests.waiting import wait_until
 
 QUICK = HttpLimits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
@@ -105,12 +105,12 @@ def test_a_client_that_does_not_read_is_closed(start: Any) -> None:
 
 
 def test_a_refused_client_that_stays_is_closed(start: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("smqrt.transport.graceful_close.LINGER_S", 0.1)
+    monkeypatch.setattr("smqrt.transport.tls.LINGER_S", 0.1)
     bench = start(QUICK)
     wire = bench.connect().send(b"nonsense\r\n\r\n")
     assert wire.answer().status == 400
     assert not bench.server
-    wait_until(lambda: not graceful_close.under_way())
+    wait_until(lambda: not tls.under_way())
 
 
 def test_two_hundred_slow_ones_cost_the_others_nothing(bench: Any) -> None:

@@ -13,8 +13,8 @@ from gevent.ssl import SSLContext
 
 from smqrt.http.logins import Authenticator
 from smqrt.http.message import Request
-from smqrt.transport.certificates import self_signed_pair
 from smqrt.transport.listener import Listener
+from smqrt.transport.tls_contexts import self_signed_pair
 from tests.http.http_bench import Bench, Wire
 from tests.pki import server_context
 from tests.waiting import let_others_run, wait_until

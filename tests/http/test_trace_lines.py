@@ -7,8 +7,8 @@ from time import time
 
 import pytest
 
-from smqrt.http import trace_lines
-from smqrt.http.trace_lines import Line, Lines, MergedLines
+from smqrt.http import tracelogger
+from smqrt.http.tracelogger import Line, Lines, MergedLines
 from tests.waiting import let_others_run, wait_until
 
 PAST_BYTES, MAX_BYTES = 10, 40
@@ -46,7 +46,7 @@ def given() -> list[bytes]:
 
 @pytest.fixture
 def order(given: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[MergedLines]:
-    monkeypatch.setattr(trace_lines, "HOLD_S", 0.2)
+    monkeypatch.setattr(tracelogger, "HOLD_S", 0.2)
     made = MergedLines(lambda line: given.append(line.data), PAST_BYTES, MAX_BYTES)
     yield made
     made.close()

@@ -12,12 +12,12 @@ import pytest
 
 from smqrt import hub
 from smqrt.auth import service as identity_service
-from smqrt.auth.passwords import new_hash
 from smqrt.auth.service import IdentityService
 from smqrt.auth.throttle import Throttle
+from smqrt.auth.users import new_hash
 from smqrt.http.client.client import fetched
 from smqrt.http.logins.registry import ADDRESS_LIMIT, ANYWHERE_LIMIT, NAME_LIMIT
-from smqrt.settings.settings import AuthSettings
+from smqrt.settings.server_settings import AuthSettings
 from smqrt.smq import gevent_broker
 from tests.device import Site
 from tests.pki import Authority

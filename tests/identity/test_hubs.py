@@ -12,8 +12,8 @@ import gevent
 import pytest
 
 from smqrt.auth.identity import Action, Method
-from smqrt.auth.passwords import new_hash
 from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials
+from smqrt.auth.users import new_hash
 from smqrt.errors import CloseReason
 from smqrt.smq.close_log import closes
 from smqrt.wire import smq as wire

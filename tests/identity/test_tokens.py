@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from gevent.pywsgi import WSGIServer
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from smqrt.auth import bearer
+from smqrt.auth import credentials
 from smqrt.auth.identity import Method
 from smqrt.errors import StartError
 from smqrt.wire import smq as wire
@@ -220,7 +220,7 @@ def test_keys_of_an_address(guard: Callable[..., Guarded], issuer: Issuer, monke
         assert "unknown key, or an algorithm other than" in refusal(guarded, token(OTHER_KEY, header={"kid": "two"}))
     assert issuer.asked == 1, "an unknown key is asked for once a minute"
 
-    monkeypatch.setattr(bearer, "UNKNOWN_S", 0.0)
+    monkeypatch.setattr(credentials, "UNKNOWN_S", 0.0)
     issuer.has(one=jwk(RSA_KEY), two=jwk(OTHER_KEY))
     knocks(guarded, token(OTHER_KEY, header={"kid": "two"})).accepted()
     for status, body in (

@@ -10,9 +10,9 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.broker import slow
+from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
-from smqrt.broker.trace import Trace
+from smqrt.broker.routes import Trace
 from smqrt.journal import commit as commits
 from smqrt.journal import writer
 from smqrt.journal.files import HubAddress
@@ -181,7 +181,7 @@ def test_a_commit_does_not_wait_for_ever(results: MakeSite, monkeypatch: pytest.
     session = site.state.uids[b"device"]
     site.state.slow.pressure.press(session.outbox, topic.key)
     commit(site, 0, b"a")
-    assert slow.Slow.WAIT is site.state.slow.of(topic.key)
+    assert outbox.Slow.WAIT is site.state.slow.of(topic.key)
     site.state.slow.pressure.release(session.outbox)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
 from smqrt.journal import tables
-from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Filter
 
 LEVEL = st.sampled_from(["a", "b", "", "a.c", "größe", "$x", "a|b", "(", "\n", "\\"])
 NAME = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)

@@ -13,7 +13,7 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import compact, inspection
 from smqrt.journal.inspection import RecordedRow, as_fields, as_line
 from smqrt.journal.reader import Journal
-from smqrt.journal.timestamps import iso, parse_moment
+from smqrt.journal.record import iso, parse_moment
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import filters, manifest
-from smqrt.journal.filters import Filter, WantedTopics
+from smqrt.journal import manifest, planning
 from smqrt.journal.manifest import EVERYTHING, PAGE_FILES, DataFile
+from smqrt.journal.planning import Filter, WantedTopics
 from smqrt.journal.reader import Journal
 
 
@@ -251,7 +251,7 @@ def test_it_is_read_whole_while_it_is_changed(tmp_path: Path) -> None:
 
 def test_a_filter_of_topics_knows_its_names_and_most_others() -> None:
     names = [f"site{at % 50}/machine{at}/temp" for at in range(4000)]
-    made = filters.bloom_filter(names)
+    made = planning.bloom_filter(names)
     assert len(made) <= 11_000
 
     def may_be_in(*topics: str) -> bool:
@@ -288,7 +288,7 @@ def test_a_plan_leaves_out_files_of_many_topics(tmp_path: Path) -> None:
     def many(first: int, start: int) -> DataFile:
         names = [f"site{at}/temp" for at in range(start, start + 3000)]
         values = {name: getattr(data_file(first), name) for name in manifest.DataFile.__slots__}
-        return DataFile(**{**values, "topics": None, "topic_filter": filters.bloom_filter(names)})
+        return DataFile(**{**values, "topics": None, "topic_filter": planning.bloom_filter(names)})
 
     with manifest.edit(tmp_path) as changes:
         changes.add(many(at * 10, at * 3000) for at in range(40))

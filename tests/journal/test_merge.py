@@ -14,11 +14,11 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import compact, manifest, parquet_files, segment
 from smqrt.journal.compact import CompactOptions
-from smqrt.journal.filters import Filter
 from smqrt.journal.manifest import DataFile
+from smqrt.journal.planning import Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
-from smqrt.journal.verify import verify
+from smqrt.journal.recovery import verify
 from tests.journal.killed import compact_killed_at
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from smqrt.journal import numbers, recovery, segment, writer
+from smqrt.journal import recovery, segment, writer
 from smqrt.journal.compact import CompactOptions, compact, rows_to_compact
 from smqrt.journal.inspection import journal_stats, latest
-from smqrt.journal.numbers import STEP, NumberReserve
 from smqrt.journal.reader import Journal
 from smqrt.journal.readers import waiting
-from smqrt.journal.verify import verify
+from smqrt.journal.recovery import verify
+from smqrt.journal.segment import STEP, NumberReserve
 from smqrt.pipeline.smq_source import scan
 from tests.device import Site, bounded
 from tests.journal import written
@@ -139,13 +139,13 @@ def test_a_hub_that_ends_while_a_segment_is_finished_keeps_the_last_one(disk: Sy
     lives.end()
     lives.fail()
     assert [row.seq for row in Journal(disk.root / "journal").rows({}, {"n1": 1 << 62})] == [*range(40_005)]
-    assert numbers.reserved(disk.root / "journal/wal/n1") == 40_005
+    assert segment.reserved(disk.root / "journal/wal/n1") == 40_005
 
 
 def test_publishers_wait_until_the_disk_knows_which_numbers_are_used(
     disk: SyncedDisk, make_site: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "STEP", 64)
+    monkeypatch.setattr(segment, "STEP", 64)
     lives = Lives(disk, make_site, {"sync": "1h"})
     lives.publish(10)
     working = NumberReserve._write
@@ -155,12 +155,12 @@ def test_publishers_wait_until_the_disk_knows_which_numbers_are_used(
 
     monkeypatch.setattr(NumberReserve, "_write", broken)
     lives.publish(200)
-    reserved = numbers.reserved(lives.journal.path / "wal/n1")
+    reserved = segment.reserved(lives.journal.path / "wal/n1")
     assert lives.seen <= reserved
     assert lives.journal.stats()["stalls"] == 1
     monkeypatch.setattr(NumberReserve, "_write", working)
     wait_until(lambda: lives.journal.end()["n1"] == 210, "the disk is well again", 20)
-    assert numbers.reserved(lives.journal.path / "wal/n1") >= 210
+    assert segment.reserved(lives.journal.path / "wal/n1") >= 210
 
 
 def test_fast_hubs_reserve_more_numbers_at_once(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_damaged_reservation_gives_no_number_again(tmp_path: Path) -> None:
     for text in (b"", b"{", b"[]", b'{"below": "x"}', b'{"below": -1}', b'{"below": 1e99}', b"null"):
         (tmp_path / "wal/n1/numbers.json").write_bytes(text)
         found = recovery.recover(tmp_path / "wal/n1")
-        assert found.next_seq >= numbers.FAR
+        assert found.next_seq >= segment.FAR
         assert "numbers.json is damaged" in found.damages[0]
         assert "numbers.json: is damaged" in str(verify(tmp_path).faults[0])
     NumberReserve(tmp_path / "wal/n1", found.next_seq)
@@ -334,12 +334,12 @@ def test_gaps_stay_known(tmp_path: Path) -> None:
     for crash in range(300):
         NumberReserve(tmp_path, STEP * (crash + 1), STEP * crash + 5)
     NumberReserve(tmp_path, STEP * 300 + 7).settle(STEP * 300 + 9)
-    found = numbers.gaps(tmp_path)
-    assert len(found) == numbers.MAX_GAPS
+    found = segment.gaps(tmp_path)
+    assert len(found) == segment.MAX_GAPS
     assert found[-1] == (STEP * 299 + 5, STEP * 300)
     for text in ('{"below": 5}', '{"below": 5, "gaps": [1]}', "[]", "{"):
         (tmp_path / "numbers.json").write_text(text)
-        assert numbers.gaps(tmp_path) == []
+        assert segment.gaps(tmp_path) == []
 
 
 def test_a_micro_batch_begins_behind_a_gap(gapped: Path) -> None:

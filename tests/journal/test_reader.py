@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, planning, segment, tables
-from smqrt.journal.filters import Filter
-from smqrt.journal.reader import Chunk, Journal
+from smqrt.journal.planning import Filter
+from smqrt.journal.reader import Chunk, FolderFiles, Journal
 from smqrt.journal.record import Row
-from smqrt.journal.storage import FolderFiles
 from tests.journal import written
 
 ROWS = 300

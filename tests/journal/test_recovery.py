@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, manifest, numbers, recovery, segment
+from smqrt.journal import columns, committed, manifest, recovery, segment
 from smqrt.journal import segment as index
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import parse_index
@@ -125,7 +125,7 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -
     else:
         os.truncate(indexed, left)
     with path.open("ab") as file:
-        file.write(b"".join(arrow.encode(written.rows(20, 30)))[:-50])  # what was being written
+        file.write(b"".join(columns.encode(written.rows(20, 30)))[:-50])  # what was being written
     assert recovery.recover(tmp_path / "wal/n1").next_seq == end == 20
     assert indexed.read_bytes() == as_it_was
     assert list(Journal(tmp_path).rows({}, {"n1": 20})) == written.rows(0, 20)
@@ -167,7 +167,7 @@ def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) ->
     (tmp_path / "readers").mkdir()
     report = {"query": "q", "name": "hot", "offset": {"n1": 17, "n2": 99}, "time_us": 0}
     (tmp_path / "readers" / "q.json").write_text(json.dumps(report))
-    assert recovery.recover(tmp_path / "wal/n1").next_seq == numbers.STEP, "a gap ends with a multiple of it"
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == segment.STEP, "a gap ends with a multiple of it"
 
 
 def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None:

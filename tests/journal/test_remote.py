@@ -17,7 +17,7 @@ from smqrt.http.tree import ResourceReader
 from smqrt.journal import compact, manifest, parquet_files, remote, segment, tokens
 from smqrt.journal.commit import commit
 from smqrt.journal.files import HubAddress
-from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import RemoteJournal, open_journal
 from smqrt.journal.service import JournalService

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from smqrt.journal import commit, files, readers, recovery, segment, writer
-from smqrt.journal.arrow import schema_message
+from smqrt.journal.columns import schema_message
 from smqrt.journal.inspection import journal_stats
-from smqrt.journal.numbers import STEP
 from smqrt.journal.reader import Journal
 from smqrt.journal.readers import ResultRows
 from smqrt.journal.record import Flag
+from smqrt.journal.segment import STEP
 from smqrt.pipeline.run_context import lag_rows, lag_seconds
 from tests.device import Site
 from tests.journal import written

@@ -21,7 +21,7 @@ from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
 from smqrt.server.runtime import Server
-from smqrt.settings.settings import Settings
+from smqrt.settings.server_settings import Settings
 from tests.journal.shelf import SEGMENT, Shelf, record
 
 

@@ -11,7 +11,7 @@ import pytest
 from smqrt import hub
 from smqrt.journal import writer
 from smqrt.journal.reader import Journal
-from smqrt.journal.timestamps import Clock
+from smqrt.journal.record import Clock
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

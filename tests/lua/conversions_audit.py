@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from smqrt.apps.lua import check
-from smqrt.apps.lua.api import smq_client, smq_cluster, smq_hub
+from smqrt.apps.lua.api import smq_client, smq_hub
 from tests.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
 from tests.lua.app_server import AppServer
 from tests.lua.conftest import HALF
@@ -53,7 +53,7 @@ def of_group(group: str) -> str:
 def findings(server: AppServer, which: str, calls: str) -> list[str]:
     """What is wrong with calls, one line each."""
     hubs = smq_hub.install(server.vm, server.services, server.applications.exchanges)
-    smq_cluster.install_smq_cluster(server.vm, server.services, hubs)
+    smq_client.install_smq_cluster(server.vm, server.services, hubs)
     smq_client.install_smq_client(server.vm, server.services)
     server.vm.namespace("test", {}, source=HALF)
     server.vm.eval(HARNESS.read_bytes(), "@conversions.lua")

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from smqrt.apps.lua.api import acme
+from smqrt.apps.lua.api import crypto
 from tests.acme_authority import AcmeAuthority, Problem
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
@@ -132,7 +132,7 @@ def test_a_hundred_orders_may_wait(lua: Lua, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_authority_that_never_ends(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acme, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(crypto, "GIVE_UP_S", 0.1)
     lua.authority.may_verify.clear()
     lua.run("app.order'example.com'")
     assert lua.told(1) == [(b"", b"the order did not finish within 0.1 s")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.process import current_application
+from smqrt.process import current_process
 from tests.lua.app_server import AppServer
 
 PYTHON = """
@@ -28,21 +28,21 @@ LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
 def noted(server: AppServer) -> list[Path | None]:
     """What `test.note()` of Lua saw."""
     seen: list[Path | None] = []
-    note = {"note": lambda: seen.append(current_application.application_folder())}
+    note = {"note": lambda: seen.append(current_process.application_folder())}
     server.vm.namespace("test", note, source=b"local core, py = ... test = py")
     return seen
 
 
 def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     probe: list[object] = []
-    monkeypatch.setattr(current_application, "probe", probe, raising=False)
+    monkeypatch.setattr(current_process, "probe", probe, raising=False)
     application = server.app({".preload.py": PYTHON + "current_application.probe += [*seen, other]"}, "py")
     assert application.error is None
     assert probe == [tmp_path / "py", tmp_path / "py", None]
     application.unload()
     assert (tmp_path / "py" / "gone").read_text() == str(tmp_path / "py")
-    assert current_application.application_folder() is None
-    assert current_application.base_folder() == Path.cwd()
+    assert current_process.application_folder() is None
+    assert current_process.base_folder() == Path.cwd()
 
 
 def test_lua_and_its_onunload(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_whatever_answers_a_request(server: AppServer, noted: list[Path | None],
         noted.clear()
         assert server.ask(f"/app/{name}").status == status
         assert noted == [tmp_path / "app"] * count
-        assert current_application.application_folder() is None
+        assert current_process.application_folder() is None

@@ -14,9 +14,8 @@ import gevent
 import pytest
 
 from smqrt.http import disk
-from smqrt.http.blocking_io import Disks
 from smqrt.http.disk import DiskIo
-from smqrt.http.open_files import MAX_READ_BYTES
+from smqrt.http.open_files import MAX_READ_BYTES, Disks
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 

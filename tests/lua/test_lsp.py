@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lupa.lua54 import LuaRuntime
 
-from smqrt.apps.lua.api.pages import LspError, to_lua
+from smqrt.apps.lua.api.dirs import LspError, to_lua
 
 RUN = b"""
 return function(source, pathname)

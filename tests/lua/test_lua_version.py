@@ -14,8 +14,8 @@ from smqrt.apps.lua.lupa_internals import interrupt_of
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import StartError
-from smqrt.server.startable import check_startable
-from smqrt.settings.settings import LuaSettings, Settings
+from smqrt.server.configuration import check_startable
+from smqrt.settings.server_settings import LuaSettings, Settings
 from tests.conftest import Served
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from smqrt.apps.lua.api import luasql
 from smqrt.apps.lua.sqlite import statements
-from smqrt.loop import greenlet_pool
+from smqrt.loop import greenlets
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -487,14 +487,14 @@ def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: py
 
 def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
     binding = luasql.SqlBinding(lambda: str(tmp_path), lambda _: None)
-    (handle,) = greenlet_pool.wait(binding.connect(b"a.db", b"", None))
+    (handle,) = greenlets.wait(binding.connect(b"a.db", b"", None))
     endless = b"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     busy = binding.execute(handle, endless, None)
     closed = binding._connections[handle].shut()
     binding.close(handle).cancel()
     assert not closed.done
     busy.cancel()
-    greenlet_pool.wait(closed)
+    greenlets.wait(closed)
     assert not binding._connections
     assert not binding._of_group
 

@@ -13,7 +13,8 @@ import lupa.lua53
 import pytest
 import requests
 
-from smqrt.apps.lua import activity, lupa_internals
+from smqrt.apps.lua import lupa_internals
+from smqrt.apps.lua import vm as activity
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.lupa_internals import interrupt_of
 from smqrt.apps.lua.vm import Vm, lupa_of

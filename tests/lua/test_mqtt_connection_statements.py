@@ -12,7 +12,7 @@ import gevent.ssl
 import pytest
 from gevent.server import StreamServer
 
-from smqrt.clients.mqtt.options import MqttOptions
+from smqrt.clients.mqtt.connect import MqttOptions
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls

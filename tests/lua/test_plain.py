@@ -18,8 +18,8 @@ from smqrt.apps.lua.api import processes
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
-from smqrt.child_processes import shell
-from smqrt.process.current_application import AppScope, running_app
+from smqrt.child_processes import processes as shell
+from smqrt.process.current_process import AppScope, running_app
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until

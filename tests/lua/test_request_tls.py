@@ -11,8 +11,8 @@ from gevent.ssl import SSLContext
 
 from smqrt.http.client.client import HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, url_of
-from smqrt.transport.certificates import self_signed_pair
 from smqrt.transport.listener import Listener
+from smqrt.transport.tls_contexts import self_signed_pair
 from tests.lua.app_server import AppServer
 from tests.pki import client_of, identity_of, server_context, server_of
 

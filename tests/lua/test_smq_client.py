@@ -14,7 +14,7 @@ from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.client import SmqClient
 from smqrt.clients.reconnect import Backoff
-from smqrt.transport.certificates import self_signed_pair
+from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.factory import Factory
 from tests.local_broker import LocalBroker

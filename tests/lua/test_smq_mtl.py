@@ -12,7 +12,7 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.apps.lua.api import smq_cluster, smq_hub
+from smqrt.apps.lua.api import smq_client, smq_hub
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.cluster.engines.process_cluster import cluster
 from tests.conftest import free_port
@@ -57,7 +57,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.server = AppServer(folder)
         hubs = smq_hub.install(self.server.vm, self.server.services, self.server.applications.exchanges)
-        smq_cluster.install_smq_cluster(self.server.vm, self.server.services, hubs)
+        smq_client.install_smq_cluster(self.server.vm, self.server.services, hubs)
         self.calls: list[tuple[Any, ...]] = []
         record: Any = lambda *values: self.calls.append(values)  # noqa: E731
         self.server.vm.namespace("recording", {"record": record}, source=b"local core, py = ... record = py.record")

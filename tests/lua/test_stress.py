@@ -13,11 +13,10 @@ import gevent
 import greenlet
 import pytest
 
-from smqrt.apps.lua.activity import MAX_IDLE
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import MAX_IDLE, Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.loop import greenlet_pool
+from smqrt.loop import greenlets as greenlet_pool
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

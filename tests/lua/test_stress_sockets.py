@@ -24,7 +24,7 @@ from gevent.event import Event
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.loop.greenlet_pool import MAX_IDLE
+from smqrt.loop.greenlets import MAX_IDLE
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.apps.lua.api import tracelogger as binding
+from smqrt.apps.lua.api import dirs as binding
 from smqrt.http import tracelogger as module
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client

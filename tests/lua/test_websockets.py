@@ -15,8 +15,8 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from smqrt.transport.certificates import self_signed_pair
 from smqrt.transport.listener import Listener
+from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
 from tests.lua.app_server import AppServer

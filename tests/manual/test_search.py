@@ -10,17 +10,8 @@ from click.testing import CliRunner, Result
 
 from smqrt.cli import cli
 from smqrt.manual import pages as manual
+from smqrt.manual.pages import INDEX_VARIABLE, Section, all_sections, excerpt, find, index_script, near_names, sections
 from smqrt.manual.render import to_html
-from smqrt.manual.search import (
-    INDEX_VARIABLE,
-    Section,
-    all_sections,
-    excerpt,
-    find,
-    index_script,
-    near_names,
-    sections,
-)
 
 PAGE = """# Valves: open and shut
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.cluster.nats.outbox import LARGE_BYTES, WRITE_BYTES, NatsOutbox
+from smqrt.cluster.nats.connection import LARGE_BYTES, WRITE_BYTES, NatsOutbox
 from smqrt.smq import data_path
 from smqrt.wire import nats
 from tests.waiting import let_others_run, wait_until

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smqrt.cluster.nats.servers import MAX_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
+from smqrt.cluster.nats.options import MAX_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
 
 
 def test_addresses() -> None:

@@ -15,7 +15,7 @@ import pytest
 from gevent import socket
 
 from smqrt.errors import StreamError
-from smqrt.loop.readiness import block
+from smqrt.loop.scheduling import block
 from smqrt.transport.listener import PAUSE_S, Acceptor
 
 BURST = 1000

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.settings.settings import MAX_WORKERS
-from smqrt.transport.balance import Balance, BalanceSockets
-from smqrt.workers.fd_channel import MAX_FDS
+from smqrt.settings.server_settings import MAX_WORKERS
+from smqrt.transport.admission import Balance, BalanceSockets
+from smqrt.workers.worker_rpc import MAX_FDS
 
 ADDRESS = ("127.0.0.1", 1234)
 

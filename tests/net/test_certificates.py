@@ -6,7 +6,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from smqrt.transport.certificates import self_signed_pair
+from smqrt.transport.tls_contexts import self_signed_pair
 
 
 def test_the_pair_loads_and_only_its_owner_reads_it(tmp_path: Path) -> None:

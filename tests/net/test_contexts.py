@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from smqrt.errors import ArgumentError
-from smqrt.transport.certificates import self_signed_pair
-from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls, Trust
+from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls, Trust, self_signed_pair
 from tests.pki import client_of, expired, identity_of, server_of, store_of
 
 HOUR_S = 3600

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.http.blocking_io import Disks, mount_of, read_mounts
+from smqrt.http.open_files import Disks, mount_of, read_mounts
 from smqrt.loop import threads as disk_threads
 from smqrt.loop.threads import DiskJob, DiskThreads
 from tests.waiting import wait_until

@@ -15,9 +15,7 @@ from gevent import socket
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Together
 from smqrt.workers import worker_rpc
-from smqrt.workers.fd_channel import Message
-from smqrt.workers.worker_identity import WorkerPlace
-from smqrt.workers.worker_rpc import END, KIND, News, WorkerRpc
+from smqrt.workers.worker_rpc import END, KIND, Message, News, WorkerPlace, WorkerRpc
 from tests.waiting import wait_until
 
 Make = Callable[..., WorkerRpc]

@@ -11,7 +11,7 @@ import gevent
 import pytest
 
 from smqrt.broker.outbox import Outbox, QueuedMemory
-from smqrt.broker.session import Session
+from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection, SocketOutbox
@@ -21,7 +21,7 @@ from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Assembler
-from smqrt.workers.fd_channel import ChannelError, FdChannel, _decoded, _encoded
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, _decoded, _encoded
 from tests.device import RAW, WS, Device, Site, leftovers, publish
 from tests.waiting import let_others_run, wait_until
 

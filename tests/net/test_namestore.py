@@ -15,7 +15,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from smqrt.smq import stores
+from smqrt.smq import persist_file
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.clock import undisturbed_s
@@ -123,7 +123,7 @@ def test_two_requests_for_one_new_name_both_wait(persisted: Callable[..., Site],
 def test_a_full_disk_denies_names_until_it_recovers(
     persisted: Callable[..., Site], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "RETRY_S", 0.05)
+    monkeypatch.setattr(persist_file, "RETRY_S", 0.05)
     site = persisted()
     known = site.device(b"other-1").create(b"known")
     disk = Disk(site)
@@ -147,7 +147,7 @@ def test_a_full_disk_denies_names_until_it_recovers(
 def test_a_slow_disk_denies_and_keeps_the_name(
     persisted: Callable[..., Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "SLOW_S", 0.1)
+    monkeypatch.setattr(persist_file, "SLOW_S", 0.1)
     site = persisted()
     disk = Disk(site, 0.4)
     device = site.device(b"uid-a1")
@@ -195,7 +195,7 @@ def test_close_waits_for_unsaved_names(persisted: Callable[..., Site], tmp_path:
 def test_close_waits_for_a_bounded_time(
     persisted: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stores, "CLOSE_S", 0.1)
+    monkeypatch.setattr(persist_file, "CLOSE_S", 0.1)
     site = persisted()
     disk = Disk(site)
     disk.fault = sqlite3.OperationalError("disk I/O error")
@@ -238,6 +238,6 @@ def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
 
 def test_an_unreferenced_hub_releases_its_file(tmp_path: Path) -> None:
     hub.create(persist=tmp_path / "names.db").create("one")
-    wait_until(lambda: not stores.unfinished, "the commit")
+    wait_until(lambda: not persist_file.unfinished, "the commit")
     with hub.create(persist=tmp_path / "names.db") as smq:
         assert smq.topic2tid("one")

@@ -9,12 +9,12 @@ import pytest
 from gevent.event import Event
 
 from smqrt import hub
-from smqrt.loop import greenlet_pool
+from smqrt.loop import greenlets
 from tests.clock import undisturbed_s
 
 BEGINNINGS = {
     "spawn": gevent.spawn,
-    "worker": greenlet_pool.start,
+    "worker": greenlets.start,
     "callback": lambda fn: gevent.get_hub().loop.run_callback(fn),
 }
 

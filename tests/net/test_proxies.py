@@ -10,11 +10,10 @@ from gevent import socket
 
 from smqrt.errors import StartError
 from smqrt.http.forwarded import Proxies
-from smqrt.server.ports import ports
-from smqrt.settings.settings import ListenerSettings, ProxySettings, Settings
-from smqrt.transport import trusted_proxies
-from smqrt.transport.admission import open_connections
-from smqrt.transport.trusted_proxies import TrustedNetworks
+from smqrt.server.listeners import ports
+from smqrt.settings.server_settings import ListenerSettings, ProxySettings, Settings
+from smqrt.transport import admission
+from smqrt.transport.admission import TrustedNetworks, open_connections
 from tests.device import RAW, TLS, Device, Site, bounded
 from tests.waiting import wait_until
 from tests.wire.test_proxy_protocol import V4, version_2
@@ -84,7 +83,7 @@ def test_a_header_in_pieces(proxied: Site, header: bytes) -> None:
 
 
 def test_an_invalid_header_is_refused_and_logged(proxied: Site, caplog: pytest.LogCaptureFixture) -> None:
-    before = trusted_proxies.REFUSED.count
+    before = admission.REFUSED.count
     clients = []
     for nonsense in (b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"PROXY TCP4 1 2 3\r\n", b"PROXY TCP4", b""):
         clients.append(socket.create_connection(proxied.address(), timeout=10))
@@ -96,7 +95,7 @@ def test_an_invalid_header_is_refused_and_logged(proxied: Site, caplog: pytest.L
         for client in [*clients, half]:
             assert client.recv(100).startswith(b"HTTP/1.1 403 "), "also who never ends it: after the deadline"
             client.close()
-    assert trusted_proxies.REFUSED.count == before + 5
+    assert admission.REFUSED.count == before + 5
     assert "see the setting proxy.trusted" in caplog.text
     assert proxied.requests == []
 

@@ -11,13 +11,12 @@ import gevent
 import pytest
 
 from smqrt.auth.identity import Identity
-from smqrt.broker import meter
+from smqrt.broker import client_limits
 from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import USER_CONNECTIONS
 from smqrt.settings import limits as limit_settings
-from smqrt.settings.limit_register import Bucket
-from smqrt.settings.limits import LimitSettings, apply_limits
-from smqrt.smq import idle_clients
+from smqrt.settings.limits import Bucket, LimitSettings, apply_limits
+from smqrt.smq import connection_kinds
 from smqrt.transport import admission
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
@@ -56,7 +55,7 @@ def test_a_message_has_so_many_bytes(site: Site, limits: Set, kind: str) -> None
     assert not other.sync() or kind, "what comes before it in one run may be lost with it"
     other.send(bytes((Type.CREATE,)) + b"n" * 120)
     assert smq.disconnect(b"message too large") in other.until_end()
-    assert meter.MESSAGE_BYTES.count == 2
+    assert client_limits.MESSAGE_BYTES.count == 2
     expect_clean(site)
 
 
@@ -82,7 +81,7 @@ def test_too_much_waits(site: Site, limits: Set, kind: str) -> None:
     took_s = time.monotonic() - began_s
     assert got == [b"%d" % number for number in range(50)]
     assert 0.25 < took_s < 3, took_s
-    assert meter.PUBLISH_RATE.count
+    assert client_limits.PUBLISH_RATE.count
     expect_clean(site)
 
 
@@ -95,7 +94,7 @@ def test_too_much_is_dropped_and_counted(site: Site, limits: Set, kind: str) -> 
     got = payloads(other.sync())
     assert got == [b"%d" % number for number in range(len(got))]
     assert 18 <= len(got) <= 21
-    assert site.state.stats.drops[Drop.OVER_RATE] == meter.PUBLISH_RATE.count == 50 - len(got)
+    assert site.state.stats.drops[Drop.OVER_RATE] == client_limits.PUBLISH_RATE.count == 50 - len(got)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +105,7 @@ def test_too_much_disconnects(site: Site, limits: Set, kind: str) -> None:
     device.publish(tid, bytes(500)).expect_nothing()
     device.send(*(publish(tid, device.etid, bytes(500)) for _ in range(3)))
     assert smq.disconnect(b"publish rate") in device.until_end()
-    assert meter.PUBLISH_BYTES.count == 1
+    assert client_limits.PUBLISH_BYTES.count == 1
 
 
 def test_bytes_wait_and_a_message_above_the_burst_passes(site: Site, limits: Set) -> None:
@@ -264,7 +263,7 @@ def test_who_is_silent_has_to_answer(make_site: Callable[..., Site], limits: Set
         for device in dead:
             device.until_end()
     assert reasons == ["idle"] * 4
-    assert idle_clients.IDLE.count == 4
+    assert connection_kinds.IDLE.count == 4
     for device in (*alive, *busy):
         device.sync()
     assert 1.4 < time.monotonic() - began_s < 4

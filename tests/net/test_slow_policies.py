@@ -8,7 +8,7 @@ from itertools import product
 import gevent
 import pytest
 
-from smqrt.broker import outbox, slow
+from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life
@@ -159,7 +159,7 @@ def test_the_latest_of_each_topic_and_sub_topic(make_site: Callable[..., Site], 
 def test_policies_of_topics(make_site: Callable[..., Site]) -> None:
     """One client, topics of all kinds: each goes its own way, and the order stays."""
     site = make_site(budget=BUDGET_BYTES, slow="newest")
-    police(site, {"old/#": slow.Slow.OLDEST, "state/+": slow.Slow.LATEST})
+    police(site, {"old/#": outbox.Slow.OLDEST, "state/+": outbox.Slow.LATEST})
     lazy, publisher = stalled(site, b"lazy-1", topic=b"log"), site.device(b"publisher")
     log = publisher.create(b"log")
     old, state = lazy.subscribe(b"old/a/b"), lazy.subscribe(b"state/a")
@@ -183,8 +183,8 @@ def test_policies_of_topics(make_site: Callable[..., Site]) -> None:
     assert min(map(len, of.values())) > 0
 
 
-def police(site: Site, by_filter: dict[str, slow.Slow]) -> None:
-    site.state.set_slow(slow.Slow.NEWEST, by_filter)
+def police(site: Site, by_filter: dict[str, outbox.Slow]) -> None:
+    site.state.set_slow(outbox.Slow.NEWEST, by_filter)
 
 
 def test_a_dead_subscriber_holds_no_publisher_for_ever(
@@ -213,7 +213,7 @@ def test_policies_change_under_way(make_site: Callable[..., Site]) -> None:
     tid = publisher.create(b"news")
     flood(publisher, tid)
     publisher.expect_nothing()
-    police(site, {"news": slow.Slow.LATEST})
+    police(site, {"news": outbox.Slow.LATEST})
     flood(publisher, tid, first=COUNT)
     publisher.expect_nothing()
     connections = [site.state.uids[b"lazy-%d" % number].outbox for number in range(4)]

@@ -16,7 +16,7 @@ from gevent.ssl import PROTOCOL_TLS_SERVER
 from gevent.ssl import SSLContext as ServerContext
 
 from smqrt.errors import StreamError
-from smqrt.transport import graceful_close
+from smqrt.transport import tls
 from smqrt.transport.stream import Stream
 from tests.device import Authority
 from tests.waiting import let_others_run, wait_until
@@ -98,7 +98,7 @@ def test_what_is_queued_is_sent_after_close(ends: Ends) -> None:
         got += len(chunk)
     assert got == len(data)
     ends.peer.close()
-    wait_until(lambda: not graceful_close.under_way())
+    wait_until(lambda: not tls.under_way())
 
 
 def test_a_write_waits_while_the_queue_is_full(ends: Ends) -> None:
@@ -111,12 +111,12 @@ def test_a_write_waits_while_the_queue_is_full(ends: Ends) -> None:
 @pytest.mark.parametrize("talks", [True, False])
 def test_a_peer_can_not_draw_out_a_graceful_close(ends: Ends, monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
     for name in ("SEND_S", "LINGER_S"):
-        monkeypatch.setattr(graceful_close, name, 0.2)
+        monkeypatch.setattr(tls, name, 0.2)
     ends.stream.push(b"z" if talks else b"z" * 5_000_000)
-    monkeypatch.setattr(graceful_close, "MIN_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(tls, "MIN_BYTES_PER_S", 10**9)
     ends.stream.close(graceful=True)
     with gevent.Timeout(5):
-        while graceful_close.under_way():
+        while tls.under_way():
             with suppress(OSError):
                 ends.peer.send(b"and another thing") if talks else ends.peer.recv(10)
             gevent.sleep(0.01)

@@ -13,7 +13,7 @@ from gevent.event import AsyncResult
 from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.loop import greenlet_pool
+from smqrt.loop import greenlets
 from tests.waiting import wait_until
 
 
@@ -34,7 +34,7 @@ def in_hub(fn: Callable[[], Any]) -> Any:
 def test_start_in_the_hub_runs_at_once() -> None:
     def body() -> list[str]:
         seen: list[str] = []
-        greenlet_pool.start(seen.append, "worker")
+        greenlets.start(seen.append, "worker")
         seen.append("behind start")
         return seen
 
@@ -43,7 +43,7 @@ def test_start_in_the_hub_runs_at_once() -> None:
 
 def test_start_elsewhere_runs_in_the_next_turn() -> None:
     seen: list[str] = []
-    greenlet_pool.start(seen.append, "worker")
+    greenlets.start(seen.append, "worker")
     assert seen == []
     gevent.sleep(0)
     assert seen == ["worker"]
@@ -58,7 +58,7 @@ def test_start_returns_when_the_job_blocks() -> None:
         seen.append("end")
 
     def body() -> list[str]:
-        greenlet_pool.start(job)
+        greenlets.start(job)
         return list(seen)
 
     assert in_hub(body) == ["begin"]
@@ -67,13 +67,13 @@ def test_start_returns_when_the_job_blocks() -> None:
 
 
 def test_call_returns_the_value_or_a_deferred() -> None:
-    assert in_hub(lambda: greenlet_pool.call(lambda a, b: a + b, 1, 2)) == 3
+    assert in_hub(lambda: greenlets.call(lambda a, b: a + b, 1, 2)) == 3
 
     def slow() -> str:
         gevent.sleep(0.01)
         return "late"
 
-    pending = in_hub(lambda: greenlet_pool.call(slow))
+    pending = in_hub(lambda: greenlets.call(slow))
     assert isinstance(pending, Deferred)
     answer: AsyncResult = AsyncResult()
     pending.then(lambda value, error: answer.set((value, error)))
@@ -85,13 +85,13 @@ def test_call_raises_or_rejects_the_deferred() -> None:
         raise LookupError("quick")
 
     with pytest.raises(LookupError, match="quick"):
-        in_hub(lambda: greenlet_pool.call(fails))
+        in_hub(lambda: greenlets.call(fails))
 
     def fails_later() -> None:
         gevent.sleep(0.005)
         raise LookupError("slow")
 
-    pending = greenlet_pool.call(fails_later)
+    pending = greenlets.call(fails_later)
     errors: list[BaseException | None] = []
     pending.then(lambda value, error: errors.append(error))
     wait_until(lambda: errors)
@@ -103,18 +103,18 @@ def test_an_error_is_logged_and_the_greenlet_stays(caplog: pytest.LogCaptureFixt
         raise LookupError("named in the log")
 
     with caplog.at_level(logging.ERROR, "smqrt"):
-        in_hub(lambda: greenlet_pool.start(fails))
+        in_hub(lambda: greenlets.start(fails))
     assert "named in the log" in caplog.text
     assert "Traceback" in caplog.text
-    assert in_hub(lambda: greenlet_pool.call(lambda: "alive")) == "alive"
+    assert in_hub(lambda: greenlets.call(lambda: "alive")) == "alive"
 
 
 def test_greenlets_are_reused() -> None:
     def who() -> int:
         return id(gevent.getcurrent())
 
-    first = in_hub(lambda: greenlet_pool.call(who))
-    assert in_hub(lambda: greenlet_pool.call(who)) == first
+    first = in_hub(lambda: greenlets.call(who))
+    assert in_hub(lambda: greenlets.call(who)) == first
 
 
 def test_the_pool_stays_bounded_after_a_burst() -> None:
@@ -124,21 +124,21 @@ def test_the_pool_stays_bounded_after_a_burst() -> None:
         gevent.sleep(0.01)
         ended.append(number)
 
-    for number in range(3 * greenlet_pool.MAX_IDLE):
-        greenlet_pool.start(job, number)
-    wait_until(lambda: len(ended) >= 3 * greenlet_pool.MAX_IDLE, "the end of all")
-    assert sorted(ended) == list(range(3 * greenlet_pool.MAX_IDLE))
-    assert len(greenlet_pool._pool(gevent.get_hub())) <= greenlet_pool.MAX_IDLE
+    for number in range(3 * greenlets.MAX_IDLE):
+        greenlets.start(job, number)
+    wait_until(lambda: len(ended) >= 3 * greenlets.MAX_IDLE, "the end of all")
+    assert sorted(ended) == list(range(3 * greenlets.MAX_IDLE))
+    assert len(greenlets._pool(gevent.get_hub())) <= greenlets.MAX_IDLE
 
 
 def test_a_nested_start_runs_later() -> None:
     seen: list[str] = []
 
     def outer() -> None:
-        greenlet_pool.start(seen.append, "inner")
+        greenlets.start(seen.append, "inner")
         seen.append("outer")
 
-    in_hub(lambda: greenlet_pool.start(outer))
+    in_hub(lambda: greenlets.start(outer))
     gevent.sleep(0)
     assert seen == ["outer", "inner"]
 
@@ -149,7 +149,7 @@ def test_a_job_can_use_gevent_timeouts() -> None:
             gevent.sleep(5)
         return "timed out"
 
-    pending = greenlet_pool.call(job)
+    pending = greenlets.call(job)
     values: list[Any] = []
     pending.then(lambda value, error: values.append(value))
     wait_until(lambda: values)
@@ -165,8 +165,8 @@ def test_a_leftover_timeout_does_not_hit_other_jobs(caplog: pytest.LogCaptureFix
         seen.append("unharmed")
 
     def body() -> None:
-        greenlet_pool.start(left.start)
-        greenlet_pool.start(stranger)
+        greenlets.start(left.start)
+        greenlets.start(stranger)
 
     with caplog.at_level(logging.ERROR, "smqrt"):
         in_hub(body)
@@ -184,9 +184,9 @@ def test_a_greenlet_killed_while_idle_gets_no_job(error: BaseException) -> None:
     seen: list[str] = []
 
     def body() -> list[str]:
-        greenlet_pool.start(lambda: found.append(getcurrent()))
+        greenlets.start(lambda: found.append(getcurrent()))
         found.pop().throw(error)
-        greenlet_pool.start(seen.append, "done")
+        greenlets.start(seen.append, "done")
         return seen
 
     found: list[Any] = []
@@ -198,12 +198,12 @@ def test_a_referenced_greenlet_ends_in_the_hub() -> None:
     found: list[Any] = []
 
     def body() -> list[bool]:
-        greenlet_pool.start(lambda: found.append(getcurrent()))
-        greenlet_pool.start(len, ())  # finds it referred to
+        greenlets.start(lambda: found.append(getcurrent()))
+        greenlets.start(len, ())  # finds it referred to
         is_freed = weakref.ref(found.pop())
         was_kept = is_freed() is not None
-        greenlet_pool.start(lambda: found.append(getcurrent()))
-        greenlet_pool.start(len, ())
+        greenlets.start(lambda: found.append(getcurrent()))
+        greenlets.start(len, ())
         return [was_kept, is_freed() is None]
 
     assert in_hub(body) == [True, True]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import jvm, jvm_warmup, session
+from smqrt.pipeline import jvm, session
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -30,7 +30,7 @@ HELPERS_PATH = os.pathsep.join(
 
 def quick_java() -> str:
     """Options for the Java of a driver, with the archive from which it starts sooner."""
-    return " ".join([JVM, *jvm_warmup.archive_options(jvm.find_java())])
+    return " ".join([JVM, *jvm.archive_options(jvm.find_java())])
 
 
 def needed_java() -> None:

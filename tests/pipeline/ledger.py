@@ -16,7 +16,8 @@ import gevent
 
 from smqrt.client import SmqClient
 from smqrt.errors import JournalError
-from smqrt.journal import commit, files, numbers
+from smqrt.journal import commit, files
+from smqrt.journal import segment as numbers
 from smqrt.journal.reader import Journal
 from tests.pipeline.receivers import ClientThread, Delivery, Result
 

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from smqrt.journal import commit, files
 from smqrt.pipeline import status, tables
-from smqrt.pipeline.process import CRASH_VARIABLE
+from smqrt.pipeline.status import CRASH_VARIABLE
 from tests.conftest import free_port
 from tests.pipeline import ledger, receivers
 from tests.pipeline.plain_stream import JAVA

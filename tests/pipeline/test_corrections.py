@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import backfill as backfills
-from smqrt.pipeline import checkpoint, process, resume, sinks, tables
+from smqrt.pipeline import checkpoint, resume, sinks, status, tables
 from smqrt.pipeline.backfill import Corrections
 from smqrt.pipeline.session import EVERYWHERE
 from tests.pipeline.applications import Application
@@ -50,7 +50,7 @@ def killed(app: Application, point: str, *words: str) -> None:
     """Does a backfill in a process of its own, which is killed with its helpers at a point."""
     command = [sys.executable, "-m", "smqrt", "pipeline", "backfill", *words, "--from", "earliest"]
     command += ["--app", str(app.folder), "--journal", app.journal]
-    env = os.environ | {process.CRASH_VARIABLE: point}
+    env = os.environ | {status.CRASH_VARIABLE: point}
     found = subprocess.run(command, env=env, start_new_session=True, capture_output=True, timeout=200)
     assert found.returncode == -9, found.stderr.decode()
 
@@ -68,7 +68,7 @@ def interrupted(app: Application, monkeypatch: pytest.MonkeyPatch) -> Callable[.
             if here == point:
                 raise Interruption
 
-        monkeypatch.setattr(process, "crash_at", crash_at)
+        monkeypatch.setattr(status, "crash_at", crash_at)
         with pytest.raises(Interruption):
             backfills.backfill(app.catalog, name, app.options(**options), app.spark)
         monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_many_results_go_by_a_task(app: Application, backfill: Backfill, monkeyp
 def test_two_at_a_time_are_refused(app: Application, spark: Any) -> None:
     query = app.folder / ".pipelines" / "x"
     versions = Corrections(spark, query, lambda frame, key, many: 0)
-    process.claim(query / "versions")
+    status.claim(query / "versions")
     with pytest.raises(PipelineError, match="being published already, by process"):
         next(versions.publish(spark.range(1), {}, {}))
 
@@ -256,7 +256,7 @@ def test_what_can_not_be_replaced_is_said(app: Application, backfill: Backfill) 
     )
     with pytest.raises(PipelineError, match="remembers rows in its checkpoint \\(groupBy\\)"):
         backfill("kept", replace=True)
-    (state / "pid").write_text(f"{os.getppid()} {process._started(os.getppid())} {process._host()}\n")
+    (state / "pid").write_text(f"{os.getppid()} {status._started(os.getppid())} {status._host()}\n")
     with pytest.raises(PipelineError, match="is running, as process"):
         backfill("kept", replace=True)
 

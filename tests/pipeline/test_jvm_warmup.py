@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import jvm, jvm_warmup
+from smqrt.pipeline import jvm
 
 JAVA = jvm.Java(Path("/usr/lib/jvm/java-17/bin/java"), "17.0.15", 17)
 
@@ -25,61 +25,61 @@ def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(size_bytes: int = 2 << 20) -> Path:
-    path = jvm_warmup.archive(JAVA)
+    path = jvm.archive(JAVA)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size_bytes))
     return path
 
 
 def test_it_lies_in_the_cache_folder(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jvm_warmup.archive(JAVA).parent == spark_home.parent / "cache" / "smqrt"
-    assert jvm_warmup.archive(JAVA).name.startswith("spark-4.")
-    assert "-java-17-" in jvm_warmup.archive(JAVA).name
+    assert jvm.archive(JAVA).parent == spark_home.parent / "cache" / "smqrt"
+    assert jvm.archive(JAVA).name.startswith("spark-4.")
+    assert "-java-17-" in jvm.archive(JAVA).name
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert jvm_warmup.archive(JAVA).parent == Path("/home/somebody/.cache/smqrt")
+    assert jvm.archive(JAVA).parent == Path("/home/somebody/.cache/smqrt")
 
 
 def test_it_is_taken_when_it_is_there(spark_home: Path) -> None:
-    assert jvm_warmup.archive_options(JAVA) == []
+    assert jvm.archive_options(JAVA) == []
     path = made()
-    assert jvm_warmup.archive_options(JAVA) == [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:disable"]
+    assert jvm.archive_options(JAVA) == [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:disable"]
 
 
 def test_half_an_archive_is_not_taken(spark_home: Path) -> None:
     made(1000)
-    assert jvm_warmup.archive_options(JAVA) == []
+    assert jvm.archive_options(JAVA) == []
 
 
 def test_a_path_that_spark_would_cut_is_not_taken(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(spark_home.parent / "my cache"))
     made()
-    assert jvm_warmup.archive_options(JAVA) == []
+    assert jvm.archive_options(JAVA) == []
 
 
 def test_another_java_or_spark_has_another_one(spark_home: Path) -> None:
     made()
-    assert jvm_warmup.archive_options(jvm.Java(JAVA.command, "17.0.16", 17)) == []
-    assert jvm_warmup.archive_options(jvm.Java(Path("/opt/java/bin/java"), "17.0.15", 17)) == []
+    assert jvm.archive_options(jvm.Java(JAVA.command, "17.0.16", 17)) == []
+    assert jvm.archive_options(jvm.Java(Path("/opt/java/bin/java"), "17.0.15", 17)) == []
     (spark_home / "jars" / "spark.jar").write_bytes(b"another")
-    assert jvm_warmup.archive_options(JAVA) == []
+    assert jvm.archive_options(JAVA) == []
     made()
-    assert jvm_warmup.archive_options(JAVA) != []
+    assert jvm.archive_options(JAVA) != []
     os.utime(spark_home / "jars" / "spark.jar", (0, 0))
-    assert jvm_warmup.archive_options(JAVA) == [], "Java compares times too"
+    assert jvm.archive_options(JAVA) == [], "Java compares times too"
 
 
 def test_without_spark(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jvm_warmup.util, "find_spec", lambda name: None)
-    assert jvm_warmup.archive_options(JAVA) == []
+    monkeypatch.setattr(jvm.util, "find_spec", lambda name: None)
+    assert jvm.archive_options(JAVA) == []
     with pytest.raises(PipelineError, match="pyspark is not installed; type: pip install"):
-        jvm_warmup.archive(JAVA)
+        jvm.archive(JAVA)
 
 
 def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
     """spark-submit isn't even there."""
     with pytest.raises(PipelineError, match=r"Spark did not start \(.*\); look with: smqrt pipeline doctor"):
-        jvm_warmup._train(JAVA, [])
+        jvm._train(JAVA, [])
 
 
 @pytest.mark.cluster
@@ -87,10 +87,10 @@ def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
 def test_java_starts_spark_from_the_archive() -> None:
     """scripts/test has made it, for all tests that start Spark."""
     found = jvm.find_java()
-    path = jvm_warmup.archive(found)
+    path = jvm.archive(found)
     if not path.exists():
-        assert jvm_warmup.build().path == path
+        assert jvm.build().path == path
     assert path.stat().st_size > 50 << 20
-    assert jvm_warmup.archive_options(found)[0] == f"-XX:SharedArchiveFile={path}"
+    assert jvm.archive_options(found)[0] == f"-XX:SharedArchiveFile={path}"
     # With this option Java doesn't start when the archive doesn't fit.
-    assert jvm_warmup._train(found, [jvm_warmup.archive_options(found)[0], "-Xshare:on"]) > 0
+    assert jvm._train(found, [jvm.archive_options(found)[0], "-Xshare:on"]) > 0

@@ -18,7 +18,7 @@ import pytest
 from smqrt.journal import commit, files
 from smqrt.pipeline import sinks
 from smqrt.pipeline.checkpoint import PublishGate
-from smqrt.pipeline.process import CRASH_VARIABLE
+from smqrt.pipeline.status import CRASH_VARIABLE
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.recorded import Recorded, message
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.pipeline import process
+from smqrt.pipeline import status
 
 
 def test_a_claim_holds_until_it_is_released(tmp_path: Path) -> None:
     query = tmp_path / "state" / "hot"
-    assert process.running(query) is None
-    process.claim(query)
-    assert process.running(query) == os.getpid()
-    process.release(query)
-    assert process.running(query) is None
+    assert status.running(query) is None
+    status.claim(query)
+    assert status.running(query) == os.getpid()
+    status.release(query)
+    assert status.running(query) is None
     assert list(query.iterdir()) == []
 
 
@@ -27,51 +27,51 @@ def test_a_process_that_ended_runs_nothing(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from smqrt.pipeline import process; process.claim(Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "pid").exists()
-    assert process.running(tmp_path) is None
+    assert status.running(tmp_path) is None
 
 
 def test_a_process_that_only_waits_for_its_parent_runs_nothing(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from smqrt.pipeline import process; process.claim(Path({str(tmp_path)!r}))"
     child = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert process.running(tmp_path) is None
+    assert status.running(tmp_path) is None
     child.wait()
 
 
 def test_a_number_given_to_somebody_else_is_not_taken_for_a_pipeline(tmp_path: Path) -> None:
-    process.claim(tmp_path)
+    status.claim(tmp_path)
     pid, started, host = (tmp_path / "pid").read_text().split()
     (tmp_path / "pid").write_text(f"{pid} {int(started) - 1} {host}")
-    assert process.running(tmp_path) is None
-    assert process.elsewhere(tmp_path) is None
+    assert status.running(tmp_path) is None
+    assert status.elsewhere(tmp_path) is None
 
 
 def test_a_process_of_another_machine_is_left_to_it(tmp_path: Path) -> None:
-    process.claim(tmp_path)
+    status.claim(tmp_path)
     pid, started, _ = (tmp_path / "pid").read_text().split()
     (tmp_path / "pid").write_text(f"{pid} {started} other.example")
-    assert process.running(tmp_path) is None
-    assert process.elsewhere(tmp_path) == "other.example"
-    process.release(tmp_path)
+    assert status.running(tmp_path) is None
+    assert status.elsewhere(tmp_path) == "other.example"
+    status.release(tmp_path)
     assert (tmp_path / "pid").exists()
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "12", "12 13", "-1 5 HOST", "99999999 5 HOST"])
 def test_a_file_that_is_damaged_names_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "pid").write_text(text.replace("HOST", platform.node()))
-    assert process.running(tmp_path) is None
+    assert status.running(tmp_path) is None
 
 
 def test_only_the_owner_releases(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(f"1 5 {platform.node()}\n")
-    process.release(tmp_path)
+    status.release(tmp_path)
     assert (tmp_path / "pid").exists()
 
 
 def test_a_stop_is_asked_for_once(tmp_path: Path) -> None:
-    process.claim(tmp_path)
-    assert not process.stop_requested(tmp_path)
-    process.request_stop(tmp_path)
-    assert process.stop_requested(tmp_path)
-    process.claim(tmp_path)
-    assert not process.stop_requested(tmp_path), "a request is for the process that ran then"
+    status.claim(tmp_path)
+    assert not status.stop_requested(tmp_path)
+    status.request_stop(tmp_path)
+    assert status.stop_requested(tmp_path)
+    status.claim(tmp_path)
+    assert not status.stop_requested(tmp_path), "a request is for the process that ran then"

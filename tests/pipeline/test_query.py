@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smqrt.journal.files import Unreachable
-from smqrt.pipeline import process, status
+from smqrt.pipeline import status
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import plans
 from smqrt.pipeline.query import Query
@@ -152,7 +152,7 @@ def test_running_elsewhere(bench: Bench) -> None:
     """Dead letters are there already, which will do; the query itself is a mistake."""
     bench.context.pid = -1
     for query in (bench.out, bench.letters):
-        process.claim(query.folder)
+        status.claim(query.folder)
         query.claim()
         assert query.over
     assert [query.failed for query in (bench.out, bench.letters)] == [True, False]

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import reference, references
+from smqrt.pipeline import discover, reference
 from smqrt.pipeline.api import Declaration, declaration_of
 
 
@@ -27,7 +27,7 @@ def declared(path: str, schema: str | None = None) -> Declaration:
 
 
 def rows(spark: Any, folder: Path, path: str, schema: str | None = None) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in references.table(spark, declared(path, schema), folder).collect()]
+    return [tuple(row) for row in discover.table(spark, declared(path, schema), folder).collect()]
 
 
 CSV = "device,place,floor\nd1,hall,1\nd2,,2\n"
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_one_sentence(
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PipelineError, match=rf"test_references\.py:\d+: @reference devices.*{said}") as caught:
-        references.table(spark, declared("devices.csv", schema), tmp_path)
+        discover.table(spark, declared("devices.csv", schema), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -85,7 +85,7 @@ def test_a_file_of_another_kind_is_one_sentence(spark: Any, tmp_path: Path) -> N
     with pytest.raises(
         PipelineError, match=r"devices\.xlsx must be called \.csv, \.json, \.jsonl, \.ndjson, \.parquet\."
     ):
-        references.table(spark, declared("devices.xlsx"), tmp_path)
+        discover.table(spark, declared("devices.xlsx"), tmp_path)
 
 
 class Looking:
@@ -93,13 +93,13 @@ class Looking:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.said = 0.0, list[str]()
-        monkeypatch.setattr(references.time, "monotonic", lambda: self.now_s)
-        self.watch = references.ReferenceWatch([declared("devices.csv")], folder, self.said.append)
+        monkeypatch.setattr(discover.time, "monotonic", lambda: self.now_s)
+        self.watch = discover.ReferenceWatch([declared("devices.csv")], folder, self.said.append)
 
     def look(self, times: int) -> list[int]:
         found = []
         for _ in range(times):
-            self.now_s += references.CHECK_INTERVAL_S
+            self.now_s += discover.CHECK_INTERVAL_S
             found += self.watch.versions(["devices"])
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import references, testing
+from smqrt.pipeline import discover, testing
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.graph import Graph, JournalSource, plans
@@ -34,7 +34,7 @@ def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
     graph = Graph(
         catalog,
         lambda source: rows.stream(spark, source, QueryStart({}, None), "page"),
-        lambda reference: references.table(spark, reference, catalog.folder),
+        lambda reference: discover.table(spark, reference, catalog.folder),
     )
     planned = plans(catalog, catalog.queries())
     assert sorted(plan.name for plan in planned) == [

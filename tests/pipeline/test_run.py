@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from smqrt.journal.record import Flag
-from smqrt.pipeline import process, status, tables
+from smqrt.pipeline import status, tables
 from smqrt.pipeline.session import EVERYWHERE
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
@@ -225,7 +225,7 @@ def test_a_query_is_started_again(app: Application) -> None:
     broken.unlink()
     wait_until(app.results, "it goes on", PATIENCE_S)
     assert app.status("numbers").state in status.LIVE
-    process.request_stop(app.folder / ".pipelines" / "numbers")
+    status.request_stop(app.folder / ".pipelines" / "numbers")
     assert runner.end() == 0
     assert app.status("numbers").state == "stopped"
     assert app.results() == [{"n": 1}]

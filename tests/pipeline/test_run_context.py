@@ -10,8 +10,8 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import segment
-from smqrt.journal.numbers import STEP
 from smqrt.journal.record import Flag
+from smqrt.journal.segment import STEP
 from smqrt.pipeline import status
 from smqrt.pipeline.run_context import lag_rows, lag_seconds
 from smqrt.pipeline.status import StatusWriter

@@ -16,7 +16,7 @@ import pyarrow
 import pyspark
 import pytest
 
-from smqrt.pipeline import jvm, jvm_warmup
+from smqrt.pipeline import jvm
 from smqrt.pipeline.submit import pack
 from tests.pipeline.conftest import needed_java
 from tests.pipeline.recorded import Recorded
@@ -110,7 +110,7 @@ def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
 def bare() -> dict[str, str]:
     """The environment without what this run of the tests put into it; each Java of the cluster starts quickly."""
     names = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_HOME")
-    java = " ".join([QUICK, *jvm_warmup.archive_options(jvm.find_java())])
+    java = " ".join([QUICK, *jvm.archive_options(jvm.find_java())])
     own = {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": java}
     return {name: value for name, value in os.environ.items() if name not in names} | own
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import process, row_checks
+from smqrt.pipeline import row_checks
+from smqrt.pipeline import status as process
 from smqrt.pipeline.row_checks import METRIC
 from smqrt.pipeline.status import FILE, Status, StatusWriter, read, read_all
 

@@ -13,7 +13,7 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.journal.reader import Journal as Reader
 from smqrt.journal.record import Flag
-from smqrt.pipeline import references, testing
+from smqrt.pipeline import discover, testing
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import Graph, JournalSource
@@ -176,7 +176,7 @@ def test_a_stream_in_small_micro_batches_ends_with_what_one_batch_gives(
 
     def frame(source: Callable[[Any], Any]) -> Any:
         return as_messages(
-            Graph(catalog, source, lambda each: references.table(spark, each, updated)).frame(query), query
+            Graph(catalog, source, lambda each: discover.table(spark, each, updated)).frame(query), query
         )
 
     end = Reader(tmp_path / "journal").end()

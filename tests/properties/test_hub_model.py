@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import flush_dirty
 from smqrt.broker.routes import HandledRoute, UnroutedRoute
-from smqrt.broker.session import Session, SessionState
+from smqrt.broker.sessions import Session, SessionState
 from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
 from smqrt.wire import smq

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.wire import luajit_kernels, smq, websocket
+from smqrt.wire import kernels as luajit_kernels
+from smqrt.wire import smq, websocket
 from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_frame, encode_run
 from tests.device import masked, publish
 

@@ -19,7 +19,7 @@ from gevent import socket as gsocket
 from smqrt.server.restart.control_socket import VERSION
 from smqrt.smq.session_migration import FrozenHub, address_of
 from smqrt.wire.smq import Type
-from smqrt.workers.fd_channel import FdChannel, Message
+from smqrt.workers.worker_rpc import FdChannel, Message
 from tests.device import Device, Site
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard
@@ -171,7 +171,7 @@ class FakeOld:
         sock, _ = self._listening.accept()
         channel = FdChannel(sock)
         assert channel.receive(60)[0]["do"] == "hello"
-        from smqrt.broker.snapshot import names_of
+        from smqrt.broker.sessions import names_of
 
         welcome = {
             "do": "welcome",

@@ -15,7 +15,7 @@ from gevent import socket as gsocket
 
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from smqrt.workers.fd_channel import ChannelError, FdChannel
+from smqrt.workers.worker_rpc import ChannelError, FdChannel
 from tests.device import WS, Device, publish
 from tests.restart.hot import HotServed, application, has_ended
 from tests.waiting import wait_until

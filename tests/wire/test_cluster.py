@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import ProtocolError
-from smqrt.wire import cluster_packets, link_packets, smq
-from smqrt.wire.cluster_packets import Announced, LinkType
-from smqrt.wire.link_packets import Hello, Packet
+from smqrt.wire import cluster_packets, smq
+from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
 from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 
 U16 = st.integers(0, (1 << 16) - 1)
@@ -84,20 +83,20 @@ HELLO = st.builds(
     Hello,
     st.integers(0, 255),
     st.integers(0, 255),
-    st.binary(min_size=link_packets.ID_BYTES, max_size=link_packets.ID_BYTES),
+    st.binary(min_size=cluster_packets.ID_BYTES, max_size=cluster_packets.ID_BYTES),
     U64,
-    st.binary(min_size=link_packets.NONCE_BYTES, max_size=link_packets.NONCE_BYTES),
+    st.binary(min_size=cluster_packets.NONCE_BYTES, max_size=cluster_packets.NONCE_BYTES),
 )
 NUMBERS = st.lists(st.integers(1, MAX_NODE), max_size=20)
 SINGLE: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "hello": (HELLO, link_packets.hello, link_packets.parse_hello),
-    "numbers": (NUMBERS, lambda of: link_packets.numbers(Packet.NODE, of), link_packets.parse_numbers),
+    "hello": (HELLO, cluster_packets.hello, cluster_packets.parse_hello),
+    "numbers": (NUMBERS, lambda of: cluster_packets.numbers(Packet.NODE, of), cluster_packets.parse_numbers),
     "channel": (
         st.tuples(U16, NAME),
-        lambda of: link_packets.channel(Packet.OPEN, *of),
-        link_packets.parse_channel,
+        lambda of: cluster_packets.channel(Packet.OPEN, *of),
+        cluster_packets.parse_channel,
     ),
-    "u64": (U64, lambda of: link_packets.u64(Packet.ACK, of), link_packets.parse_u64),
+    "u64": (U64, lambda of: cluster_packets.u64(Packet.ACK, of), cluster_packets.parse_u64),
     "end": (st.tuples(U32, NAME), lambda of: cluster_packets.end(*of), cluster_packets.parse_end),
 }
 
@@ -125,12 +124,12 @@ def test_any_bytes_are_a_packet_or_an_error(kind: str, packet: bytes) -> None:
 def test_a_proof_is_of_one_key_one_direction_and_both_hellos(
     key: bytes, connects: bool, hellos: bytes, other: bytes
 ) -> None:
-    proof = link_packets.proof(key, connects, hellos)
-    assert link_packets.is_proof(proof, key, connects, hellos)
-    assert not link_packets.is_proof(proof, key, not connects, hellos)
-    assert not link_packets.is_proof(proof, key, connects, hellos + b"x")
-    assert not link_packets.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
-    assert not link_packets.is_proof(other, key, connects, hellos)
+    proof = cluster_packets.proof(key, connects, hellos)
+    assert cluster_packets.is_proof(proof, key, connects, hellos)
+    assert not cluster_packets.is_proof(proof, key, not connects, hellos)
+    assert not cluster_packets.is_proof(proof, key, connects, hellos + b"x")
+    assert not cluster_packets.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
+    assert not cluster_packets.is_proof(other, key, connects, hellos)
 
 
 def test_packet_types_keep_their_numbers() -> None:
@@ -142,9 +141,9 @@ def test_packet_types_keep_their_numbers() -> None:
 
 
 def test_the_key_of_a_password_stays() -> None:
-    key = link_packets.key_of(b"secret", b"c")
+    key = cluster_packets.key_of(b"secret", b"c")
     assert key.hex() == "83d6e07f4637a07e6f15c7001f8815b3413e1d158c8aa1c42fe750f469d4b17c"
-    assert link_packets.key_of(b"secret", b"d") != key
+    assert cluster_packets.key_of(b"secret", b"d") != key
 
 
 def test_one_frame_is_rewritten_as_several_are() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.decode import PacketSplitter, decode
-from smqrt.wire.mqtt.endpoint import ConnectionState
+from smqrt.wire.mqtt.endpoint import ConnectionState, MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.fields import MAX_PROPERTIES, PacketType, Reason
 from smqrt.wire.mqtt.packets import (
     PINGREQ,
     PINGRESP,
@@ -17,14 +17,13 @@ from smqrt.wire.mqtt.packets import (
     ConnackPacket,
     ConnectPacket,
     Packet,
+    PacketSplitter,
     PublishPacket,
     WillMessage,
+    decode,
     encode,
 )
-from smqrt.wire.mqtt.properties import MAX_PROPERTIES, PacketType
-from smqrt.wire.mqtt.reasons import Reason
 from smqrt.wire.mqtt.server import MqttServerEndpoint
-from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
 
 
 class Events:

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError, MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.decode import MAX_FILTERS, PacketSplitter, connect_version, decode
-from smqrt.wire.mqtt.endpoint import ConnectionState
+from smqrt.wire.mqtt.endpoint import ConnectionState, MqttSession
+from smqrt.wire.mqtt.fields import MAX_PROPERTIES, PacketType, varint
 from smqrt.wire.mqtt.packets import (
+    MAX_FILTERS,
     Acknowledgement,
     AuthPacket,
     ConnackPacket,
     ConnectPacket,
     DisconnectPacket,
     Packet,
+    PacketSplitter,
     PingPacket,
     PublishPacket,
     SubscribeAnswer,
@@ -27,11 +29,11 @@ from smqrt.wire.mqtt.packets import (
     Subscription,
     UnsubscribePacket,
     WillMessage,
+    connect_version,
+    decode,
     encode,
 )
-from smqrt.wire.mqtt.properties import MAX_PROPERTIES, PacketType, varint
 from smqrt.wire.mqtt.server import MqttServerEndpoint
-from smqrt.wire.mqtt.session import MqttSession
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAME = st.text(st.characters(exclude_characters="\0+#", exclude_categories=["Cs"]), min_size=1, max_size=20)

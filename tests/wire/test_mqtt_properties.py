@@ -12,7 +12,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from smqrt.errors import ArgumentError, MqttError
-from smqrt.wire.mqtt.properties import (
+from smqrt.wire.mqtt.fields import (
     MAX_PROPERTIES,
     PacketType,
     TooManyPropertiesError,

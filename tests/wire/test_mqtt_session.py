@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.endpoint import MqttSession, OutgoingMessage
 
 
 class Message(OutgoingMessage):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
 from smqrt.errors import ArgumentError
-from smqrt.wire.mqtt.topics import FilterTree, Routes, check_filter, check_topic, unshared
+from smqrt.wire.mqtt.fields import FilterTree, Routes, check_filter, check_topic, unshared
 
 LEVEL = st.sampled_from(["a", "b", "", "$x"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)

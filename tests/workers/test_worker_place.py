@@ -9,7 +9,7 @@ import pytest
 
 from smqrt import app, hub
 from smqrt.errors import ArgumentError
-from smqrt.workers.worker_identity import WorkerPlace, anew, take_place, worker_place
+from smqrt.workers.worker_rpc import WorkerPlace, anew, take_place, worker_place
 
 
 @pytest.fixture

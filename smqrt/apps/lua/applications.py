@@ -8,40 +8,75 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from smqrt.apps.lua.api import (
-    dirs,
-    exchange,
-    files,
-    logins,
-    luaio,
-    luasocket,
-    mako,
-    pages,
-    request,
-    response,
-    tracelogger,
-    uploads,
-)
-from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua import api, bridge
+from smqrt.apps.lua.api import dirs, exchange, files, logins, luaio, luasocket, mako, uploads
+from smqrt.apps.lua.api import exchange as request
+from smqrt.apps.lua.bridge import LuaError, from_utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.python.application import PythonApplication
 from smqrt.apps.python.directory import PRELOAD, ApplicationDirectory
-from smqrt.errors import SmqrtError
-from smqrt.http.blocking_io import disks
+from smqrt.errors import SmqrtError, StartError
 from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.message import Request
-from smqrt.http.resources import Io, IoError
+from smqrt.http.open_files import disks
+from smqrt.http.resources import Io, IoError, server_io
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.hub.smq import Smq
 from smqrt.manual.pages import first_sentence
-from smqrt.process import current_application
+from smqrt.process import current_process
+
+# ---- Configuration files in Lua, such as mako.conf, whose globals are settings.
+
+Value = Any
+_NO_LOG = logging.Logger("none", logging.CRITICAL)
+_NO_LOG.addHandler(logging.NullHandler())
+
+
+def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
+    """Run a file in a separate Lua state; the server's own state is created after its ports are open.
+
+    Args:
+        file: the file.
+        words: all words of the command line, for `mako.argv`.
+
+    Returns:
+        Its globals: str, bool, int, float, or a dict of these.
+
+    Raises:
+        StartError: the file can't be read, or its Lua code fails; the message has file and line.
+    """
+    vm = Vm()
+    ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
+    # The server runs the file again, and shows its output then, when the format of the log is known.
+    services = Services(ios=dict(ios), argv=list(words), conf=file, log=_NO_LOG, output=lambda line: None)
+    try:
+        api.install(vm, services)
+        files.install(vm, services)
+        mako.install_mako(vm, services)
+        answer = mako.install_loadconf(vm, services)()
+    except SmqrtError as error:
+        raise StartError(f"{file}: {error}") from None
+    finally:
+        vm.stop()
+    if not isinstance(answer[0], bytes):
+        message = from_utf8(answer[1] if isinstance(answer[1], bytes) else b"it failed")
+        raise StartError(f"{file.parent}/{message}" if message.startswith(file.name) else message)
+    found: dict[str, Value] = _texts(bridge.load(answer[0]))
+    return found
+
+
+def _texts(value: Value) -> Value:
+    if isinstance(value, bytes):
+        return from_utf8(value)
+    return {_texts(key): _texts(item) for key, item in value.items()} if isinstance(value, dict) else value
+
 
 log = logging.getLogger("smqrt.lua")
 
@@ -79,7 +114,7 @@ class LuaScript:
         io: Io,
         reader: ApplicationDirectory,
         entry: int | None,
-        owner: current_application.AppScope,
+        owner: current_process.AppScope,
     ) -> None:
         self._vm, self._services = applications.vm, applications.services
         self._entries = applications.entries
@@ -129,7 +164,7 @@ class Running:
         has_ended: whether `onunload` has run.
     """
 
-    owner: current_application.AppScope
+    owner: current_process.AppScope
     reader: ResourceReader
     scripts: list[Script]
     has_ended: bool = False
@@ -203,7 +238,7 @@ class Application:
             self._put_notice_up()
             return
         try:
-            with current_application.running_app(self._running.owner):
+            with current_process.running_app(self._running.owner):
                 for script in self._running.scripts:
                     script.load()
             for function in self._running.owner.when_loaded:
@@ -250,7 +285,7 @@ class Application:
         failures = []
         for script in running.scripts:
             try:
-                with current_application.running_app(running.owner):
+                with current_process.running_app(running.owner):
                     script.stop()
             except SmqrtError as error:
                 log.error("onunload of application %s failed: %s", self.uri, error)
@@ -321,14 +356,14 @@ class Applications:
         self.all: list[Application] = []
         self.exchanges = services.exchanges = exchange.install_exchange(vm)
         request.install_request(vm, services, self.exchanges)
-        deferred = response.install_response(vm, services, self.exchanges)
+        deferred = exchange.install_response(vm, services, self.exchanges)
         self.sessions = logins.install_sessions(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
         uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
-        self.dirs = dirs.install_dirs(vm, services, self.exchanges, self.files, pages.install_pages(vm))
+        self.dirs = dirs.install_dirs(vm, services, self.exchanges, self.files, dirs.install_pages(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
-        self._traces = tracelogger.install_tracelogger(vm, services, self.dirs)
+        self._traces = dirs.install_tracelogger(vm, services, self.dirs)
         self.run_exit_functions = mako.install_mako(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         self.send_mail_log = luasocket.install_log(vm)
@@ -394,7 +429,7 @@ class Applications:
         io.private = self.services.private
         # The names of hubs begin with that of the application; several may have none, or the same.
         earlier = sum(one.name == name and one.number < number for one in self.all)
-        owner = self.services.scopes[number] = current_application.AppScope(
+        owner = self.services.scopes[number] = current_process.AppScope(
             path.resolve() if type(io) is DiskIo else None, f"{name}~{earlier}" if earlier else name
         )
         folder = files.label(io, "")

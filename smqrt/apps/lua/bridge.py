@@ -227,7 +227,7 @@ def for_options(known: Mapping[str, Field[object]], values: Mapping[str, Any]) -
     """Return the values of options, converted to the types of the options as Lua would convert them.
 
     Args:
-        known: see `smqrt.settings.options.options_of`.
+        known: see `smqrt.settings.option_types.options_of`.
         values: values by option name; values of unknown options stay unchanged.
     """
     converted = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from smqrt.apps.lua.api.pages import LspError, to_lua
+from smqrt.apps.lua.api.dirs import LspError, to_lua
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm, requirable_source
 from smqrt.errors import StartError

@@ -16,7 +16,7 @@ from smqrt.http.logins import Logins
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
-from smqrt.process.current_application import AppScope, current_app
+from smqrt.process.current_process import AppScope, current_app
 from smqrt.transport.tls_contexts import ClientTls, ServerTls
 from smqrt.workers.worker_rpc import WorkerRpc
 

@@ -19,13 +19,11 @@ from smqrt.broker.state import BrokerPeer
 from smqrt.errors import ArgumentError, ProtocolError, StreamError
 from smqrt.http.message import RequestServer
 from smqrt.hub.peer import PeerSocket
-from smqrt.loop.readiness import TimedDeferred, Wait
-from smqrt.loop.scheduling import share
+from smqrt.loop.scheduling import TimedDeferred, Wait, share
 from smqrt.transport.listener import Acceptor
-from smqrt.transport.stream import Stream, resolve
+from smqrt.transport.stream import Datagram, Stream, resolve
 from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.transport.tls_contexts import ClientTls, ServerTls
-from smqrt.transport.udp import Datagram
 from smqrt.wire import websocket
 from smqrt.wire.websocket import WebSocketCodec
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.loop import greenlet_pool
+from smqrt.loop import greenlets
 from smqrt.loop.scheduling import NEVER, Deadlines
 from smqrt.loop.threads import Threads
 
@@ -471,7 +471,7 @@ class Connection:
                 job.reject(SqlFailure("INTERRUPT", "the application ends"))
         if current and current.function != self.database.close:
             self.end_current()
-        greenlet_pool.wait(closed)
+        greenlets.wait(closed)
 
     def _next(self) -> None:
         while self._jobs:

@@ -14,11 +14,10 @@ from collections.abc import Callable
 
 from gevent import get_hub, monkey
 
-from smqrt.apps.lua.activity import Activities, Run
 from smqrt.apps.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Activities, Run, Vm
 from smqrt.apps.python.directory import overload
-from smqrt.settings.limit_register import Limit
+from smqrt.settings.limits import Limit
 
 LIMIT_S = 5.0
 STEP_S = 0.5

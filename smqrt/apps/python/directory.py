@@ -17,9 +17,8 @@ from smqrt.http.resources import Io
 from smqrt.http.static_files import StaticFile
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
-from smqrt.process import current_application
-from smqrt.settings.limit_register import Limit
-from smqrt.settings.limits import in_force
+from smqrt.process import current_process
+from smqrt.settings.limits import Limit, in_force
 
 PRELOAD = ".preload.py"
 
@@ -178,7 +177,7 @@ class ApplicationDirectory(ResourceReader):
         name: str,
         priority: int,
         io: Io,
-        owner: current_application.AppScope,
+        owner: current_process.AppScope,
         find_session: Callable[[Request], object],
         label: str = "",
     ) -> None:
@@ -244,7 +243,7 @@ class ApplicationDirectory(ResourceReader):
         slot = None
         if SLOT not in request.env:
             slot = request.env[SLOT] = _Slot(self._slots)
-        token = current_application.current_app.set(self._owner)
+        token = current_process.current_app.set(self._owner)
         try:
             return answer(*args)
         except (HttpError, ClientGoneError):
@@ -255,7 +254,7 @@ class ApplicationDirectory(ResourceReader):
             request.report_failure("Python", self.describe(error))
             return True
         finally:
-            current_application.current_app.reset(token)
+            current_process.current_app.reset(token)
             if slot is not None:
                 request.env.pop(SLOT, None)
                 slot.close()

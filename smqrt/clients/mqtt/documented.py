@@ -18,6 +18,7 @@ from gevent.event import Event
 from smqrt.clients.mqtt.client import MqttClient
 from smqrt.clients.mqtt.connect import (
     ADDRESS_KINDS,
+    MqttOptions,
     connect_error,
     is_socket,
     open_unless_untrusted,
@@ -25,14 +26,13 @@ from smqrt.clients.mqtt.connect import (
     run_word,
     stream_of,
 )
-from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
-from smqrt.loop.callback_queue import ROOM_JOBS, Callbacks
+from smqrt.loop.greenlets import ROOM_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.options import function, instance, make, number, optional, text
+from smqrt.settings.option_types import function, instance, make, number, optional, text
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
-from smqrt.wire.mqtt.properties import Props
+from smqrt.wire.mqtt.fields import Props
 
 log = logging.getLogger("smqrt.mqtt")
 

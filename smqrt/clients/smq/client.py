@@ -2,17 +2,344 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar, overload
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
 
-from smqrt.clients.smq.connection import SmqConnector, broker_url
-from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
-from smqrt.clients.smq.reconnect import ReconnectingSmqClient
-from smqrt.clients.smq.session import subtopic_key, to_text, topic_key
-from smqrt.errors import ArgumentError, NoAnswer
-from smqrt.settings.options import make
-from smqrt.smq.messages import Message, Payload, json_bytes, payload
+import gevent
+from gevent.event import AsyncResult
+from gevent.event import Event as Signal
+
+from smqrt.clients.reconnect import Backoff, ReconnectingClient
+from smqrt.clients.smq.connection import (
+    Callback,
+    ClientConnection,
+    SmqClientOptions,
+    SmqConnector,
+    SubscriptionOptions,
+    broker_url,
+    message_handler,
+    to_bytes,
+)
+from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
+from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, to_text, topic_key
+from smqrt.errors import ArgumentError, ClosedError, NoAnswer
+from smqrt.loop.greenlets import ROOM_JOBS, Callbacks
+from smqrt.settings.option_types import make
+from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
 from smqrt.transport.stream import Stream
+from smqrt.wire.addresses import Url
+
+# ---- Reconnecting SMQ client: the SMQ part of `smqrt.clients.reconnect` (spec: smq §7).
+#
+# It answers the handshake with `onauth`, hands messages to the callbacks, and checks what `onauth` and `onclose`
+# return.
+
+log = logging.getLogger("smqrt.client")
+
+MAX_CREDENTIALS_BYTES = 255
+# Reading goes on beyond the limit of callbacks while a callback itself waits for the broker, or the client closes.
+_MAX_JOBS = 10 * ROOM_JOBS
+_MAX_READS = 1000  # of 16 KiB each
+
+
+class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
+    """A client of an SMQ broker, without the methods of `SmqClient`.
+
+    Args:
+        url: the broker; None when `connect` returns a connection that needs no HTTP request.
+        connect: makes the TCP (and TLS) connection; may raise StreamError.
+        options: the options of the client.
+    """
+
+    def __init__(self, url: Url | None, connect: Callable[[], Stream], options: SmqClientOptions) -> None:
+        self._url, self._connect, self._options = url, connect, options
+        self.onauth, self.onconnect, self.onreconnect = options.onauth, options.onconnect, options.onreconnect
+        self.onclose, self.onmsg = options.onclose, options.onmsg
+        self._session = ClientSession(options.queue_bytes, options.cleanstart)
+        self._backoff = Backoff(options.reconnect_delay, options.reconnect_delay_max)
+        self._connection: ClientConnection | None = None
+        self._hello: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
+        self._connections = self._reads_ahead = 0
+        self._flushes: set[AsyncResult[bool]] = set()
+        self._answers = Requests()
+        self._disconnect_text = b""
+        self._deadline: gevent.Greenlet[..., Any] | None = None
+        self._reads_on = Signal()  # a callback waits for the broker, or the client closes: reading must go on
+        super().__init__(Callbacks(log), log)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted the connection, and it is open."""
+        return self._session.etid != 0
+
+    # ---- the end
+
+    def disconnect(self, text: str | bytes = "") -> None:
+        """Close the client in the background. Returns at once; `onclose` is not called.
+
+        What is queued is sent first, over a new connection when there is none, within the option `timeout`. Messages
+        that the broker has not confirmed by then are lost and logged; `close` raises an error for them.
+
+        Args:
+            text: the reason, for the broker.
+        """
+        if self.closing:
+            return
+        self._disconnect_text = to_bytes(text)
+        self._deadline = gevent.spawn_later(self._options.timeout, self._stop)
+        self._begin_close(None)
+
+    def _begin_close(self, _timeout_s: float | None) -> None:
+        if self.closing:
+            return
+        self._closing.set()
+        self._reads_on.set()
+        if self.connected:
+            self._session.when_drained(self._send_disconnect)
+        elif self._connection is not None and not self._session.has_held:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._greenlet.kill(block=False)
+
+    def _send_disconnect(self) -> None:
+        connection, session = self._connection, self._session
+        assert connection is not None
+        if session.confirmed < session.sent:
+            self._confirm(lambda: connection.disconnect(self._disconnect_text))
+        else:
+            connection.disconnect(self._disconnect_text)
+
+    def _abandon(self) -> int:
+        self._session.abandon()
+        self._fail_waiting("the client has ended")
+        if self._deadline is not None:
+            self._deadline.kill(block=False)
+        return self._session.in_doubt
+
+    def _check_alive(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
+
+    # ---- waiting
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the broker has handled everything sent so far.
+
+        Args:
+            timeout: seconds; None waits until the client has ended.
+
+        Returns:
+            False when time ran out, the connection was lost meanwhile, or the client has ended.
+        """
+        if self.closed or self._decision_waits_for_caller:
+            return False
+        answer: AsyncResult[bool] = AsyncResult()
+
+        def drained() -> None:
+            self._confirm(lambda: answer.set(True))
+
+        self._flushes.add(answer)
+        with self._waiting_inside():
+            self._session.when_drained(drained)
+            answer.wait(timeout)
+        self._flushes.discard(answer)
+        self._session.forget_drained(drained)
+        return bool(answer.value)
+
+    def _confirm(self, then: Callable[[], object]) -> None:
+        """Have `then()` called when the broker has handled what was sent so far: it answers in order."""
+        session, sent = self._session, self._session.sent
+
+        def confirmed() -> None:
+            session.confirmed = sent
+            then()
+
+        if self._connection is not None:
+            self._connection.protocol.ping(confirmed)
+
+    def _fail_waiting(self, why: str) -> None:
+        self._answers.give_up(why)
+        while self._flushes:
+            self._flushes.pop().set(False)
+
+    @contextmanager
+    def _waiting_inside(self) -> Iterator[None]:
+        """Keep reading while a callback waits for the broker, though the callbacks after it queue up."""
+        if not self._callbacks.is_current:
+            yield
+            return
+        self._reads_on.set()
+        try:
+            yield
+        finally:
+            if not self.closing:
+                self._reads_on.clear()
+
+    # ---- connections
+
+    @property
+    def _needs_connection(self) -> bool:
+        return not self._closing.is_set() or self._session.has_held
+
+    def _run_connection(self) -> ConnectionEnd:
+        connection = self._connection = ClientConnection(self._url, self._options, self._connect)
+        end = ConnectionEnd("closed", "the time limit was reached")
+        try:
+            connection.connect()
+            end = connection.run(self._handle, self._wait_for_room)
+        except ConnectionEnd as failure:
+            end = failure
+        except (Exception, gevent.Timeout) as error:  # a Timeout that a function of the application left running
+            log.exception("the connection failed")
+            end = ConnectionEnd("failed", f"{type(error).__name__}: {error}")
+        finally:  # also when `_stop` kills the greenlet
+            self._connection, self.end = None, end
+            if self._session.etid:
+                self._session.lost()
+                self._settled.clear()
+                self._fail_waiting(f"the connection is lost: {end}")
+        return end
+
+    def _delay_after(self, reason: ConnectionEnd) -> float | None:
+        log.info("%s", reason)
+        answer: bool | float | None = None
+        if self.onclose is not None and not self._closing.is_set():
+            self._fail_waiting(f"the connection is lost: {reason}")
+            asked = self._ask(self.onclose, reason.word, reason.can_reconnect, until=self._closing)
+            answer = checked_decision(asked)
+        if not self._needs_connection:
+            return None
+        if answer is None or self._closing.is_set():
+            answer = self._options.reconnect and reason.can_reconnect
+        if isinstance(answer, bool):
+            return self._backoff.next_s() if answer else None
+        return answer
+
+    def _wait_for_room(self) -> None:
+        """Let the application catch up, unless it waits itself for what the broker sends next."""
+        if self._callbacks.has_room:
+            self._reads_ahead = 0
+            return
+        gevent.wait([self._callbacks.room, self._reads_on], count=1)
+        self._reads_ahead += 1
+        if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
+            self._fail_waiting("the application is too far behind")
+            self._callbacks.wait_for_room()
+
+    # ---- events of the connection
+
+    def _handle(self, event: Event) -> None:
+        _HANDLERS[type(event)](self, event)
+
+    def _on_init(self, event: Init) -> None:
+        self._hello = (event.seed, event.address)
+        connection = self._connection
+        assert connection is not None
+        info = connection.local_address if self._options.info is None else self._options.info
+        credentials = credentials_of(self.onauth, event, self._options.timeout)
+        connection.protocol.connect(to_bytes(self._options.uid), credentials, to_bytes(info))
+
+    def _on_accepted(self, event: Accepted) -> None:
+        assert self._connection is not None
+        self._connection.accepted = True
+        self._backoff.reset()
+        self._connections += 1
+        self._session.open(self._connection.protocol, event.etid, self._call_onconnect)
+        self._settled.set()
+        if self._closing.is_set():
+            self._session.when_drained(self._send_disconnect)
+
+    def _call_onconnect(self) -> None:
+        callback = self.onconnect
+        if self._connections > 1:
+            callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
+        if callback is not None and not self._closing.is_set():
+            self._callbacks.post(callback, self._session.etid, *self._hello)
+
+    def _on_ack(self, event: Ack) -> None:
+        self._session.acked(event)
+
+    def _on_message(self, event: Published) -> None:
+        data, ptid, tid, subtid = event
+        if subtid and tid == self._session.etid and self._answers.take(data, ptid, subtid):
+            return
+        handler: Handler = self._session.route(tid, subtid) or self._call_onmsg
+        self._callbacks.post(handler, data, ptid, tid, subtid)
+
+    def _call_onmsg(self, data: bytes, ptid: int, tid: int, subtid: int) -> None:
+        if self.onmsg is not None:
+            self.onmsg(data, ptid, tid, subtid)
+
+    def _on_change(self, event: Change) -> None:
+        if observer := self._session.changed(event):
+            observer(event.subscribers)
+
+    def _on_pong(self, event: Pong) -> None:
+        if callable(event.token):
+            event.token()
+
+
+_HANDLERS: dict[type[Event], Callable[[ReconnectingSmqClient, Any], None]] = {
+    Init: ReconnectingSmqClient._on_init,
+    Accepted: ReconnectingSmqClient._on_accepted,
+    Ack: ReconnectingSmqClient._on_ack,
+    Published: ReconnectingSmqClient._on_message,
+    Change: ReconnectingSmqClient._on_change,
+    Pong: ReconnectingSmqClient._on_pong,
+}
+
+
+def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
+    """Return the credentials from `onauth(seed, address)`.
+
+    It runs in a greenlet of its own, since one of the other callbacks may wait for this connection.
+
+    Raises:
+        ConnectionEnd: `onauth` failed, took too long, or returned what can't be sent.
+    """
+    if onauth is None:
+        return b""
+    failures: list[Exception] = []
+
+    def call() -> object:
+        try:
+            return onauth(hello.seed, hello.address)
+        except Exception as error:
+            log.exception("onauth failed")
+            failures.append(error)
+            return None
+
+    greenlet = gevent.spawn(call)
+    greenlet.join(timeout_s)
+    if not greenlet.ready():
+        raise ConnectionEnd("timeout", f"onauth did not return within {timeout_s:g} s")
+    credentials: object = greenlet.value or b""
+    if isinstance(credentials, str):
+        credentials = credentials.encode()
+    if failures:
+        fault = f"failed: {failures[0]}"
+    elif not isinstance(credentials, bytes | bytearray):
+        fault = f"returned {type(credentials).__name__}; credentials are str or bytes"
+    elif len(credentials) > MAX_CREDENTIALS_BYTES:
+        fault = f"returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent"
+    else:
+        return bytes(credentials)
+    raise ConnectionEnd("onauth", f"onauth {fault}", can_reconnect=False)
+
+
+def checked_decision(decision: object) -> bool | float | None:
+    """Return what `onclose` decided: a bool, None, or seconds, at least 0. Anything else is logged, and None."""
+    if decision is None or isinstance(decision, bool):
+        return decision
+    if isinstance(decision, int | float) and not math.isnan(decision):
+        return max(float(decision), 0.0)
+    log.error("onclose returned %r: it may be None, False, True or a number of seconds; taken as None", decision)
+    return None
+
 
 F = TypeVar("F", bound=Callable[[Message], object])
 
@@ -48,7 +375,7 @@ class SmqClient(ReconnectingSmqClient):
     Args:
         url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that returns a `Stream` each time a
             connection is needed, on which SMQ begins without an HTTP request, or raises StreamError.
-        options: a mapping of options; see `smqrt.clients.smq.options.SmqClientOptions`.
+        options: a mapping of options; see `smqrt.clients.smq.connection.SmqClientOptions`.
         more: the same as keyword arguments.
 
     Raises:

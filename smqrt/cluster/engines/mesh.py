@@ -22,20 +22,19 @@ from greenlet import getcurrent
 
 from smqrt.broker.broker import Broker
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines.link_connection import connection_of
-from smqrt.cluster.engines.nats import NatsBackplane
+from smqrt.cluster.engines.connections import NatsBackplane, connection_of
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, Link
 from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
 from smqrt.errors import StreamError
-from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.greenlets import in_thread
 from smqrt.smq import data_path
 from smqrt.smq.hub_registry import succession
 from smqrt.transport.listener import Listener, open_listeners
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Transport
 from smqrt.transport.tls_contexts import ClientTls, ServerTls, Trust
-from smqrt.wire import link_packets as wire
-from smqrt.wire.link_packets import Refusal
+from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_packets import Refusal
 from smqrt.wire.smq import MAX_NODE
 
 # ---- The links that a process makes: to the addresses of its list, and to all processes of the servers found there.
@@ -193,7 +192,7 @@ def _key_of(password: bytes) -> bytes:
 
 
 def key_of(password: bytes) -> bytes:
-    """See `smqrt.wire.link_packets.key_of`; it runs in a thread where a greenlet can wait for it."""
+    """See `smqrt.wire.cluster_packets.key_of`; it runs in a thread where a greenlet can wait for it."""
     return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
 
 

@@ -21,7 +21,7 @@ from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.transport.listener import Listener
 from smqrt.transport.tls import Transport
 from smqrt.transport.tls_contexts import ClientTls
-from smqrt.wire import link_packets as wire
+from smqrt.wire import cluster_packets as wire
 
 log = logging.getLogger("smqrt")
 

@@ -22,7 +22,7 @@ from smqrt.errors import ArgumentError
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.hub_registry import succession
 from smqrt.wire.smq import MAX_NODE
-from smqrt.workers.worker_identity import WorkerPlace, worker_place
+from smqrt.workers.worker_rpc import WorkerPlace, worker_place
 
 log = logging.getLogger("smqrt")
 

@@ -15,14 +15,12 @@ from gevent import Timeout, get_hub
 from gevent.event import AsyncResult, Event
 from greenlet import getcurrent
 
-from smqrt.cluster.nats.connection import Greeted, NatsConnection, RefusedError, greet, refusal
-from smqrt.cluster.nats.options import NatsOptions
-from smqrt.cluster.nats.outbox import NatsOutbox
-from smqrt.cluster.nats.servers import LAME_DUCK_S, NatsAddress, ServerPool, parse_servers
+from smqrt.cluster.nats.connection import Greeted, NatsConnection, NatsOutbox, RefusedError, greet, refusal
+from smqrt.cluster.nats.options import LAME_DUCK_S, NatsAddress, NatsOptions, ServerPool, parse_servers
 from smqrt.errors import ClosedError, NatsError, NoAnswer, StreamError
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.limit_register import LineLimit
-from smqrt.settings.options import make
+from smqrt.settings.limits import LineLimit
+from smqrt.settings.option_types import make
 from smqrt.smq import data_path
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire import nats

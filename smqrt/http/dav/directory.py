@@ -12,11 +12,10 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import ArgumentError
 from smqrt.http.access import hidden
-from smqrt.http.dav.names import canonical, href
-from smqrt.http.dav.share import DavShare
+from smqrt.http.dav.share import DavShare, canonical, href
 from smqrt.http.forms import parse_parameters
 from smqrt.http.headers import HttpError, http_date, reason
-from smqrt.http.logins.authorizer import GuardedDirectory, passed
+from smqrt.http.logins.authenticator import GuardedDirectory, passed
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
@@ -28,7 +27,7 @@ from smqrt.loop.scheduling import Turn
 if TYPE_CHECKING:
     from wsgidav.lock_man.lock_manager import LockManager
 
-    from smqrt.http.dav.locks import Locks
+    from smqrt.http.dav.properties import Locks
 
 
 log = logging.getLogger("smqrt")
@@ -250,8 +249,7 @@ class _Locking:
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
         from wsgidav.lock_man.lock_manager import LockManager
 
-        from smqrt.http.dav.locks import Locks
-        from smqrt.http.dav.properties import DeadProperties
+        from smqrt.http.dav.properties import DeadProperties, Locks
 
         self.folder = canonical(folder)
         self.locks, self.properties = Locks(max_locks), DeadProperties()

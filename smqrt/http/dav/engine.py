@@ -19,9 +19,8 @@ from wsgidav.lock_man.lock_manager import LockManager
 from wsgidav.request_server import RequestServer
 
 import smqrt.http.dav.properties as listing
-from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
-from smqrt.http.dav.share import DavShare
+from smqrt.http.dav.share import DavShare, destination, escaped, href, unescaped
 from smqrt.http.headers import HttpError, parse_date
 from smqrt.http.open_files import NewFile
 from smqrt.http.resources import IoError, Stat

@@ -8,8 +8,15 @@
 A request's user is `request.user()`; `request.login()` and `request.logout()` begin and end a login by program.
 """
 
-from smqrt.http.logins.authenticator import Authenticator, AuthInfo, LoginPage
-from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer, LoginGuard
+from smqrt.http.logins.authenticator import (
+    Acl,
+    Authenticator,
+    AuthInfo,
+    Authorizer,
+    FunctionAuthorizer,
+    LoginGuard,
+    LoginPage,
+)
 from smqrt.http.logins.registry import Login, Logins
 from smqrt.http.logins.users import Account, Answered, FunctionUsers, ServerUsers, Users, UserTable, server_users
 

@@ -10,8 +10,8 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.auth.identity import Identity
-from smqrt.auth.passwords import BusyError
 from smqrt.auth.service import IdentityService, of_server
+from smqrt.auth.users import BusyError
 from smqrt.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import gevent
 
 from smqrt.operations.all_workers import Together
 from smqrt.operations.console.alerts import AlertInput, find_alerts
-from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Sample, hub_name
-from smqrt.operations.console.workers import merged_hubs
+from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Sample, hub_name, merged_hubs
 from smqrt.operations.snapshots import Snapshot
 
 _DAY_S = 86400

@@ -13,7 +13,7 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory
 from smqrt.operations.all_workers import Together
-from smqrt.process.current_application import AppScope
+from smqrt.process.current_process import AppScope
 
 NAME = "console"
 HEADERS = {

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.journal import files
-from smqrt.journal.filters import Filter
-from smqrt.settings.options import parse_duration, parse_size
+from smqrt.journal.planning import Filter
+from smqrt.settings.option_types import parse_duration, parse_size
 
 Offsets = dict[str, int]
 """By node, the number of the next row. Spark needs offsets as a dict."""

@@ -15,8 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import payload_schema, planning
-from smqrt.journal.filters import Filter
-from smqrt.journal.planning import PARQUET, Chunk
+from smqrt.journal.planning import PARQUET, Chunk, Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit, files
 from smqrt.journal.commit import OutRow
-from smqrt.pipeline import process
+from smqrt.pipeline import status
 from smqrt.pipeline.smq_source.options import WriteOptions, without_traceback
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         parts = [part for message in written for part in message.parts]
         if not rows and not parts:
             return
-        process.crash_at("before_commit", batchId, of_worker=True)
+        status.crash_at("before_commit", batchId, of_worker=True)
         query = written[0].query
         if not parts and commit.is_one_part(rows):
             # One part is one commit: the hub stores all of it or nothing.
@@ -168,9 +168,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         else:
             # Several parts are staged, since a repetition of the micro-batch may divide it differently.
             parts += self._stage(query, batchId, rows) if rows else []
-            kill = partial(process.crash_at, "before_part", of_worker=True)
+            kill = partial(status.crash_at, "before_part", of_worker=True)
             commit.commit_staged(_target(self.options), query, batchId, parts, self.options.retry_s, kill)
-        process.crash_at("after_commit", batchId, of_worker=True)
+        status.crash_at("after_commit", batchId, of_worker=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: only a commit publishes."""
@@ -212,7 +212,7 @@ class BatchWriter(DataSourceArrowWriter):
         if (context := TaskContext.get()) and context.partitionId():
             raise ArgumentError(_UNSORTED)
         for number, (name, part) in enumerate(commit.sorted_parts(app_id, check_order(chain([first], rows)))):
-            process.crash_at("before_part", number, of_worker=True)
+            status.crash_at("before_part", number, of_worker=True)
             commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -15,8 +15,8 @@ import gevent
 from gevent import socket as gsocket
 
 from smqrt.errors import StartError
-from smqrt.settings.limit_register import LineLimit
-from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
+from smqrt.settings.limits import LineLimit
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 
 # ---- messages between the old process and the new one, in this order
 #
@@ -33,7 +33,7 @@ from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 #                                     ◀──  hub {key, record, unchanged, staying, node, others}; `unchanged` are the
 #                                          clients that were sent ahead and need no more; with `node`, when `ready` has
 #                                          `succeeds`, other nodes keep messages for the hub with this number, see
-#                                          cluster/migration.py; `others` are the numbers of these nodes
+#                                          cluster/leaving_nodes.py; `others` are the numbers of these nodes
 #                                     ◀──  values {values, sources}, as often as needed: last values that are in no file
 #                                     ◀──  changed {clients}, as often as needed: clients that were sent ahead, and
 #                                          have changed since

@@ -30,16 +30,15 @@ from gevent.event import Event
 from smqrt.auth.identity import ANONYMOUS, Identity, Method
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.broker.session import Session, SessionState
-from smqrt.broker.snapshot import Record
+from smqrt.broker.sessions import Record, Session, SessionState
 from smqrt.broker.topics import Topic
 from smqrt.server.restart.control_socket import STEP_S
-from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.limits import LineLimit
 from smqrt.smq.hub_registry import SucceedingBroker, succession
 from smqrt.smq.session_migration import OTHERS_TURN_S, FrozenHub
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import rewritten
-from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 
 log = logging.getLogger("smqrt")
 

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 
-from smqrt.broker.snapshot import Record, adopt_values, greet_application, valued_topics
+from smqrt.broker.sessions import Record, adopt_values, greet_application, valued_topics
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
@@ -17,7 +17,7 @@ from smqrt.smq.hub_registry import succession
 from smqrt.smq.session_migration import RestoredHub
 from smqrt.transport.admission import open_connections
 from smqrt.transport.listener import inherited
-from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 
 log = logging.getLogger("smqrt")
 

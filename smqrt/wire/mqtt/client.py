@@ -6,16 +6,15 @@ from collections import deque
 from typing import Protocol
 
 from smqrt.errors import MqttError
-from smqrt.wire.mqtt.decode import (
-    check_flags,
-    decode_connack,
-    decode_disconnect,
-    decode_ping,
-    decode_subscribe_answer,
-    publish_alias,
-    publish_identifier,
+from smqrt.wire.mqtt.endpoint import (
+    MAX_INFLIGHT,
+    ConnectionState,
+    EndpointEvents,
+    MqttEndpoint,
+    MqttSession,
+    OutgoingMessage,
 )
-from smqrt.wire.mqtt.endpoint import ConnectionState, EndpointEvents, MqttEndpoint
+from smqrt.wire.mqtt.fields import PacketType, Props, Reason, TooManyPropertiesError, number_of
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGREQ,
@@ -24,12 +23,16 @@ from smqrt.wire.mqtt.packets import (
     Subscription,
     UnsubscribePacket,
     WillMessage,
+    check_flags,
+    decode_connack,
+    decode_disconnect,
+    decode_ping,
+    decode_subscribe_answer,
     encode,
     encode_acknowledgement,
+    publish_alias,
+    publish_identifier,
 )
-from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError, number_of
-from smqrt.wire.mqtt.reasons import Reason
-from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession, OutgoingMessage
 
 MAX_REQUESTS = 100  # subscriptions without an answer; each one uses a packet identifier
 INFLIGHT_3 = 20  # MQTT 3.1.1 has no receive maximum, and common servers drop further messages

@@ -10,16 +10,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from smqrt.errors import MqttError
-from smqrt.wire.mqtt.decode import (
-    check_flags,
-    connect_version,
-    decode_connect,
-    decode_disconnect,
-    decode_ping,
-    decode_subscribe,
-    decode_unsubscribe,
-)
-from smqrt.wire.mqtt.endpoint import ConnectionState, EndpointEvents, MqttEndpoint
+from smqrt.wire.mqtt.endpoint import MAX_INFLIGHT, ConnectionState, EndpointEvents, MqttEndpoint, MqttSession
+from smqrt.wire.mqtt.fields import RETURN_CODES, PacketType, Props, Reason, is_topic_name, number_of
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGRESP,
@@ -30,12 +22,15 @@ from smqrt.wire.mqtt.packets import (
     SubscribePacket,
     UnsubscribePacket,
     WillMessage,
+    check_flags,
+    connect_version,
+    decode_connect,
+    decode_disconnect,
+    decode_ping,
+    decode_subscribe,
+    decode_unsubscribe,
     encode,
 )
-from smqrt.wire.mqtt.properties import PacketType, Props, number_of
-from smqrt.wire.mqtt.reasons import RETURN_CODES, Reason
-from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession
-from smqrt.wire.mqtt.topics import is_topic_name
 
 KEEPALIVE_FACTOR = 1.5
 """A connection is closed after 1.5 times the keep-alive without a packet [MQTT-3.1.2-22]."""

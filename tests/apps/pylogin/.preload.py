@@ -5,7 +5,7 @@ from pathlib import Path
 import gevent
 
 from smqrt.app import Account, Acl, Authenticator, Directory, FunctionAuthorizer, UserTable, app, dir
-from smqrt.process.current_application import application_folder
+from smqrt.process.current_process import application_folder
 
 users = UserTable({"ann": {"pwd": "secret", "roles": ["admin"]}, "bob": "hunter2"})
 acl = Acl(users, {"all": {"urls": ["/*"], "roles": ["admin"]}})

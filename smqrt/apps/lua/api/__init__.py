@@ -5,40 +5,25 @@ The Lua halves are in smqrt/apps/lua/lib.
 
 from __future__ import annotations
 
-from smqrt.apps.lua.api import (
-    acme,
-    codec,
-    crypto,
-    httpc,
-    luasocket,
-    luasql,
-    mqtt,
-    mqttbroker,
-    plain,
-    processes,
-    sockets,
-    sparkplug,
-    system,
-    xml,
-)
+from smqrt.apps.lua.api import codec, crypto, httpc, luasocket, luasql, mako, mqtt, mqttbroker, processes, sockets
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 
 INSTALLERS = (
-    system.install_system,
+    mako.install_system,
     codec.install_codec,
     sockets.install,
     crypto.install_crypto,
     processes.install_processes,
-    plain.install_plain,
+    processes.install_plain,
     httpc.install,
     mqtt.install_mqtt,
     mqttbroker.install,
     luasql.install,
     luasocket.install,
-    xml.install_xml,
-    sparkplug.install_sparkplug,
-    acme.install_acme,
+    codec.install_xml,
+    mqtt.install_sparkplug,
+    crypto.install_acme,
 )
 """Functions that need no running server. The order matters: Lua halves use those before them."""
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import gevent
 from gevent.lock import BoundedSemaphore
+from gevent.threadpool import ThreadPool
 
+from smqrt.acme import orders
+from smqrt.acme.files import HTTP_01, PREFIX, Answer, new_key, write_private
 from smqrt.apps.lua.bridge import (
     Function,
     LuaResult,
     LuaValue,
+    LuaValues,
     Table,
     fail,
     from_latin1,
@@ -23,11 +30,12 @@ from smqrt.apps.lua.bridge import (
 )
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
-from smqrt.crypto import ciphers, keys, requests, tokens
+from smqrt.crypto import ciphers, keys, tokens
 from smqrt.crypto.keyfile import KeyFile
-from smqrt.errors import CryptoError
-from smqrt.loop.greenlet_pool import in_thread
+from smqrt.errors import AcmeError, CryptoError
+from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
+from smqrt.workers.worker_rpc import worker_place
 
 MAX_COMPUTATIONS = 2
 """Threads that compute keys at the same time. gevent's pool has ten; name lookups and file reads need them too."""
@@ -154,15 +162,15 @@ def generate(kind: bytes, bits: int, curve: bytes) -> bytes:
 
 def request(pem: bytes, name: bytes, words: bytes) -> bytes:
     """See `requests.request`. name, words: packed tables."""
-    wishes = requests.wishes_of(list(text_table(load(words)).values()))
-    return requests.request(keys.private(pem), text_table(load(name)), wishes)
+    wishes = keys.wishes_of(list(text_table(load(words)).values()))
+    return keys.request(keys.private(pem), text_table(load(name)), wishes)
 
 
 def certificate(
     asked: bytes, pem: bytes, issuer: bytes | None, start_s: float | None, end_s: float | None, serial: int | None
 ) -> bytes:
     """See `requests.certificate`."""
-    return requests.certificate(asked, keys.private(pem), issuer, start_s, end_s, serial)
+    return keys.certificate(asked, keys.private(pem), issuer, start_s, end_s, serial)
 
 
 def text_table(table: Table) -> dict[str, str]:
@@ -273,3 +281,102 @@ def install_crypto(vm: Vm, services: Services) -> None:
     vm.namespace("ba.keys", functions | {"token_key": with_crypto_words(token_key)}, threaded)
     tpm = methods(TpmBinding(services), "load derive has pem add", with_crypto_words)
     vm.namespace("ba.tpm", tpm, {f"{name}_in_thread": computed(tpm[name]) for name in ("load", "add")})
+
+
+# ---- Certificates by ACME for Lua: `require "acme/engine"` (spec: bas-api §17.1). The other half is
+# lib/acme/engine.lua.
+
+GIVE_UP_S = orders.ORDER_S + 60.0
+
+
+class AcmeBinding:
+    """Certificate orders of applications, one at a time.
+
+    Args:
+        services: `http_server` answers the challenges.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._texts: dict[str, bytes] = {}
+        self._pool: ThreadPool | None = None
+        self._is_asked = False
+
+    def order(
+        self,
+        name: bytes,
+        directory: bytes,
+        contact: bytes,
+        ca: bytes,
+        account_key: bytes | None,
+        account_id: bytes | None,
+        key: bytes | None,
+    ) -> LuaResult:
+        """Order a certificate for a host name; blocks.
+
+        Returns key, certificate with its chain, key and URL of the account; nil and the reason when it failed.
+        """
+        if fault := self._answer_challenges():
+            return fail(fault)
+        account = from_utf8(directory), from_utf8(contact), from_utf8(ca), account_key, account_id
+        pool = self._pool = self._pool or ThreadPool(1)  # not gevent's own: an order may take minutes
+        try:
+            outcome = pool.spawn(_outcome, from_utf8(name), account, key or new_key(), self._publish)
+            return outcome.get(timeout=GIVE_UP_S)
+        except gevent.Timeout:
+            self._pool = None  # the thread can't be stopped; it ends with its order
+            return fail(f"the order did not finish within {GIVE_UP_S:g} s")
+
+    def _answer_challenges(self) -> str | None:
+        """Make the server answer challenges; return why it can't, None when it does."""
+        server = self._services.http_server
+        if server is None:
+            return "there is no HTTP server that could answer to the authority"
+        if worker_place().count > 1:
+            return "a server with workers orders its certificate by the setting tls.acme, not by acme/engine"
+        if not self._is_asked:
+            self._is_asked = True
+            before = server.challenge_answer
+
+            def answer(path: str) -> bytes | None:
+                own = self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+                return own or (before(path) if before else None)
+
+            server.challenge_answer = answer
+        return None
+
+    def _publish(self, answers: Sequence[Answer]) -> None:
+        self._texts = {one.token: one.key_authorization.encode() for one in answers}
+
+
+_Account = tuple[str, str, str, bytes | None, bytes | None]
+
+
+def _outcome(name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]) -> LuaValues:
+    """Order in this thread. Failures are return values: gevent prints exceptions of its threads to stderr."""
+    try:
+        with TemporaryDirectory(prefix="smqrt-acme") as folder:
+            return _ordered(Path(folder), name, account, key, publish)
+    except AcmeError as error:
+        return fail(str(error))
+    except (OSError, ValueError) as error:
+        return fail(f"the order of {name} failed: {error}")
+
+
+def _ordered(
+    folder: Path, name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]
+) -> LuaValues:
+    directory, contact, ca, account_key, account_id = account
+    if account_key is not None:
+        write_private(folder / "account.key", account_key)
+        if account_id is not None:
+            known = {"uri": from_utf8(account_id), "contact": contact}
+            write_private(folder / "account.json", json.dumps(known).encode())
+    chain = orders.order(orders.Account(directory, folder, contact, ca), [name], HTTP_01, key, publish)
+    uri = json.loads((folder / "account.json").read_bytes())["uri"]
+    return key, chain, (folder / "account.key").read_bytes(), utf8(uri)
+
+
+def install_acme(vm: Vm, services: Services) -> None:
+    """Give Lua the engine of ACME."""
+    vm.namespace("ba.acme", {}, methods(AcmeBinding(services), "order"))

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import re
+from codecs import BOM_UTF8
+from collections.abc import Hashable
 from functools import partial
+from weakref import WeakKeyDictionary, WeakSet
+
+from gevent import get_hub
 
 from smqrt.apps.lua.api.exchange import Base, Exchange, Exchanges
 from smqrt.apps.lua.api.files import FilesBinding
-from smqrt.apps.lua.api.pages import Compiler, Pages
-from smqrt.apps.lua.bridge import LuaResult, LuaValues, from_latin1, from_utf8, methods, utf8
+from smqrt.apps.lua.bridge import (
+    LuaError,
+    LuaResult,
+    LuaValue,
+    LuaValues,
+    fail,
+    from_latin1,
+    from_utf8,
+    methods,
+    options_of,
+    utf8,
+)
 from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import LuaFunction, Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.access import MAX_AGE_S
 from smqrt.http.dav.directory import MAX_LOCKS, MAX_UPLOADS, DavDirectory, WfsDirectory
-from smqrt.http.dav.names import canonical
+from smqrt.http.dav.share import canonical
 from smqrt.http.headers import HttpError, check_field
 from smqrt.http.message import Request
-from smqrt.http.tracelogger import TraceLogger
+from smqrt.http.open_files import call_blocking_unless_local
+from smqrt.http.resources import Io, IoError, Stat
+from smqrt.http.tracelogger import FRAME_BYTES, NAME, OPTIONS, QUESTION, WAITING_BYTES, Line, Lines, TraceLogger
 from smqrt.http.tree import Branch, Directory, ResourceReader
+from smqrt.process.current_process import close_with_app
+from smqrt.workers.worker_rpc import Message, News
 
 
 class DirsBinding:
@@ -250,3 +270,267 @@ def install_dirs(
     file_servers = FileServersBinding(binding, files)
     vm.namespace("ba.fileservers", methods(file_servers, _FILE_SERVERS))
     return binding
+
+
+# ---- Lua Server Pages of one resource reader: compiled when first asked for, again when changed (spec: runtime §4).
+
+PROLOGUE = b"local _ENV,pathname,io,page,app=...;"
+"""What a page begins with: the five values a compiled page is called with become its locals."""
+
+_NEWLINE = re.compile(rb"\r\n|\n\r|\r")
+_START_TAG = re.compile(rb"<\?lsp(?![A-Za-z0-9_])(=?)")
+_ANY_TAG = re.compile(rb"<\?|\?>")
+_UNSAFE = re.compile(rb'["\\\n\0]')
+_ESCAPES = {b'"': b'\\"', b"\\": b"\\\\", b"\n": b"\\\n", b"\0": b"\\x00"}
+_LUA_TOKEN = re.compile(
+    rb"""--\[(=*)\[.*?\]\1\]|(?P<comment>--[^\n]*)|\[(=*)\[.*?\]\3\]|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|.""", re.S
+)
+
+
+class LspError(ValueError):
+    """A page that can't be turned into Lua; the text names the line."""
+
+
+def to_lua(text: bytes, raw: bool = False) -> bytes:
+    """Return the Lua source of a page.
+
+    text: the page as it lies in its file. raw: leave out the five-argument prologue.
+    Line n of the source is line n of the page. Raises LspError for a start tag that nothing ends.
+    (spec: bas-api §1)
+    """
+    text = _NEWLINE.sub(b"\n", text)
+    parts = [] if raw else [PROLOGUE]
+    position = 0
+    while (tag := _START_TAG.search(text, position)) is not None:
+        parts.append(_emission(text[position : tag.start()]))
+        end = _end_of_tag(text, tag.end(), tag.start())
+        parts.append(_code(text[tag.end() : end], tag.group(1) == b"="))
+        position = end + 2
+    rest = text[position:]
+    if rest.strip():
+        parts.append(_emission(rest))
+    return b"".join(parts)
+
+
+def _end_of_tag(text: bytes, position: int, start: int) -> int:
+    """Find the tag's own end, passing over `<?xml ?>` and the like inside the Lua text."""
+    depth = 1
+    for mark in _ANY_TAG.finditer(text, position):
+        depth += 1 if mark.group() == b"<?" else -1
+        if depth == 0:
+            return mark.start()
+    line = text.count(b"\n", 0, start) + 1
+    raise LspError(f"start tag without end tag at line# {line}")
+
+
+def _emission(text: bytes) -> bytes:
+    """Call the environment's _emit; the newline right behind a tag is swallowed as by a Lua long string."""
+    lead = b" "
+    if text.startswith(b"\n"):
+        lead, text = b"\n", text[1:]
+    if not text:
+        return lead
+    return lead + b'_emit"' + _UNSAFE.sub(lambda match: _ESCAPES[match.group()], text) + b'";'
+
+
+def _code(code: bytes, is_expression: bool) -> bytes:
+    code = _without_last_comment(code)
+    return b"_emit(tostring(" + code + b"));" if is_expression else code
+
+
+def _without_last_comment(code: bytes) -> bytes:
+    """Cut a comment that would run on into what follows the tag on the same line."""
+    if b"--" not in code[code.rfind(b"\n") + 1 :]:
+        return code
+    *_, last = _LUA_TOKEN.finditer(code)
+    return code[: last.start()] if last.group("comment") else code
+
+
+MAX_PAGE_BYTES = 16 << 20
+DEFAULT_TYPE = "text/html; charset=utf-8"
+
+
+class Compiler:
+    """Makes Lua functions of pages; they stay on the Lua side, by reader and name."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._ref = 0
+
+    def attach(self, ref: int) -> None:
+        """Take the reference of the Lua function that compiles."""
+        self._ref = ref
+
+    def compile(self, reader: int, pathname: bytes, text: bytes) -> None:
+        """Make the page `pathname` of the reader with this handle from its text.
+
+        Raises LspError or LuaError, which name the page or its line.
+        """
+        done, *message = self._vm.run(self._ref, reader, pathname, to_lua(text))
+        if not done:
+            raise LuaError(message[0])
+
+
+class Pages:
+    """What a resource reader calls for `*.lsp` (`ResourceReader.pages`).
+
+    Args:
+        exchanges: runs the compiled pages.
+        compiler: makes them.
+        reader: the reader's handle.
+    """
+
+    def __init__(self, exchanges: Exchanges, compiler: Compiler, reader: int) -> None:
+        self._exchanges = exchanges
+        self._compiler = compiler
+        self._reader = reader
+        self._compiled: dict[str, tuple[Hashable, bytes, str]] = {}  # version, name and folder by name
+
+    def __call__(self, request: Request, found: Stat, name: str, directory: ResourceReader) -> None:
+        """Answer with the page `name`; `found`: its present state."""
+        page = self._compiled.get(name)
+        if page is None or page[0] != found.version:
+            try:
+                page = self._compile(directory.io, name)
+            except LuaError as error:
+                self._exchanges.fail(request, error)
+                return
+        headers = request.response.headers
+        if "content-type" not in headers and not request.response.committed:
+            headers.set("Content-Type", DEFAULT_TYPE)
+        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))
+
+    def _compile(self, io: Io, name: str) -> tuple[Hashable, bytes, str]:
+        self._compiled.pop(name, None)
+        pathname = utf8(name)
+        try:
+            stat, text = call_blocking_unless_local(io, name, io.read_published, name, MAX_PAGE_BYTES)
+            self._compiler.compile(self._reader, pathname, text.removeprefix(BOM_UTF8))
+        except (IoError, LspError) as error:
+            raise LuaError(f"{name}: {error}") from None
+        page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
+        return page
+
+
+def parse(text: bytes, raw: bool) -> LuaResult:
+    """The Lua source of a page's text, for `ba.parselsp`."""
+    try:
+        return to_lua(text, raw)
+    except LspError as error:
+        return fail(str(error))
+
+
+def install_pages(vm: Vm) -> Compiler:
+    """Give Lua `ba.parselsp`; return what compiles pages."""
+    compiler = Compiler(vm)
+    vm.namespace("ba.pages", {"parse": parse, "attach": compiler.attach})
+    return compiler
+
+
+# ---- The trace logger for Lua: `ba.create.tracelogger` (spec: bas-api §4, §17).
+
+
+class _Listener:
+    """The callback of `ontrace`, and the lines that wait for it.
+
+    Args:
+        vm: the runtime.
+        ref: the Lua function that takes the lines, see lib/ba/tracelogger.lua.
+        handle: of the trace logger.
+        number: of this listener; a later one has another.
+    """
+
+    def __init__(self, vm: Vm, ref: int, handle: int, number: int) -> None:
+        self._vm, self._handle, self.number = vm, handle, number
+        self._function = LuaFunction(vm, ref)
+        self._lines = Lines(WAITING_BYTES)
+        self._is_busy = False
+
+    def add(self, line: Line) -> None:
+        """A line for the callback, which is called in the next turn of the loop: whoever traces may be in Lua."""
+        self._lines.add(line)
+        if not self._is_busy:
+            self._is_busy = True
+            get_hub().loop.run_callback(self._vm.start, self._function.ref, self._handle, self.number)
+
+    def take(self) -> bytes | None:
+        """Some of the lines; None when there are none, and the next one calls the callback again."""
+        if not self._lines:
+            self._is_busy = False
+            return None
+        left_out = self._lines.take_dropped()
+        missing = b"%d lines were left out: the callback is too slow\n" % left_out if left_out else b""
+        return missing + b"".join(line.data for line in self._lines.take(FRAME_BYTES))
+
+
+class TraceLoggers:
+    """All trace loggers of a server."""
+
+    def __init__(self, vm: Vm, services: Services, dirs: DirsBinding) -> None:
+        self._vm = vm
+        self._next_number = itertools.count(1).__next__
+        self._listeners: WeakKeyDictionary[TraceLogger, _Listener] = WeakKeyDictionary()
+        self._services = services
+        self._dirs = dirs
+        self._all: WeakSet[TraceLogger] = WeakSet()
+
+    def new(self, name: bytes, priority: int) -> int:
+        services = self._services
+        tracelogger = TraceLogger(from_utf8(name) or NAME, priority, services.http_server, fleet=services.fleet)
+        self._all.add(tracelogger)
+        close_with_app(tracelogger)
+        return self._dirs.register(tracelogger)
+
+    def configure(self, handle: int, *names_and_values: LuaValue) -> bool:
+        self._of(handle).configure(options_of(names_and_values))
+        return True
+
+    def ontrace(self, handle: int, ref: int | None = None) -> bool:
+        """Give the lines of a trace logger to a Lua function from now on; None ends that."""
+        tracelogger = self._of(handle)
+        if ref is None:
+            self._listeners.pop(tracelogger, None)
+            tracelogger.on_line = None
+            return True
+        listener = self._listeners[tracelogger] = _Listener(self._vm, ref, handle, self._next_number())
+        tracelogger.on_line = listener.add
+        return True
+
+    def heard(self, handle: int, number: int) -> bytes | None:
+        """Lines for the callback; None when there are none, or it has been replaced."""
+        listener = self._listeners.get(self._of(handle))
+        return listener.take() if listener and listener.number == number else None
+
+    def ended(self, handle: int, number: int) -> None:
+        """A callback has failed."""
+        listener = self._listeners.get(self._of(handle))
+        if listener and listener.number == number:
+            self.ontrace(handle)
+
+    def _of(self, handle: int) -> TraceLogger:
+        tracelogger = self._dirs.directory(handle)
+        assert isinstance(tracelogger, TraceLogger)
+        return tracelogger
+
+    def lines(self, question: Message) -> News:
+        """Yields what the trace logger of another worker, which has a viewer, asks of the one with its address."""
+        for one in list(self._all):
+            if one.baseuri() == question["uri"]:
+                yield from one.lines(question)
+                return
+
+    def close(self) -> None:
+        """Disconnect all viewers."""
+        for tracelogger in list(self._all):
+            tracelogger.close()
+
+
+def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceLoggers:
+    """Give Lua trace loggers; return what ends them."""
+    loggers = TraceLoggers(vm, services, dirs)
+    if services.fleet is not None:
+        services.fleet.desk.news[QUESTION] = loggers.lines
+    names = tuple(map(utf8, OPTIONS))
+    functions = methods(loggers, "new configure ontrace heard ended")
+    vm.namespace("ba.tracelogger", functions | {"options": lambda: names})
+    return loggers

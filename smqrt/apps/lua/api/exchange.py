@@ -7,15 +7,45 @@ of the same request. When the request has ended, Lua drops the environment befor
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, cast
+from urllib.parse import quote, urljoin
 
-from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, fail
+from gevent.event import Event
+
+from smqrt.apps.lua.api.sockets import describe
+from smqrt.apps.lua.bridge import (
+    LuaError,
+    LuaResult,
+    LuaValue,
+    LuaValues,
+    address,
+    fail,
+    from_latin1,
+    from_utf8,
+    latin1,
+    methods,
+    utf8,
+)
+from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.http.headers import HttpError
+from smqrt.http.forms import FORM_TYPE, Field, File, MultipartError, boundary_of, read_form
+from smqrt.http.forms import Event as FormEvent
+from smqrt.http.headers import (
+    ClientGoneError,
+    HttpError,
+    cookie_of,
+    error_page,
+    http_date,
+    parse_date,
+    set_cookie_field,
+)
 from smqrt.http.message import Request
-from smqrt.http.tree import Directory, DispatchError
+from smqrt.http.response import Response
+from smqrt.http.tree import Directory, DispatchError, Root
+from smqrt.transport.tls import TlsTransport
 
 Base = tuple[Directory, str]
 P = ParamSpec("P")
@@ -227,3 +257,442 @@ def install_exchange(vm: Vm) -> Exchanges:
     vm.namespace("ba.output", {}, {"write": write})
     vm.namespace("ba.exchange", {"attach": exchanges.attach})
     return exchanges
+
+
+# ---- The Python half of `request` (spec: bas-api §2.1). Every function takes the exchange's handle first.
+
+_METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK"
+METHODS = frozenset(_METHODS.split())
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+class RequestBinding:
+    """The functions of one server."""
+
+    def __init__(self, services: Services, exchanges: Exchanges) -> None:
+        self._services = services
+        self._of = exchanges.request
+        self._exchange = exchanges.of
+
+    def method(self, handle: int) -> bytes:
+        return self._of(handle).method.encode()
+
+    def has_body(self, handle: int) -> bool:
+        return self._of(handle).has_body
+
+    def parameters(self, handle: int) -> tuple[bytes, ...] | bool:
+        """Names and values in turn, of the query and a urlencoded body; False when the body is refused."""
+        exchange = self._exchange(handle)
+        try:
+            return tuple(text for pair in exchange.request.raw_params() for text in pair)
+        except HttpError as error:
+            exchange.refusal = error
+            return False
+
+    def header(self, handle: int, name: bytes) -> bytes | None:
+        value = self._of(handle).get(from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def headers(self, handle: int) -> tuple[bytes, ...]:
+        return tuple(latin1(text) for field in self._of(handle).fields() for text in field)
+
+    def uri(self, handle: int) -> bytes:
+        return utf8(self._of(handle).path)
+
+    def url(self, handle: int, tls: bool) -> bytes:
+        return url_of(self._of(handle), (self._services.https_port or 443) if tls else 0).encode()
+
+    def domain(self, handle: int) -> LuaResult:
+        request = self._of(handle)
+        host = request.get("host")
+        return address(*request.peer[:2]) if host is None else latin1(without_port(host))
+
+    def peername(self, handle: int) -> tuple[bytes, int, bool]:
+        return address(*self._of(handle).peer[:2])
+
+    def sockname(self, handle: int) -> tuple[bytes, int, bool]:
+        return address(*self._of(handle).local[:2])
+
+    def issecure(self, handle: int) -> bool:
+        return self._of(handle).secure
+
+    def version(self, handle: int) -> bytes:
+        return self._of(handle).version.encode()
+
+    def setnodelay(self, handle: int, on: bool) -> bool:
+        """Small packets leave at once (as they do from the start) or are collected by the system."""
+        self._of(handle).transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
+        return True
+
+    def cipher(self, handle: int) -> tuple[bytes, bytes] | None:
+        """The name of the cipher and the version of TLS, None without TLS."""
+        transport = self._of(handle).transport
+        cipher = transport.cipher() if isinstance(transport, TlsTransport) else None
+        return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
+
+    def certificate(self, handle: int) -> bytes | None:
+        """The client's certificate as JSON text, None when it sent none."""
+        transport = self._of(handle).transport
+        return describe(transport.peer_certificate()) if isinstance(transport, TlsTransport) else None
+
+    def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
+        """Whether the request's method is among `listed`; when not, the response says which are."""
+        request = self._of(handle)
+        methods = from_latin1(listed).upper().split()
+        for method in methods:
+            if method not in METHODS:
+                raise ArgumentError(f"allow: unknown method '{method}'")
+        if request.method in methods or (defaults and request.method == "HEAD"):
+            return True
+        if defaults:
+            methods += [method for method in ("HEAD", "OPTIONS") if method not in methods]
+        response = request.response
+        response.reset()
+        response.status = 200 if request.method == "OPTIONS" and defaults else 405
+        response.headers.set("Allow", ", ".join(methods))
+        return False
+
+    def is_newer(self, handle: int, time_s: int) -> bool:
+        """Whether a resource of that time is newer than what the client has; when not, the response says 304."""
+        request = self._of(handle)
+        known = parse_date(request.get("if-modified-since") or "")
+        is_newer = known is None or time_s > known or request.method not in ("GET", "HEAD")
+        response = request.response
+        if not is_newer:
+            response.reset()
+            response.status = 304
+        response.headers.set("Last-Modified", http_date(time_s))
+        return is_newer
+
+    def open_body(self, handle: int, size_bytes: int) -> None:
+        exchange = self._exchange(handle)
+        request = exchange.request
+        kind = (request.get("content-type") or "").partition(";")[0].strip().lower()
+        if kind in _FORMS:
+            raise exchange.mismatched(415, f"rawrdr: a body of type {kind} is read by data() or multipart()")
+        if not request.has_body and request.get("content-length") is None:
+            raise exchange.mismatched(411, "rawrdr: the request has neither Content-Length nor chunked encoding")
+        if size_bytes < 1:
+            raise ArgumentError("rawrdr: the size must be at least 1")
+        exchange.body = request.chunks(size_bytes)
+
+    def read_body(self, handle: int) -> bytes | bool | None:
+        """The next piece of the body, None at its end, False when the rest will not come."""
+        exchange = self._exchange(handle)
+        try:
+            return next(exchange.body, None)
+        except HttpError as error:
+            exchange.refusal = error
+            return False
+
+
+def without_port(host: str) -> str:
+    """The name of a Host field, brackets kept."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def url_of(request: Request, https_port: int = 0) -> str:
+    """The absolute URL of a request without its query; `https_port`: as an https URL for that port."""
+    host = request.authority
+    scheme = "https" if request.secure or https_port else "http"
+    if https_port and not request.secure:
+        host = without_port(host) + ("" if https_port == 443 else f":{https_port}")
+    return f"{scheme}://{host}{request.prefix}{request.target.partition('?')[0]}"
+
+
+def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
+    """`request:multipart`: forms with files, read as they arrive."""
+    forms: dict[int, Iterator[FormEvent]] = {}
+
+    def open_form(handle: int, size_bytes: int) -> None:
+        exchange = exchanges.of(handle)
+        request = exchange.request
+        boundary = boundary_of(request.get("content-type") or "")
+        if boundary is None:
+            raise exchange.mismatched(415, f"multipart: the body is not {FORM_TYPE}", Accept=FORM_TYPE)
+        if request.response.committed:
+            raise ArgumentError("multipart: iscommitted")
+        if size_bytes < 1:
+            raise ArgumentError("multipart: the buffer size must be at least 1")
+        forms[handle] = read_form(request.chunks(size_bytes), boundary, request.hold)
+
+    def next_event(handle: int) -> LuaResult:
+        """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""
+        try:
+            return _for_lua(next(forms[handle], None))
+        except MultipartError as error:
+            return b"error", str(error).encode()
+        except HttpError as error:
+            exchanges.of(handle).refusal = error
+            return False
+
+    def close_form(handle: int) -> None:
+        forms.pop(handle, None)
+
+    vm.namespace("ba.multipart", {"open_form": open_form, "close_form": close_form}, {"next_event": next_event})
+
+
+def _for_lua(event: FormEvent | None) -> tuple[bytes, ...]:
+    if event is None:
+        return (b"end",)
+    if isinstance(event, Field):
+        return b"field", utf8(event.name), event.value
+    if isinstance(event, File):
+        return b"file", *map(utf8, event)
+    return b"data", event
+
+
+_DIRECT = (
+    "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay cipher "
+    "certificate allow is_newer open_body"
+)
+
+
+def install_request(vm: Vm, services: Services, exchanges: Exchanges) -> None:
+    """Give Lua the request half of exchanges, and their forms."""
+    binding = RequestBinding(services, exchanges)
+    functions = methods(binding, _DIRECT)
+    vm.namespace("ba.request", functions, {"read_parameters": binding.parameters, "read_body": binding.read_body})
+    _install_multipart(vm, exchanges)
+
+
+# ---- The Python half of `response`, cookies and deferred responses (spec: bas-api §2.1, §2.2). Every function takes
+# the exchange's handle first.
+
+_URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"
+
+
+class ResponseBinding:
+    """The functions of one server. The direct ones only set fields: what sends is an op, because it may block."""
+
+    def __init__(self, services: Services, exchanges: Exchanges) -> None:
+        self._root: Root = services.root
+        self._exchanges = exchanges
+        self._of = exchanges.request
+
+    def committed(self, handle: int) -> bool:
+        return self._of(handle).response.committed
+
+    def status(self, handle: int) -> int:
+        return self._of(handle).response.status
+
+    def set_status(self, handle: int, status: int) -> None:
+        if not 100 <= status <= 999:
+            raise ArgumentError(f"setstatus: {status} is no status code, they have three digits")
+        self._of(handle).response.status = status
+
+    def response_header(self, handle: int, name: bytes) -> bytes | None:
+        value = self._of(handle).response.headers.get(from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def set_header(self, handle: int, name: bytes, value: bytes) -> None:
+        try:
+            self._of(handle).response.headers.set(from_latin1(name), from_latin1(value))
+        except ValueError as error:
+            raise ArgumentError(f"setheader: {error}") from None
+
+    def remove_header(self, handle: int, name: bytes) -> None:
+        self._of(handle).response.headers.remove(from_latin1(name))
+
+    def set_date_header(self, handle: int, name: bytes, time_s: int) -> None:
+        self.set_header(handle, name, http_date(time_s).encode())
+
+    def redirect(self, handle: int, url: bytes, is_permanent: bool) -> None:
+        response = self._of(handle).response
+        response.status = 301 if is_permanent else 302
+        response.headers.set("Location", from_latin1(self.absolute_url(handle, url, False)))
+
+    def absolute_url(self, handle: int, url: bytes, with_query: bool) -> bytes:
+        """`url` resolved against the request's; "" is that one itself."""
+        request = self._of(handle)
+        location = urljoin(url_of(request), quote(url, safe=_URL_CHARACTERS))
+        if with_query and request.query:
+            location += ("&" if "?" in location else "?") + request.query
+        return location.encode("ascii")
+
+    def cookie(self, handle: int, name: bytes) -> bytes | None:
+        """The value of a cookie of the request."""
+        value = cookie_of(self._of(handle).get("cookie") or "", from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def add_cookie(self, handle: int, name: bytes, value: bytes, *attributes: bytes | bool) -> None:
+        """`attributes`: names and values in turn; the value of one that has none is True."""
+        texts = (None if isinstance(text, bool) else from_latin1(text) for text in attributes[1::2])
+        names = (from_latin1(bytes(key)) for key in attributes[::2])
+        try:
+            field = set_cookie_field(from_latin1(name), from_latin1(value), dict(zip(names, texts, strict=True)))
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        self._of(handle).response.headers.add("Set-Cookie", field)
+
+    def error_body(self, handle: int, status: int, text: bytes | None) -> bytes:
+        """The small page of an error status; the connection ends behind it."""
+        response = self._of(handle).response
+        response.reset()
+        self.set_status(handle, status)
+        response.headers.set("Content-Type", "text/html; charset=utf-8")
+        response.close = True
+        return error_page(status).replace(b"</body>", (text or b"") + b"</body>")
+
+    def reset(self, handle: int, what: bytes) -> None:
+        self._of(handle).response.reset(what.decode("ascii"))
+
+    def initial(self, handle: int) -> bool:
+        return self._of(handle).initial
+
+    def is_include(self, handle: int) -> tuple[bool, int]:
+        depth = self._of(handle).includes
+        return depth > 0, depth
+
+    def is_forward(self, handle: int) -> tuple[bool, int]:
+        depth = self._of(handle).forwards
+        return depth > 0, depth
+
+    def is_valid(self, handle: int) -> bool:
+        return not self._of(handle).response.ended
+
+    def byte_count(self, handle: int) -> int:
+        return self._of(handle).response.size
+
+    def flush(self, handle: int, data: bytes | None) -> bool:
+        """Send what was written so far; False when the client is gone."""
+        response = self._of(handle).response
+        try:
+            response.write(data or b"")
+            response.flush()
+        except ConnectionError:
+            return False
+        return True
+
+    def include(self, handle: int, path: bytes, written: bytes | None) -> LuaResult:
+        """Add another resource to the response, behind what was written so far."""
+        return self._exchanges.inside(handle, written, self._internal, path, "include")
+
+    def forward(self, handle: int, path: bytes) -> LuaResult:
+        """Let another resource answer in place of the page."""
+        return self._exchanges.inside(handle, None, self._internal, path, "forward")
+
+    def redirect_inside(self, handle: int, path: bytes) -> LuaResult:
+        """As `forward`, searched like a new request."""
+        return self._exchanges.inside(handle, None, self._internal, path, "redirect")
+
+    def _internal(self, exchange: Exchange, path: bytes, mode: str) -> None:
+        assert exchange.base is not None  # its handler is running
+        directory, folder = exchange.base
+        target = from_utf8(path)
+        self._root.internal(exchange.request, target if target.startswith("/") else folder + target, directory, mode)
+
+
+class DeferredResponse:
+    """A response in the hands of Lua code that outlives its page."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self.closed = Event()
+        self.is_aborted = False
+
+    def wait(self) -> None:
+        """Block until it is closed.
+
+        Raises ClientGoneError when it was aborted: the connection ends without a complete response.
+        """
+        self.closed.wait()
+        if self.is_aborted:
+            raise ClientGoneError("the deferred response was aborted")
+
+
+class DeferredBinding:
+    """The functions of one server."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        self._open: dict[int, DeferredResponse] = {}
+
+    def defer(self, handle: int) -> int:
+        """Make the exchange's response a deferred one; its handle stays the same number."""
+        exchange = self._exchanges.of(handle)
+        if exchange.request.response.committed:
+            raise ArgumentError("deferred: iscommitted")
+        if exchange.wait is not None:
+            raise ArgumentError("deferred: the response is deferred already, or that of an upload")
+        exchange.wait = self.open(handle, exchange.request.response).wait
+        return handle
+
+    def open(self, handle: int, response: Response) -> DeferredResponse:
+        """Put a response into the hands of Lua, by this handle."""
+        deferred = self._open[handle] = DeferredResponse(response)
+        return deferred
+
+    def set_status(self, handle: int, status: int) -> bool:
+        self._of(handle).response.status = status
+        return True
+
+    def set_header(self, handle: int, name: bytes, value: bytes | None) -> bool:
+        headers = self._of(handle).response.headers
+        try:
+            if value is None:
+                headers.remove(from_latin1(name))
+            else:
+                headers.set(from_latin1(name), from_latin1(value))
+        except ValueError as error:
+            raise ArgumentError(f"setheader: {error}") from None
+        return True
+
+    def is_valid(self, handle: int) -> bool:
+        return handle in self._open
+
+    def write(self, handle: int, data: bytes, flush: bool) -> bool:
+        """Add to the body; False when the client is gone."""
+        response = self._of(handle).response
+        try:
+            response.write(data)
+            if flush:
+                response.flush()
+        except ConnectionError:
+            self.abort(handle)
+            return False
+        return True
+
+    def close(self, handle: int, close_connection: bool) -> bool:
+        """Complete the response; the worker sends what is left."""
+        deferred = self._open.pop(handle, None)
+        if deferred is None:
+            return False
+        deferred.response.close |= close_connection
+        deferred.closed.set()
+        return True
+
+    def abort(self, handle: int) -> bool:
+        """End the connection without completing the response."""
+        deferred = self._open.pop(handle, None)
+        if deferred is None:
+            return False
+        deferred.is_aborted = True
+        deferred.closed.set()
+        return True
+
+    def _of(self, handle: int) -> DeferredResponse:
+        deferred = self._open.get(handle)
+        if deferred is None:
+            raise ArgumentError("the deferred response is closed")
+        return deferred
+
+
+_BLOCKING = "flush include forward redirect_inside"
+_DIRECT_RESPONSE = (
+    "committed status set_status response_header set_header remove_header set_date_header redirect absolute_url "
+    "error_body reset initial is_include is_forward is_valid byte_count"
+)
+_DEFERRED = "defer set_status set_header is_valid close abort"
+
+
+def install_response(vm: Vm, services: Services, exchanges: Exchanges) -> DeferredBinding:
+    """Give Lua the response half of exchanges, their cookies, and deferred responses; return what keeps the latter."""
+    binding, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
+    direct = methods(binding, _DIRECT_RESPONSE)
+    vm.namespace("ba.response", direct, methods(binding, _BLOCKING))
+    vm.namespace("ba.filter", {"committed": binding.committed})
+    vm.namespace("ba.cookies", {"cookie": binding.cookie, "add_cookie": binding.add_cookie})
+    vm.namespace("ba.deferred", methods(deferred, _DEFERRED), {"write": deferred.write})
+    return deferred

@@ -13,15 +13,14 @@ from typing import IO, Any, TypeVar, cast
 
 from gevent import get_hub, monkey
 
-from smqrt.apps.lua.api.files import FilesBinding
-from smqrt.apps.lua.api.open_files import with_words
+from smqrt.apps.lua.api.files import FilesBinding, with_words
 from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, from_utf8, utf8
 from smqrt.apps.lua.vm import Vm
-from smqrt.http.blocking_io import disks
 from smqrt.http.disk import ZipIo
+from smqrt.http.open_files import disks
 from smqrt.http.resources import Io, IoError, Stat, segments
-from smqrt.loop import greenlet_pool
-from smqrt.process.current_application import close_with_app
+from smqrt.loop import greenlets
+from smqrt.process.current_process import close_with_app
 
 _ASKED_BYTES = 64 << 10  # of a callback, in one call
 _PATIENCE_S = 60.0  # of a thread that waits for the loop
@@ -83,7 +82,7 @@ class LuaIoCallbacks:
             finally:
                 over.release()
 
-        self._loop.run_callback_threadsafe(greenlet_pool.start, call)
+        self._loop.run_callback_threadsafe(greenlets.start, call)
         if not over.acquire(timeout=_PATIENCE_S):
             raise IoError("ioerror", "the application's io did not answer")
         value, fault = answers[0]

@@ -24,9 +24,8 @@ from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
-from smqrt.loop.readiness import TimedDeferred, Wait
-from smqrt.mail.message import MAX_MAIL_BYTES, Attachment, Mail
-from smqrt.mail.smtp import TIMEOUT_S, MailServer
+from smqrt.loop.scheduling import TimedDeferred, Wait
+from smqrt.mail.smtp import MAX_MAIL_BYTES, TIMEOUT_S, Attachment, Mail, MailServer
 from smqrt.transport.tls_contexts import ClientTls
 
 LOOKUP_TIMEOUT_S = 30.0

@@ -21,7 +21,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.errors import ClosedError
 from smqrt.loop.scheduling import Deadlines
 from smqrt.loop.threads import Threads
-from smqrt.process import current_application
+from smqrt.process import current_process
 
 THREADS, THREADS_PER_APPLICATION = 32, 8
 MAX_CONNECTIONS = 256
@@ -108,7 +108,7 @@ class SqlBinding:
     """
 
     def __init__(
-        self, home: Callable[[], str], scope_of: Callable[[int | None], current_application.AppScope | None]
+        self, home: Callable[[], str], scope_of: Callable[[int | None], current_process.AppScope | None]
     ) -> None:
         self._home, self._scope_of = home, scope_of
         self._threads = Threads(THREADS, THREADS_PER_APPLICATION)

@@ -16,8 +16,8 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.auth.identity import Action, Identity
 from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials, of_server
 from smqrt.errors import ArgumentError, MqttError
-from smqrt.smq.hub_authentication import TOKEN
-from smqrt.wire.mqtt.decode import connect_version, decode
+from smqrt.smq.handshake import TOKEN
+from smqrt.wire.mqtt.fields import NAMES, PacketType, cut_property, pack_properties, unpack_properties
 from smqrt.wire.mqtt.packets import (
     ConnackPacket,
     ConnectPacket,
@@ -27,9 +27,10 @@ from smqrt.wire.mqtt.packets import (
     SubscribePacket,
     UnsubscribePacket,
     WillMessage,
+    connect_version,
+    decode,
     encode,
 )
-from smqrt.wire.mqtt.properties import NAMES, PacketType, cut_property, pack_properties, unpack_properties
 from smqrt.wire.mqtt.server import check_message_properties
 
 Refusal = tuple[None, int, bytes]

@@ -17,26 +17,24 @@ from urllib.parse import parse_qsl
 import gevent
 
 from smqrt.apps.lua import bridge
-from smqrt.apps.lua.activity import Outcome
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.api.sockets import SocketBinding
 from smqrt.apps.lua.bridge import Function, LuaError, LuaValue, LuaValues, from_utf8, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.socket_handles import PeerHandle
-from smqrt.apps.lua.vm import LuaFunction, Vm
+from smqrt.apps.lua.vm import LuaFunction, Outcome, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
 from smqrt.errors import CloseReason
-from smqrt.hub.conversions import text_of
-from smqrt.hub.peer import peer_of
+from smqrt.hub.peer import peer_of, text_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
-from smqrt.loop.log_limits import ErrorLimit
-from smqrt.process import current_application
-from smqrt.settings.options import make, options_of
+from smqrt.loop.greenlets import ErrorLimit
+from smqrt.process import current_process
+from smqrt.settings.option_types import make, options_of
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import page_user
 from smqrt.wire import smq as wire
@@ -412,7 +410,7 @@ class HubBinding:
         options = make(HubOptions, bridge.for_options(options_of(HubOptions), values), "bad argument #1.")
         broker = LuaBroker(self._vm, self.clients, refs, options, journal, label.decode("utf-8", "replace"))
         if not shared:
-            current_application.close_with_app(broker)
+            current_process.close_with_app(broker)
         number = next(self.clients.numbers)
         self._brokers[number] = broker
         return number

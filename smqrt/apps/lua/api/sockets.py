@@ -32,12 +32,11 @@ from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.loop.scheduling import share
 from smqrt.smq.handshake import websocket_key
-from smqrt.transport import certificates
+from smqrt.transport import tls_contexts
 from smqrt.transport.listener import Acceptor, Listener
-from smqrt.transport.stream import Stream, resolve, set_option
+from smqrt.transport.stream import Datagram, Stream, resolve, set_option
 from smqrt.transport.tls import TlsTransport
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls, Trust
-from smqrt.transport.udp import Datagram
 from smqrt.wire import websocket
 
 MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
@@ -45,7 +44,7 @@ MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
 
 def describe(data: bytes | None) -> bytes | None:
     """Return what `certificates.describe` does as JSON text, from which the Lua half makes a table."""
-    fields = certificates.describe(data)
+    fields = tls_contexts.describe(data)
     return json.dumps(fields).encode() if fields else None
 
 

@@ -8,20 +8,17 @@ from contextlib import suppress
 from functools import partial
 from socket import SHUT_RDWR, socket
 
-from smqrt.apps.lua.api.exchange import Exchanges
+from smqrt.apps.lua.api.exchange import DeferredBinding, DeferredResponse, Exchanges, url_of
 from smqrt.apps.lua.api.files import FilesBinding
-from smqrt.apps.lua.api.request import url_of
-from smqrt.apps.lua.api.response import DeferredBinding, DeferredResponse
 from smqrt.apps.lua.bridge import LuaError, LuaValue, from_utf8, methods, utf8
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import ClientGoneError, HttpError
-from smqrt.http.message import Request
+from smqrt.http.message import Request, UploadError, is_form, receive
 from smqrt.http.resources import Io
 from smqrt.http.sessions import RequestSessions
-from smqrt.http.uploads import UploadError, is_form, receive
-from smqrt.process.current_application import close_with_app
-from smqrt.settings.limit_register import Limit
+from smqrt.process.current_process import close_with_app
+from smqrt.settings.limits import Limit
 
 _BUSY = "So many uploads at once are not taken here; try again in a second."
 _NO_ANSWER = "The application gave no answer to the upload."

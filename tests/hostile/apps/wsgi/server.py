@@ -57,7 +57,7 @@ def body():
 if __name__ == "__main__":
     from gevent.pywsgi import WSGIServer
 
-    from smqrt.transport.certificates import self_signed_pair
+    from smqrt.transport.tls_contexts import self_signed_pair
     from smqrt.wsgi import Handler
 
     cert, key = self_signed_pair("127.0.0.1")

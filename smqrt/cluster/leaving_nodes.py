@@ -1,0 +1,462 @@
+"""Node events for a hub's application: `onnode(node, event, why)`."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from smqrt.broker.broker import Broker
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.outbox import Drop, run_in_background
+from smqrt.cluster.remote_node import NodeSendQueue, RemoteNode, count_messages
+from smqrt.cluster.state import ClusterState, Interest
+from smqrt.settings.limits import LineLimit
+from smqrt.wire import smq
+from smqrt.wire.cluster_packets import Key, LinkType
+from smqrt.wire.smq import node_of
+
+log = logging.getLogger("smqrt")
+
+MAX_WAITING = 1000
+"""Events that wait for the application; further ones are dropped, with a log line."""
+MAX_LOST = 1024
+"""Lost nodes that are remembered, so that their return is the event `back`."""
+
+
+class NodeEvents:
+    """The events of one hub, in order: the next one waits while `onnode` is running.
+
+    Attributes:
+        is_off: whether this hub itself is leaving the cluster; then there are no events.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self.is_off = broker, False
+        self._waiting: deque[tuple[int, str, str]] = deque()
+        self._is_running = False
+        self._known: set[RemoteNode] = set()
+        """Nodes whose arrival was an event."""
+        self._lost: dict[object, None] = {}
+        """Ids, processes and places of lost nodes, the oldest first."""
+        self._complaints = LineLimit()
+
+    def synced(self, node: RemoteNode) -> None:
+        """Report `joined` or `back` for a node that has sent its snapshot."""
+        if node in self._known:
+            return
+        self._known.add(node)
+        was_lost = [one for one in _identities(node) if one in self._lost]
+        for one in was_lost:
+            del self._lost[one]
+        self._add(node.number, "back" if was_lost else "joined", "")
+
+    def gone(self, node: RemoteNode, why: str) -> None:
+        """Report `left` or `lost`."""
+        if node not in self._known:
+            return
+        self._known.discard(node)
+        has_left = node.send_queue.has_left
+        if not has_left:
+            self._lost.update((one, None) for one in _identities(node) if one)
+            while len(self._lost) > 3 * MAX_LOST:  # up to three identities a node
+                del self._lost[next(iter(self._lost))]
+        self._add(node.number, "left" if has_left else "lost", why)
+
+    def _add(self, number: int, event: str, why: str) -> None:
+        if self._broker.hooks.onnode is None or self.is_off:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            if (suffix := self._complaints.others()) is not None:
+                log.warning("onnode is too slow: dropped the event that node %d %s%s", number, event, suffix)
+            return
+        self._waiting.append((number, event, why))
+        if not self._is_running:
+            self._is_running = True
+            run_in_background(self._run())
+
+    def _run(self) -> Iterator[None]:
+        while self._waiting and not self._broker.closed:
+            event, hook = self._waiting.popleft(), self._broker.hooks.onnode
+            try:
+                answer = hook(*event) if hook is not None else None
+            except Exception:
+                log.exception("error in onnode")
+                answer = None
+            if isinstance(answer, Deferred) and not answer.done:
+                answer.then(lambda value, error: run_in_background(self._run()))
+                return
+            yield
+        self._is_running = False
+
+
+def _identities(node: RemoteNode) -> tuple[object, object, object]:
+    return node.send_queue.node_id, node.send_queue.process, node.send_queue.place
+
+
+# ---- Lost nodes that may return, and the messages that they miss.
+#
+# Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
+# for all queries, and nothing is queued for it.
+
+ABSENT_S = 120.0
+"""How long missed messages of a lost node count. It may never come back, and its clients may be at another node."""
+MAX_ABSENT = 64
+"""Lost nodes whose missed messages one hub counts; the one that was lost first is forgotten."""
+
+
+class AbsentNode:
+    """A lost node.
+
+    Attributes:
+        number: its node number.
+        bit: its bit in sets of absent nodes.
+        until_s: when it is forgotten, by the hub's clock.
+    """
+
+    def __init__(self, number: int, queue: NodeSendQueue, bit: int, until_s: float) -> None:
+        self.number, self.bit, self.until_s = number, bit, until_s
+        self._id, self._process, self._place, self._epoch = queue.node_id, queue.process, queue.place, queue.epoch
+
+    def is_at(self, queue: NodeSendQueue) -> bool:
+        """Return whether a send queue leads to the same node, or to the worker that was started in its place."""
+        return (bool(self._id) and queue.node_id == self._id) or (
+            self._process is not None and queue.process == self._process
+        )
+
+    def is_followed(self, queue: NodeSendQueue) -> bool:
+        """Return whether a send queue leads to a node that was started later at the same address."""
+        return self._place is not None and queue.place == self._place and queue.epoch > self._epoch
+
+
+class AbsentNodes:
+    """The lost nodes of one hub and the topics that they wanted.
+
+    Attributes:
+        nodes: the lost nodes, the oldest loss first.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.nodes: list[AbsentNode] = []
+        self._interest = Interest()
+        self._bits = self._counted = 0
+        """Bits in use, and those of nodes that still count. Interest is removed in the background, so they differ."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lost node uses memory any more, background work included."""
+        return not (self.nodes or self._bits or len(self._interest))
+
+    # ---- nodes are lost and return
+
+    def lost(self, node: RemoteNode) -> AbsentNode | None:
+        """Count for a lost node from now on.
+
+        Returns:
+            None when another node is there in its place already.
+        """
+        until_s = self._state.broker.clock() + ABSENT_S
+        if found := self.at(node.send_queue):  # it returned, and was lost again before it had sent its snapshot
+            before = found[0]
+            before.number, before.until_s = node.number, until_s
+            self.nodes.remove(before)
+            self.nodes.append(before)
+            return before
+        bit = ~self._bits & self._bits + 1  # the lowest free bit
+        absent = AbsentNode(node.number, node.send_queue, bit, until_s)
+        if any(one.synced and absent.is_at(one.send_queue) for one in self._state.remotes):
+            return None
+        self._bits |= bit
+        self._counted |= bit
+        self.nodes.append(absent)
+        if len(self.nodes) > MAX_ABSENT:
+            self._forget(self.nodes[0])
+        return absent
+
+    def takes(self, absent: AbsentNode, keys: list[Key]) -> None:
+        """Record topics that a lost node wanted, except those that it has requested again since its return."""
+        if not absent.bit & self._counted:
+            return
+        bits = sum(one.bit for one in self._state.remotes if absent in self.at(one.send_queue))
+        for key in keys:
+            if not bits or not self._state.interest.nodes(key) & bits:
+                self._interest.add(key, absent.bit)
+
+    def at(self, queue: NodeSendQueue) -> list[AbsentNode]:
+        """Return the lost nodes that are reachable again by this send queue.
+
+        Several nodes may share one address behind a router, so an exact match comes before one by address.
+        """
+        return [one for one in self.nodes if one.is_at(queue)] or [one for one in self.nodes if one.is_followed(queue)]
+
+    def gets(self, absent: AbsentNode, key: Key) -> None:
+        """Stop counting a topic that a node has requested after its return."""
+        self._interest.discard(key, absent.bit)
+
+    def back(self, node: RemoteNode) -> None:
+        """Stop counting for a node that has sent all that it wants."""
+        for absent in self.at(node.send_queue):
+            self._forget(absent)
+
+    def forget_expired(self) -> None:
+        """Forget the nodes that were lost more than `ABSENT_S` ago."""
+        now_s = self._state.broker.clock()
+        for absent in [one for one in self.nodes if one.until_s <= now_s]:
+            self._forget(absent)
+
+    def clear(self) -> None:
+        """Forget all nodes."""
+        for absent in list(self.nodes):
+            self._forget(absent)
+
+    def _forget(self, absent: AbsentNode) -> None:
+        self.nodes.remove(absent)
+        self._counted &= ~absent.bit
+        run_in_background(self._forget_interest(absent.bit))
+
+    def _forget_interest(self, bit: int) -> Iterator[None]:
+        for keys in self._interest.keys(bit):
+            for key in keys:
+                self._interest.discard(key, bit)
+                self._state.forget_routes(key)
+            yield
+        self._bits &= ~bit
+
+    # ---- what they miss
+
+    def wanting(self, key: Key | None, tid: int) -> int:
+        """Return the bits of those that want a topic; `key` is None for a number whose name this hub does not have."""
+        return self._interest.nodes_of_number(tid) if key is None else self._interest.nodes(key)
+
+    def counts(self, nodes: int) -> Callable[[bytes], object]:
+        """Return a function that counts the runs of a topic as missed by these nodes."""
+        return lambda run: self.missed(nodes, count_messages(run))
+
+    def missed(self, nodes: int, messages: int) -> bool:
+        """Count messages that these nodes miss; return whether any node of them still counts."""
+        copies = (nodes & self._counted).bit_count() * messages
+        if copies:
+            self._state.broker.stats.drop(Drop.LINK_LOST, copies)
+        return bool(copies)
+
+    def has_client(self, etid: int) -> bool:
+        """Return whether an unknown ETID belongs to a client of a lost node."""
+        number = node_of(etid)
+        if not number or not any(one.number == number for one in self.nodes):
+            return False
+        # Another node may have drawn the number since, and the ETID belongs to one of its former clients then.
+        is_taken = number == self._state.number or any(one.number == number for one in self._state.remotes)
+        return not is_taken
+
+
+# ---- Migration of hubs to other processes: no message is lost, duplicated or reordered.
+#
+#     the other node                 the old process            the new process
+#         ◀──────────── PAUSE ────────────┘                     is a node, and wants nothing yet
+#     keeps messages for it
+#         ──────────── PAUSED ──────────▶ freezes its clients,
+#         ◀─── its channel is closed ─────┘ and sends them ────▶ has all of them
+#         ◀───────────────── SUCCESSOR, clients, interest, …, SUCCEED ──┘
+#     SUCCEEDED, and the messages it kept ─────────────────────▶ delivers them
+#
+# Nodes are found by their numbers. A process whose number is fixed, or that is reached through NATS, makes its links
+# only after the old process has closed its own. When the migration fails, the old process is its own successor.
+
+MOVE_S = 10.0
+"""How long a node keeps messages for a hub that migrates; then they count as `LINK_LOST`."""
+MAX_AWAITED = 64
+"""Nodes whose hubs are awaited at once; one more, and the oldest is lost."""
+RUNS_PER_STEP = 64
+"""Kept runs that one background step sends."""
+_KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
+"""The types that are kept for a hub that migrates. The new process gets a snapshot, which has all else."""
+
+
+class ForwardingQueue(list[bytes]):
+    """The send queue of a hub that has migrated: runs of stale routes go to its new process."""
+
+    def __init__(self, queue: NodeSendQueue) -> None:
+        self._queue = queue
+
+    def append(self, run: bytes) -> None:
+        """Put the run."""
+        if run[2] in _KEPT:
+            self._queue.put(run)
+
+
+class HubMigration:
+    """The migrations that one hub of a cluster takes part in: those of other nodes' hubs, and its own.
+
+    Attributes:
+        nodes: unreachable nodes whose hub migrates to a process that is awaited.
+        awaits: whether this hub is the successor of another process's, which still has the clients.
+        on_moved: called with the old and the new node when a hub has migrated.
+        on_lost: called with a node whose hub no process has taken over.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.nodes: list[RemoteNode] = []
+        self.awaits = False
+        self.on_moved: Callable[[RemoteNode, RemoteNode], object] = lambda before, node: None
+        self.on_lost: Callable[[RemoteNode], object] = lambda node: None
+        self._until_s: dict[RemoteNode, float] = {}
+        """Until when messages are kept, of nodes that pause and of those that are awaited."""
+        self._unpaused: set[RemoteNode] = set()
+        self._predecessor = 0
+        self._succeeds_until_s = 0.0
+
+    def _now_s(self) -> float:
+        return self._state.broker.clock()
+
+    # ---- the hub of another node migrates
+
+    def pauses(self, node: RemoteNode) -> None:
+        """Keep messages for a hub that is about to migrate. A node that does not keep up loses them instead."""
+        if node.send_queue.holds or node in self._until_s:
+            return
+        node.send_queue.send([bytes((LinkType.PAUSED,))])
+        node.send_queue.keep()
+        self._until_s[node] = self._now_s() + MOVE_S
+
+    def has_left(self, node: RemoteNode) -> bool:
+        """Return whether an unreachable node migrates, and so is not lost."""
+        if not node.send_queue.keeps:
+            return False
+        if node not in self.nodes:
+            self.nodes.append(node)
+        if len(self.nodes) > MAX_AWAITED:
+            self._give_up(self.nodes[0])
+        return True
+
+    def succeeds(self, node: RemoteNode, number: int) -> None:
+        """Make `node` the successor of the node `number`; messages for both are kept until it has sent its snapshot."""
+        found = (one for one in (*self.nodes, *self._state.remotes) if one.number == number and one.send_queue.keeps)
+        before = next((one for one in found if one is not node), None)
+        if before is not None:
+            node.predecessor = before
+            self._state.forget_value_routes()
+
+    def succeeded(self, node: RemoteNode) -> None:
+        """Send a successor the kept messages, since it has sent its snapshot."""
+        before = node.predecessor
+        if before is None:
+            node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
+            if node.send_queue.keeps:  # the migration failed, and the hub stays in its old process
+                del self._until_s[node]
+                node.send_queue.keeps = False
+                node.send_queue.release()
+        else:
+            if before not in self.nodes:  # its link is slower than that of the new process
+                self.nodes.append(before)
+                self._state.remotes.remove(before)
+            node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
+            run_in_background(self._send_kept(before, node))
+
+    def _send_kept(self, before: RemoteNode, node: RemoteNode) -> Iterator[None]:
+        kept, at = before.send_queue.queue, 0
+        while at < len(kept) and not node.gone and not before.gone:  # also what is added meanwhile
+            for run in kept[at : at + RUNS_PER_STEP]:
+                if run[2] in _KEPT:
+                    node.send_queue.put(run)  # in order, with the times and the ends of clients between them
+            at += RUNS_PER_STEP
+            if at < len(kept):
+                yield
+        if before.gone:  # given up meanwhile, and counted as lost
+            return
+        if node.gone:  # another process may still succeed
+            before.send_queue.queue = kept[at:]
+            return
+        before.send_queue.queue, before.send_queue.keeps = ForwardingQueue(node.send_queue), False
+        node.predecessor = None
+        self.nodes.remove(before)
+        del self._until_s[before]
+        self.on_moved(before, node)
+
+    def present(self, node: RemoteNode) -> RemoteNode:
+        """Return where messages for a node go: to its predecessor, as long as messages are kept for that."""
+        return node.predecessor or node
+
+    # ---- this hub migrates
+
+    def pause(self) -> None:
+        """Ask the other nodes to keep messages for this hub; see `is_paused`."""
+        self._unpaused = {node for node in self._state.remotes if node.send_queue.knows_succession}
+        for node in self._unpaused:
+            node.send_queue.send([bytes((LinkType.PAUSE,))])
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether all nodes that were asked have stopped sending."""
+        return not any(node in self._unpaused for node in self._state.remotes)
+
+    def paused(self, node: RemoteNode) -> None:
+        """Record that a node keeps messages for this hub."""
+        self._unpaused.discard(node)
+
+    def stay(self) -> None:
+        """Keep the hub in this process after all: this node is its own successor."""
+        number = self._state.number
+        if self._state.remotes:
+            for node in [one for one in self._state.remotes if one.send_queue.knows_succession]:
+                node.send_queue.send([bytes((LinkType.SUCCEED,)) + number.to_bytes(2, "big")])
+        else:
+            self.begin(number)
+
+    # ---- this hub is a successor
+
+    def expect(self) -> None:
+        """Await the clients of another process: what other nodes send is for that one."""
+        self.awaits = True
+        for node in self._state.remotes:
+            self.greet(node)
+
+    def begin(self, number: int) -> None:
+        """Begin to serve the clients of the hub that the node `number` had; 0 for one that was in no cluster."""
+        self.awaits, self._predecessor = False, number
+        self._succeeds_until_s = self._now_s() + MOVE_S if number else 0.0
+        for node in self._state.remotes:
+            node.hold(self._succeeds_at(node))
+
+    def greet(self, node: RemoteNode) -> None:
+        """Hold the messages of a node that has joined, as long as they are for the predecessor."""
+        node.hold(node.send_queue.knows_succession and (self.awaits or self._succeeds_at(node)))
+
+    def _succeeds_at(self, node: RemoteNode) -> bool:
+        return node.send_queue.knows_succession and self._now_s() < self._succeeds_until_s
+
+    def framed(self, node: RemoteNode, snapshot: Iterator[None]) -> Iterator[None]:
+        """Send a snapshot, between the packets that name the predecessor of this hub where it has one."""
+        succeeds = node.is_held and not self.awaits
+        if succeeds:
+            node.send_queue.send([bytes((LinkType.SUCCESSOR,)) + self._predecessor.to_bytes(2, "big")])
+        yield from snapshot
+        if succeeds:
+            node.send_queue.send([bytes((LinkType.SUCCEED,)) + self._predecessor.to_bytes(2, "big")])
+
+    # ---- time limits
+
+    def give_up_expired(self) -> None:
+        """Give up migrations that take longer than `MOVE_S`."""
+        now_s = self._now_s()
+        for node in [one for one, until_s in self._until_s.items() if until_s <= now_s]:
+            self._give_up(node)
+        if 0 < self._succeeds_until_s <= now_s:
+            self._succeeds_until_s = 0.0
+            for node in self._state.remotes:
+                node.hold(False)
+
+    def clear(self) -> None:
+        """Give up all migrations."""
+        for node in list(self._until_s):
+            self._give_up(node)
+
+    def _give_up(self, node: RemoteNode) -> None:
+        del self._until_s[node]
+        node.send_queue.keeps = False
+        if node in self.nodes:
+            self.nodes.remove(node)
+            self.on_lost(node)
+        else:
+            node.send_queue.release()

@@ -1,0 +1,639 @@
+"""Reason codes of MQTT 5 (§2.4), and return codes of MQTT 3.1.1 (§3.2.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from smqrt.errors import ArgumentError, MqttError
+
+
+class Reason(IntEnum):
+    """A reason code; failures begin at 0x80. A number with several names in the standard has the first one."""
+
+    SUCCESS = 0x00
+    GRANTED_QOS_1 = 0x01
+    GRANTED_QOS_2 = 0x02
+    DISCONNECT_WITH_WILL_MESSAGE = 0x04
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    NO_SUBSCRIPTION_FOUND = 0x11
+    CONTINUE_AUTHENTICATION = 0x18
+    REAUTHENTICATE = 0x19
+    UNSPECIFIED_ERROR = 0x80
+    MALFORMED_PACKET = 0x81
+    PROTOCOL_ERROR = 0x82
+    IMPLEMENTATION_SPECIFIC_ERROR = 0x83
+    UNSUPPORTED_PROTOCOL_VERSION = 0x84
+    CLIENT_IDENTIFIER_NOT_VALID = 0x85
+    BAD_USER_NAME_OR_PASSWORD = 0x86
+    NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
+    SERVER_BUSY = 0x89
+    BANNED = 0x8A
+    SERVER_SHUTTING_DOWN = 0x8B
+    BAD_AUTHENTICATION_METHOD = 0x8C
+    KEEP_ALIVE_TIMEOUT = 0x8D
+    SESSION_TAKEN_OVER = 0x8E
+    TOPIC_FILTER_INVALID = 0x8F
+    TOPIC_NAME_INVALID = 0x90
+    PACKET_IDENTIFIER_IN_USE = 0x91
+    PACKET_IDENTIFIER_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    MESSAGE_RATE_TOO_HIGH = 0x96
+    QUOTA_EXCEEDED = 0x97
+    ADMINISTRATIVE_ACTION = 0x98
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
+    USE_ANOTHER_SERVER = 0x9C
+    SERVER_MOVED = 0x9D
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED = 0x9E
+    CONNECTION_RATE_EXCEEDED = 0x9F
+    MAXIMUM_CONNECT_TIME = 0xA0
+    SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
+
+
+FIRST_FAILURE = 0x80
+RETURN_CODES: dict[int, int] = {
+    Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
+    Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
+    Reason.SERVER_UNAVAILABLE: 3,
+    Reason.BAD_USER_NAME_OR_PASSWORD: 4,
+    Reason.NOT_AUTHORIZED: 5,
+}
+"""Return codes of MQTT 3.1.1 in CONNACK. For other reasons the connection is closed without CONNACK."""
+
+_WORDS = {reason.value: reason.name.replace("_", " ").lower() for reason in Reason}
+_RETURN_CODE_WORDS = {code: _WORDS[reason] for reason, code in RETURN_CODES.items()}
+
+
+def reason_words(code: int, version: int) -> str:
+    """Return the words for a code of CONNACK or DISCONNECT, such as "not authorized"; version 4 is MQTT 3.1.1."""
+    return (_WORDS if version == 5 else _RETURN_CODE_WORDS).get(code, f"reason {code}")
+
+
+# ---- Properties of MQTT 5 (§2.2.2), decoded to a dict and encoded.
+#
+# Applications use one dict, with the names of the standard in lower case and without spaces:
+# `{"contenttype": "text/plain", "messageexpiryinterval": 60, "colour": "red"}`. Other names are user properties.
+
+Props = Mapping[str, object]
+"""Properties from an application. Values of user properties may have any type: they are sent as `str`."""
+PropertyValue = int | str | bytes | list[int] | list[str]
+Properties = dict[str, PropertyValue]
+"""Received properties."""
+
+MAX_PROPERTIES = 1000
+"""Of one packet. A property may have five bytes and takes a microsecond, so a packet of 1 MiB would block the loop."""
+MAX_TEXT_BYTES = 0xFFFF
+MAX_VARINT = 268_435_455
+_REASON = "$reason"  # the former documented name of the reason string
+_USER = 0x26
+
+
+def number_of(properties: Props, name: str, default: int) -> int:
+    """Return the number of a property, `default` when it is missing or not a number."""
+    value = properties.get(name, default)
+    return value if isinstance(value, int) else int(value) if isinstance(value, float) else default
+
+
+class PacketType(IntEnum):
+    """Packet types (§2.1.2), and the will, which has its own properties in CONNECT."""
+
+    WILL = 0
+    CONNECT = 1
+    CONNACK = 2
+    PUBLISH = 3
+    PUBACK = 4
+    PUBREC = 5
+    PUBREL = 6
+    PUBCOMP = 7
+    SUBSCRIBE = 8
+    SUBACK = 9
+    UNSUBSCRIBE = 10
+    UNSUBACK = 11
+    PINGREQ = 12
+    PINGRESP = 13
+    DISCONNECT = 14
+    AUTH = 15
+
+
+class TooManyPropertiesError(MqttError):
+    """A packet has more than MAX_PROPERTIES properties."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
+
+
+# ---- types of values (§1.5): readers return the value and the position after it, and never read beyond `end`
+
+
+def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
+    def read(data: bytes, at: int, end: int) -> tuple[int, int]:
+        if at + size > end:
+            raise cut_off()
+        return int.from_bytes(data[at : at + size]), at + size
+
+    return read
+
+
+def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the variable byte integer at a position, and the position after it.
+
+    Raises:
+        MqttError: it ends after `end`, has more than four bytes, or more than it needs [MQTT-1.5.5-1]. The last one
+            counts since properties are forwarded as they were received.
+    """
+    value = shift = 0
+    for index in range(at, min(at + 4, end)):
+        value |= (data[index] & 127) << shift
+        if data[index] < 128:
+            if shift and not data[index]:
+                raise MqttError(Reason.MALFORMED_PACKET, "a variable byte integer with more bytes than it needs")
+            return value, index + 1
+        shift += 7
+    raise (
+        cut_off()
+        if end < at + 4
+        else MqttError(Reason.MALFORMED_PACKET, "a variable byte integer of more than four bytes")
+    )
+
+
+def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    """Return the bytes after a two-byte length at a position, and the position after them; raises as `read_varint`."""
+    start = at + 2
+    if start > end:
+        raise cut_off()
+    stop = start + (data[at] << 8 | data[at + 1])
+    if stop > end:
+        raise cut_off()
+    return data[start:stop], stop
+
+
+def read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
+    """Return the text after a two-byte length at a position, and the position after it.
+
+    Raises:
+        MqttError: it ends after `end`, is not UTF-8, or has the character NUL (§1.5.4).
+    """
+    raw, at = read_binary(data, at, end)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise MqttError(Reason.MALFORMED_PACKET, "a text that is not UTF-8") from None
+    if "\0" in text:
+        raise MqttError(Reason.MALFORMED_PACKET, "a text with the character NUL")
+    return text, at
+
+
+def cut_off() -> MqttError:
+    """Return the error for a packet that ends inside a field."""
+    return MqttError(Reason.MALFORMED_PACKET, "a packet that ends inside a field")
+
+
+def varint(number: int) -> bytes:
+    """Return the variable byte integer of a number.
+
+    Raises:
+        ValueError: the number has more than 28 bits.
+    """
+    if number < 128:
+        return bytes((number,))
+    if number > MAX_VARINT:
+        raise ValueError(f"{number} is more than {MAX_VARINT}")
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _write_binary(value: Any) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) > MAX_TEXT_BYTES:
+        raise ValueError(f"at most {MAX_TEXT_BYTES} bytes")
+    return len(data).to_bytes(2) + data
+
+
+def _write_text(value: Any) -> bytes:
+    text = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise TypeError(f"a text, not {type(value).__name__}")
+    if "\0" in text:
+        raise ValueError("a text must not have the character NUL")
+    return _write_binary(text)
+
+
+class _Kind(NamedTuple):
+    """Reader, writer and number range of one type of values."""
+
+    read: Callable[[bytes, int, int], tuple[Any, int]]
+    write: Callable[[Any], bytes]
+    lowest: int = 0
+    highest: int = -1  # -1: not a number
+
+
+_FLAG = _Kind(_number(1), lambda value: value.to_bytes(1), 0, 1)
+_TWO = _Kind(_number(2), lambda value: value.to_bytes(2), 0, 0xFFFF)
+_TWO_POSITIVE = _TWO._replace(lowest=1)
+_FOUR = _Kind(_number(4), lambda value: value.to_bytes(4), 0, 0xFFFFFFFF)
+_FOUR_POSITIVE = _FOUR._replace(lowest=1)
+_VARINT = _Kind(read_varint, varint, 1, MAX_VARINT)
+_TEXT = _Kind(read_text, _write_text)
+_BINARY = _Kind(read_binary, _write_binary)
+
+
+class _Property:
+    """One property of the standard, and the packets that may have it."""
+
+    __slots__ = ("kind", "name", "number", "packets")
+
+    def __init__(self, number: int, name: str, kind: _Kind, *packets: PacketType) -> None:
+        self.number, self.name, self.kind = number, name, kind
+        self.packets: frozenset[int] = frozenset(packets)
+
+
+_MESSAGE = (PacketType.PUBLISH, PacketType.WILL)
+_ANSWERS = (
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBACK,
+    PacketType.UNSUBACK,
+)
+
+_TABLE = (  # §2.2.2.2, table 2-4
+    _Property(0x01, "payloadformatindicator", _FLAG, *_MESSAGE),
+    _Property(0x02, "messageexpiryinterval", _FOUR, *_MESSAGE),
+    _Property(0x03, "contenttype", _TEXT, *_MESSAGE),
+    _Property(0x08, "responsetopic", _TEXT, *_MESSAGE),
+    _Property(0x09, "correlationdata", _BINARY, *_MESSAGE),
+    _Property(0x0B, "subscriptionidentifier", _VARINT, PacketType.PUBLISH, PacketType.SUBSCRIBE),
+    _Property(0x11, "sessionexpiryinterval", _FOUR, PacketType.CONNECT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _Property(0x12, "assignedclientidentifier", _TEXT, PacketType.CONNACK),
+    _Property(0x13, "serverkeepalive", _TWO, PacketType.CONNACK),
+    _Property(0x15, "authenticationmethod", _TEXT, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _Property(0x16, "authenticationdata", _BINARY, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _Property(0x17, "requestprobleminformation", _FLAG, PacketType.CONNECT),
+    _Property(0x18, "willdelayinterval", _FOUR, PacketType.WILL),
+    _Property(0x19, "requestresponseinformation", _FLAG, PacketType.CONNECT),
+    _Property(0x1A, "responseinformation", _TEXT, PacketType.CONNACK),
+    _Property(0x1C, "serverreference", _TEXT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _Property(0x1F, "reasonstring", _TEXT, PacketType.CONNACK, *_ANSWERS, PacketType.DISCONNECT, PacketType.AUTH),
+    _Property(0x21, "receivemaximum", _TWO_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x22, "topicaliasmaximum", _TWO, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x23, "topicalias", _TWO_POSITIVE, PacketType.PUBLISH),
+    _Property(0x24, "maximumqos", _FLAG, PacketType.CONNACK),
+    _Property(0x25, "retainavailable", _FLAG, PacketType.CONNACK),
+    _Property(0x27, "maximumpacketsize", _FOUR_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x28, "wildcardsubscriptionavailable", _FLAG, PacketType.CONNACK),
+    _Property(0x29, "subscriptionidentifieravailable", _FLAG, PacketType.CONNACK),
+    _Property(0x2A, "sharedsubscriptionavailable", _FLAG, PacketType.CONNACK),
+)
+_BY_NUMBER = {item.number: item for item in _TABLE}
+_BY_NAME = {item.name: item for item in _TABLE}
+NAMES = tuple(item.name for item in _TABLE)
+"""Names of the properties of the standard, in the order of their numbers."""
+NUMBERS = frozenset(item.name for item in _TABLE if item.kind.highest >= 0)
+"""Names of the properties whose values are numbers."""
+TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
+"""Names of the properties whose values are texts or bytes."""
+_SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
+
+# ---- decoding
+
+
+def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Properties, int]:
+    """Return the properties at a position of a packet's body, with their length first, and the position after them.
+
+    The values of user properties with the same name are a list, as are several subscription identifiers. User
+    properties with the name of a standard property are ignored, so that they can't imitate it.
+
+    Args:
+        data: the body.
+        packet: the packet type.
+
+    Raises:
+        TooManyPropertiesError: more than MAX_PROPERTIES.
+        MqttError: a malformed or forbidden property.
+    """
+    size, at = read_varint(data, at, len(data))
+    if at + size > len(data):
+        raise cut_off()
+    return unpack_properties(data, at, at + size, packet), at + size
+
+
+def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Properties:
+    """Return the properties between two positions; as `decode_properties`, without the length."""
+    found: Properties = {}
+    for _ in range(MAX_PROPERTIES):
+        if at == end:
+            return found
+        if data[at] == _USER:
+            name, at = read_text(data, at + 1, end)
+            value, at = read_text(data, at, end)
+            if name not in _BY_NAME:
+                _add(found, name, value)
+        else:
+            at = _read_one(found, data, at, end, packet)
+    if at == end:
+        return found
+    raise TooManyPropertiesError
+
+
+def find_alias(data: bytes, at: int) -> int:
+    """Return the topic alias of PUBLISH, 0 without one. The number of user properties is not limited.
+
+    Args:
+        data: the body.
+        at: the position of the properties, their length first.
+
+    Raises:
+        TooManyPropertiesError: more than MAX_PROPERTIES other properties.
+        MqttError: a malformed or forbidden property.
+    """
+    size, at = read_varint(data, at, len(data))
+    end, user, others = at + size, _USER, 0
+    try:
+        while at < end:
+            if data[at] == user:  # skipped by its two lengths: 1 MiB has 200,000 of them
+                at += 3 + (data[at + 1] << 8 | data[at + 2])
+                at += 2 + (data[at] << 8 | data[at + 1])
+                continue
+            found: Properties = {}
+            at = _read_one(found, data, at, end, PacketType.PUBLISH)
+            if _ALIAS.name in found:
+                return number_of(found, _ALIAS.name, 0)
+            others += 1
+            if others > MAX_PROPERTIES:
+                raise TooManyPropertiesError
+    except IndexError:
+        raise cut_off() from None
+    if at != end:
+        raise cut_off()
+    return 0
+
+
+def cut_property(block: bytes, name: str) -> bytes:
+    """Return packed properties without their length and without one of them.
+
+    Args:
+        block: properties that were decoded before, their length first.
+    """
+    size, at = read_varint(block, 0, len(block))
+    number, end, kept = _BY_NAME[name].number, at + size, bytearray()
+    while at < end:
+        start = at
+        if block[at] == _USER:
+            _, at = read_binary(block, at + 1, end)
+            _, at = read_binary(block, at, end)
+        else:
+            _, at = _BY_NUMBER[block[at]].kind.read(block, at + 1, end)
+        if block[start] != number:
+            kept += block[start:at]
+    return bytes(kept)
+
+
+def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
+    item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all of the standard have one byte
+    if item is None:
+        raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
+    if packet not in item.packets:
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
+    value, at = item.kind.read(data, at + 1, end)
+    if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} can't be {value}")
+    if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} occurs twice")
+    _add(found, item.name, value)
+    return at
+
+
+def _add(found: Properties, name: str, value: Any) -> None:
+    known = found.get(name)
+    if known is None:
+        found[name] = value
+    elif isinstance(known, list):
+        known.append(value)
+    else:
+        found[name] = [known, value]  # both are numbers, or both texts
+
+
+# ---- encoding
+
+
+def encode_properties(properties: Props | None, packet: PacketType) -> bytes:
+    """Return the encoded properties of a packet, their length first.
+
+    Args:
+        properties: names that this packet does not have become user properties; a list becomes several with one name.
+
+    Raises:
+        ArgumentError: a value is out of range or has a wrong type; the message names the property.
+    """
+    body = pack_properties(properties, packet)
+    return varint(len(body)) + body
+
+
+def pack_properties(properties: Props | None, packet: PacketType) -> bytes:
+    """Return the encoded properties of a packet without their length; see `encode_properties`."""
+    if not properties:
+        return b""
+    body = b"".join([_encode_one(name, value, packet) for name, value in properties.items()])
+    if len(body) > MAX_VARINT:
+        raise ArgumentError(f"properties: {len(body)} bytes; a packet has at most {MAX_VARINT}")
+    return body
+
+
+def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
+    item = _BY_NAME.get("reasonstring" if name == _REASON else name)
+    try:
+        if item is None or packet not in item.packets:
+            head = bytes((_USER,)) + _write_text(name)
+            values = value if isinstance(value, list | tuple) else [value]
+            return b"".join([head + _write_text(one if isinstance(one, bytes) else str(one)) for one in values])
+        if item is _SUBSCRIPTION and packet is PacketType.PUBLISH and isinstance(value, list | tuple):
+            return b"".join([_encode_one(name, one, packet) for one in value])  # of each that matched (§3.3.2.3.8)
+        if item.kind.highest >= 0:
+            if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
+                raise TypeError("a whole number is expected")
+            if not item.kind.lowest <= value <= item.kind.highest:
+                raise ValueError(f"it must be from {item.kind.lowest} to {item.kind.highest}")
+            value = int(value)
+        return bytes((item.number,)) + item.kind.write(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"property {name!r} can't be {value!r}: {error}") from None
+
+
+# ---- MQTT topic names, topic filters and their matching (MQTT 5 §4.7).
+
+_MAX_BYTES = 0xFFFF
+Value = TypeVar("Value")
+
+OnPub = Callable[[str, bytes, Props, int], object]
+"""`f(topic, payload, properties, cpt)`; `cpt` is the first byte of the packet: DUP 8, QoS 6, retain 1."""
+
+
+def is_topic_name(topic: str) -> bool:
+    """Return whether a topic is a valid name: not empty, and without wildcards [MQTT-4.7.0-1]."""
+    return topic != "" and "+" not in topic and "#" not in topic
+
+
+def is_topic_filter(topic: str) -> bool:
+    """Return whether wildcards are whole levels, and "#" is the last one [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
+    levels = topic.split("/")
+    if "#" in levels[:-1] or not topic:
+        return False
+    return not any(len(level) > 1 and ("+" in level or "#" in level) for level in levels)
+
+
+def check_topic(topic: object) -> str:
+    """Return a topic to publish to.
+
+    Raises:
+        ArgumentError: not a topic name.
+    """
+    name = _checked_text(topic)
+    if not is_topic_name(name):
+        raise ArgumentError(f"topic {name!r} can't have wildcards: they are for subscriptions")
+    return name
+
+
+def check_filter(topic: object) -> str:
+    """Return a topic to subscribe to, which may have wildcards.
+
+    Raises:
+        ArgumentError: not a topic filter.
+    """
+    name = _checked_text(topic)
+    if not is_topic_filter(name):
+        raise ArgumentError(f"topic {name!r}: '+' must be a whole level, '#' the whole last level")
+    return name
+
+
+def _checked_text(topic: object) -> str:
+    if isinstance(topic, bytes):
+        topic = topic.decode("utf-8", "surrogateescape")
+    if not isinstance(topic, str):
+        raise ArgumentError(f"topic must be a str, not {type(topic).__name__}")
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"topic {topic!r} must be UTF-8") from None
+    if not 0 < size <= _MAX_BYTES or "\0" in topic:
+        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {_MAX_BYTES} bytes and no NUL")
+    return topic
+
+
+def unshared(topic: str) -> str:
+    """Return the filter of a shared subscription, `$share/group/filter`; others as they are (§4.8.2)."""
+    return topic.split("/", 2)[2] if topic.startswith("$share/") and topic.count("/") >= 2 else topic
+
+
+class _Node(Generic[Value]):
+    __slots__ = ("children", "values")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[Value]] = {}
+        self.values: list[Value] = []
+
+
+class FilterTree(Generic[Value]):
+    """Values by topic filter, one for each filter."""
+
+    def __init__(self) -> None:
+        self._root: _Node[Value] = _Node()
+
+    def set(self, topic_filter: str, value: Value) -> None:
+        """Set the value of a filter."""
+        node = self._root
+        for level in topic_filter.split("/"):
+            node = node.children.setdefault(level, _Node())
+        node.values = [value]
+
+    def remove(self, topic_filter: str) -> None:
+        """Remove a filter, if it is there."""
+        path = [self._root]
+        levels = topic_filter.split("/")
+        for level in levels:
+            child = path[-1].children.get(level)
+            if child is None:
+                return
+            path.append(child)
+        path[-1].values = []
+        for parent, level in zip(reversed(path[:-1]), reversed(levels), strict=True):
+            node = parent.children[level]
+            if node.values or node.children:
+                return
+            del parent.children[level]
+
+    def match(self, topic: str) -> Iterator[Value]:
+        """Yield the values of the filters that match a topic name.
+
+        A wildcard at the first level matches no name that begins with "$" [MQTT-4.7.2-1].
+        """
+        levels = topic.split("/")
+        nodes = [self._root]
+        for depth, level in enumerate(levels):
+            wild = depth or not topic.startswith("$")
+            following = []
+            for node in nodes:
+                children = node.children
+                if wild and "#" in children:
+                    yield from children["#"].values
+                following += [children[name] for name in ((level, "+") if wild else (level,)) if name in children]
+            nodes = following
+        for node in nodes:
+            yield from node.values
+            if "#" in node.children:  # "a/#" matches "a" as well
+                yield from node.children["#"].values
+
+
+class Routes:
+    """Callbacks of single subscriptions.
+
+    A broker of MQTT 5 adds the subscription identifiers to a message. Without them the topic is matched.
+
+    Attributes:
+        uses_identifiers: whether the broker adds subscription identifiers.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._callbacks: dict[int, OnPub] = {}
+        self._by_topic: FilterTree[OnPub] = FilterTree()
+        self._last = 0
+        self.uses_identifiers = True
+
+    def add(self, topic: str, onpub: OnPub) -> int:
+        """Set the callback of a subscription; return its identifier."""
+        number = self._numbers.get(topic)
+        if number is None:
+            self._last = number = self._last + 1
+        self._numbers[topic] = number
+        self._callbacks[number] = onpub
+        self._by_topic.set(unshared(topic), onpub)
+        return number
+
+    def remove(self, topic: str) -> None:
+        """Remove the callback of a subscription, if it has one."""
+        number = self._numbers.pop(topic, None)
+        if number is not None:
+            del self._callbacks[number]
+            self._by_topic.remove(unshared(topic))
+
+    def find(self, topic: str, properties: Props) -> list[OnPub]:
+        """Return the callbacks for a message."""
+        if not self._callbacks:
+            return []
+        if not self.uses_identifiers:
+            return list(self._by_topic.match(topic))
+        numbers = properties.get("subscriptionidentifier", ())
+        numbers = numbers if isinstance(numbers, list) else [numbers]
+        return [self._callbacks[number] for number in dict.fromkeys(numbers) if number in self._callbacks]
