@@ -55,7 +55,7 @@ def kept(readings):
 QUERY = """
 import sys, time, signal
 from pathlib import Path
-from smqrt.pipeline import process
+from smqrt.pipeline import status as process
 from smqrt.pipeline.status import StatusWriter
 
 state = Path(sys.argv[1])

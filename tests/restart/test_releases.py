@@ -64,7 +64,7 @@ def test_new_workers_start_behind_the_link(serve: Callable[..., Served], current
 
 
 def test_pwd_counts_only_when_it_names_the_working_folder(current: Path) -> None:
-    script = "from smqrt.process import environment; print(environment.FOLDER)"
+    script = "from smqrt.process import current_process; print(current_process.FOLDER)"
     folders = {}
     for used in (str(current), "", "relative", "/", "/no/such/folder"):
         environment = os.environ | {"PWD": used}
@@ -79,7 +79,7 @@ def test_pwd_counts_only_when_it_names_the_working_folder(current: Path) -> None
 
 def test_a_relative_program_is_found_behind_the_link(current: Path) -> None:
     (current / "python").symlink_to(sys.executable)
-    script = "from smqrt.process import environment; print(environment.COMMAND[0])"
+    script = "from smqrt.process import current_process; print(current_process.COMMAND[0])"
     environment = os.environ | {"PWD": str(current), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ran = subprocess.run(
         [str(current / "python"), "-c", script], cwd=current, env=environment, capture_output=True, text=True
