@@ -18,6 +18,7 @@ from urllib.request import urlopen
 import click
 import pytest
 
+import smqrt.server.runtime  # noqa: F401 - it declares all limits
 from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
@@ -27,7 +28,7 @@ from smqrt.http.head import MAX_FIELDS
 from smqrt.manual.pages import pages as manual
 from smqrt.operations import metrics
 from smqrt.settings.option_types import environment_name, flag
-from smqrt.settings.server_settings import table
+from smqrt.settings.server_settings import limits_manual, table
 from smqrt.smq import close_log, data_path
 from smqrt.transport.tls import HANDSHAKE_S, LINGER_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
@@ -278,6 +279,7 @@ def test_every_metric_and_every_reason_is_in_its_table() -> None:
     assert set(close_log.EXPLANATIONS) == set(CloseReason)
     assert close_log.manual() in page_text("troubleshooting"), "run scripts/fix"
     assert metrics.manual() in page_text("metrics"), "run scripts/fix"
+    assert limits_manual() in page_text("limits"), "run scripts/fix"
 
 
 def test_every_ending_and_every_drop_is_documented() -> None:
@@ -289,14 +291,14 @@ def test_every_ending_and_every_drop_is_documented() -> None:
 
 
 def test_figures_of_the_manual_are_those_of_the_code() -> None:
-    limits, shown = HttpLimits(), " ".join(page_text("limits").split())
+    limits, shown = HttpLimits(), " ".join(page_text("http").split())
     for figure in (
         f"first byte after connecting | {limits.first_byte_s:g} s",
         f"the whole head | {limits.header_s:g} s, {limits.head_bytes >> 10} KiB, {MAX_FIELDS} fields",
-        f"within a body | {limits.body_idle_s:g} s",
+        f"a pause within a body | {limits.body_idle_s:g} s",
         f"`request.body()`) | {limits.body_bytes >> 20} MiB",
         f"keep-alive | {limits.keep_alive_s:g} s",
-        f"of a response | {limits.send_idle_s:g} s",
+        f"that does not read a response | {limits.send_idle_s:g} s",
         f"TLS handshake | {HANDSHAKE_S:g} s",
     ):
         assert figure in shown

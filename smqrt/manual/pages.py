@@ -31,7 +31,7 @@ _TABLE = (
     ("Operate", "Run", "serving deployment workers cluster hot-restart upgrading"),
     ("Operate", "Secure", "security identity tls-server"),
     ("Operate", "Watch", "console metrics trace-logger troubleshooting"),
-    ("Reference", "APIs", "hub-api lua-api protocol"),
+    ("Reference", "APIs", "hub-api lua-api http protocol"),
     ("Reference", "Commands and settings", "command-line settings limits mako-conf pipeline-commands format-smq"),
     ("Reference", "Releases", "changelog conformance"),
     ("Specification", "", "specification specification/*"),

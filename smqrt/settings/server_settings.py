@@ -15,7 +15,7 @@ from functools import cache
 from ipaddress import ip_network
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.limits import LimitSettings, TopicSettings
+from smqrt.settings.limits import Limit, LimitSettings, TopicSettings, registered
 from smqrt.settings.option_types import (
     NotThisError,
     Rule,
@@ -29,6 +29,7 @@ from smqrt.settings.option_types import (
     optional,
     path,
     settings_of,
+    shown_default,
     size,
     switch,
     tables,
@@ -697,3 +698,40 @@ def table() -> tuple[Setting, ...]:
 def named_table() -> tuple[Setting, ...]:
     """Return the settings of named tables, in the order of the manual."""
     return tuple(named_settings_of(Settings))
+
+
+# ---- limits of the manual
+
+_UNITS = (
+    ("_bytes_per_s", "bytes/s"),
+    ("_per_s", "per second"),
+    ("_bytes", "bytes"),
+    ("_mib", "MiB"),
+    ("_rate", "per second"),
+    ("_rate_per_address", "per second"),
+    ("_s", "s"),
+)
+"""Units by the end of a setting's name; the first match counts."""
+
+
+def limits_manual() -> str:
+    """Return the table of limits of the manual in Markdown: settings of limits, then limits without a setting.
+
+    The caller has imported the modules that declare limits, see `smqrt.server.runtime`.
+    """
+    counters: dict[str, list[Limit]] = {}
+    for limit in registered():
+        counters.setdefault(limit.setting, []).append(limit)
+    lines = ["| setting | default | unit | meaning, and effect when reached | counter |", "|---|---|---|---|---|"]
+    for setting in table():
+        found = counters.pop(setting.name, [])
+        if not found and setting.path[0] != "limits":
+            continue
+        unit = next((unit for end, unit in _UNITS if setting.name.endswith(end)), "")
+        names = ", ".join(f"`{limit.name}`" for limit in found)
+        default = shown_default(setting.field) or "none"
+        lines.append(f"| `{setting.name}` | {default} | {unit} | {setting.help} | {names} |")
+    for limit in (limit for found in counters.values() for limit in found):
+        setting_text = limit.setting and f"`{limit.setting}`"
+        lines.append(f"| {setting_text} | fixed |  | {limit.rule[:1].upper()}{limit.rule[1:]}. | `{limit.name}` |")
+    return "\n".join(lines) + "\n"

@@ -106,7 +106,7 @@ class HubOptions:
     maxnames: int | None = option(
         None,
         optional(whole(1)),
-        "Topics in all, and sub-topics in all; see [limits](limits.md#brokers)",
+        "Topics in all, and sub-topics in all; see [limits](hub-api.md#limits)",
         shown="`limits.names`, 250000",
     )
     clientnames: int | None = option(
