@@ -24,7 +24,6 @@ import gevent
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from gevent.event import Event
-from gevent.threadpool import ThreadPool
 
 import smqrt
 from smqrt.acme.files import (
@@ -44,6 +43,7 @@ from smqrt.acme.files import (
     write_private,
 )
 from smqrt.errors import AcmeError, StartError
+from smqrt.loop.threads import DedicatedThreads
 from smqrt.transport.server_tls import shown
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ class AcmeService:
         self._state = plan.files.state()
         self._due_s = plan.files.due_s()
         self._retry_now = Event()
-        self._pool: ThreadPool | None = None
+        self._pool: DedicatedThreads | None = None
         self._worker: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
@@ -446,9 +446,9 @@ class AcmeService:
         if not kind:  # after a failure the other kind
             first, other = (HTTP_01, TLS_ALPN_01) if self._has_http else (TLS_ALPN_01, HTTP_01)
             kind = other if self._has_http and self._state.failures % 2 else first
-        pool = self._pool = self._pool or ThreadPool(1)  # not gevent's own: an order may take minutes
+        pool = self._pool = self._pool or DedicatedThreads()  # not gevent's own: an order may take minutes
         try:
-            outcome = pool.spawn(_order_in_thread, self.plan, kind).get(timeout=MAX_ORDER_S)
+            outcome = pool.submit(_order_in_thread, self.plan, kind).get(timeout=MAX_ORDER_S)
             if isinstance(outcome, Exception):
                 raise outcome
         except gevent.Timeout:

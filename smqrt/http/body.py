@@ -31,8 +31,8 @@ from smqrt.http.forms import (
     read_form,
 )
 from smqrt.http.headers import BadRequest, HttpError
-from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import in_thread
 from smqrt.process.current_process import base_folder
 from smqrt.settings.limits import Limit
 

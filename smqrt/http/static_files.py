@@ -12,7 +12,6 @@ from mimetypes import MimeTypes
 from secrets import token_hex
 from typing import IO
 
-from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.access import MAGIC_BYTES, is_page
@@ -21,6 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.open_files import call_blocking, call_blocking_unless_local
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import in_thread
 
 MAX_KEPT_FILE = 256 << 10  # larger files are read from the disk each time; the system caches them
 MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
@@ -152,7 +152,7 @@ class StaticFiles:
         with _packing:
             if entry.packed is not None or entry.body is None:  # another request has compressed it
                 return bool(entry.packed)
-            packed = get_hub().threadpool.apply(_gzip, (entry.body,))
+            packed = in_thread(_gzip, entry.body)
         entry.packed = packed if len(packed) < _MAX_PACKED_RATIO * len(entry.body) else b""
         if self._known.get(entry.name) is entry:  # else it was dropped meanwhile, and does not count
             self._kept_bytes += len(entry.packed)

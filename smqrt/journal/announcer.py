@@ -30,7 +30,7 @@ from smqrt.journal.files import MOVED, there, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
 from smqrt.journal.tokens import journal_token
-from smqrt.loop.greenlets import in_thread
+from smqrt.loop.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")
 

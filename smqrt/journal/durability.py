@@ -19,13 +19,13 @@ from typing import Any
 
 from gevent import get_hub
 from gevent.event import Event
-from gevent.threadpool import ThreadPool
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention
 from smqrt.journal.record import Clock
 from smqrt.journal.segment import LOCK, BatchEntry, NumberReserve, SegmentFile, is_open_at, summary_of
 from smqrt.journal.settings import JournalSettings
+from smqrt.loop.threads import DedicatedThreads
 
 log = logging.getLogger("smqrt.journal")
 
@@ -358,7 +358,7 @@ class DiskThread:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPool(1)  # gets one job at a time: a third one would block, or raise in the event loop
+        self._pool = DedicatedThreads()  # gets one job at a time: a third one would block, or raise in the event loop
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
         self._retry = get_hub().loop.timer(RETRY_S, ref=False)
@@ -403,7 +403,7 @@ class DiskThread:
         self._waiting.clear()
         self._retry.stop()
         if self._running is None:
-            self._pool.kill()
+            self._pool.close()
 
     def _start_next(self) -> None:
         if self._running is not None:
@@ -412,7 +412,7 @@ class DiskThread:
         ready = next((job for job in self._waiting.values() if job.not_before_s <= now_s), None)
         if ready is not None:
             self._running = self._waiting.pop(ready.kind)
-            self._pool.spawn(_run_job, ready.work).rawlink(self._on_job_done)
+            self._pool.submit(_run_job, ready.work).rawlink(self._on_job_done)
         elif self._waiting:
             self._retry.stop()
             self._retry.start(self._start_next)

@@ -46,8 +46,8 @@ from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.tokens import TOKENS_FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
-from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import in_thread
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger("smqrt.journal")

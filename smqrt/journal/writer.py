@@ -35,8 +35,8 @@ from smqrt.journal.record import Clock, Flag, Row
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.segment import NumberReserve
 from smqrt.journal.settings import JournalSettings, parse
-from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import in_thread
 from smqrt.process import current_process
 from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.wire import smq

@@ -24,8 +24,6 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
 from smqrt.loop.scheduling import Turn
-from smqrt.loop.threads import in_pool as in_pool
-from smqrt.loop.threads import in_thread as in_thread
 
 log = logging.getLogger("smqrt")
 

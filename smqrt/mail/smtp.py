@@ -22,7 +22,7 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import StreamError
-from smqrt.loop import greenlets
+from smqrt.loop import threads
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
 
@@ -367,7 +367,7 @@ class MailServer:
                 raise StreamError("auth", "user and password: ASCII only")  # a limit of smtplib
             sender, recipients = mail.envelope()
             with _encoders:
-                data = greenlets.in_thread(mail.encoded)
+                data = threads.in_thread(mail.encoded)
             default = SUBMISSION_PORT if self.starttls else SMTPS_PORT if self.tls else SMTP_PORT
             stream = Stream.connect(self.host, default if self.port is None else self.port, SILENCE_S)
             try:

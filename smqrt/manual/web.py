@@ -8,12 +8,12 @@ from html import escape
 from typing import Protocol
 from urllib.parse import quote
 
-from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.message import Request
 from smqrt.http.static_files import accepts_gzip
 from smqrt.http.tree import Directory
+from smqrt.loop.threads import in_thread
 from smqrt.manual import pages as manual
 from smqrt.manual.pages import index_script
 
@@ -57,7 +57,7 @@ class Manual(Directory):
         """See `Directory.service`."""
         with self._lock:
             if not self._pages:
-                self._pages = get_hub().threadpool.apply(manual.pages)
+                self._pages = in_thread(manual.pages)
         is_index = relpath == _INDEX
         if relpath and not is_index and relpath not in self._pages:
             return False
@@ -72,14 +72,14 @@ class Manual(Directory):
             if accepts_gzip(request.get("accept-encoding") or ""):
                 headers.set("Content-Encoding", "gzip")
             else:
-                body = get_hub().threadpool.apply(gzip.decompress, (body,))
+                body = in_thread(gzip.decompress, body)
         request.response.write(body)
         return True
 
     def _render_once(self, name: str, render: Callable[[dict[str, str], str], bytes]) -> bytes:
         with self._lock:  # one page at a time, so that rendering occupies one thread of the pool
             if name not in self._rendered:
-                self._rendered[name] = get_hub().threadpool.apply(render, (self._pages, name))
+                self._rendered[name] = in_thread(render, self._pages, name)
         return self._rendered[name]
 
 

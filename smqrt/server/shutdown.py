@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 import gevent
-from gevent import monkey
 from greenlet import getcurrent, greenlet
 
+from smqrt.loop.threads import block_thread, start_thread
 from smqrt.process import early_signals
 
 log = logging.getLogger("smqrt")
@@ -123,8 +123,6 @@ Step = tuple[str, Callable[[], object]]
 STDERR = 2
 _POLL_S = 0.05
 # The originals, not gevent's: the deadline is watched by a thread that needs no event loop.
-_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
-_start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
 class StepRunner:
@@ -160,7 +158,7 @@ class StepRunner:
         is_over: list[bool] = []
         before = {number: signal.signal(number, _exit_at_once) for number in (signal.SIGTERM, signal.SIGINT)}
         if timeout_s:
-            _start_thread(self._watch, (timeout_s, is_over))
+            start_thread(self._watch, (timeout_s, is_over))
         try:
             yield
         finally:
@@ -178,7 +176,7 @@ class StepRunner:
                 )
                 os.write(STDERR, line.encode())  # not the log: its lock may be held
                 os._exit(1)
-            _sleep(_POLL_S)
+            block_thread(_POLL_S)
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

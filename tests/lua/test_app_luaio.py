@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from smqrt.http.resources import IoError
-from smqrt.loop import greenlets
+from smqrt.loop import threads
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -103,7 +103,7 @@ def test_python_uses_it_from_a_greenlet_and_from_a_thread(app: AppServer):
 
     expected = [b"Python", ["t"], 11, True, "notfound", "ioerror", "noimplementation", "invalidname"]
     assert gevent.spawn(use).get(timeout=5) == expected
-    seen = greenlets.in_thread(lambda: (store.stat("index.html").size, store.open("index.html").read(2)))
+    seen = threads.in_thread(lambda: (store.stat("index.html").size, store.open("index.html").read(2)))
     assert seen == (13, b"<h")
 
 

@@ -23,11 +23,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from gevent import monkey
 from lupa import __version__ as lupa_version
 
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import SmqrtError
+from smqrt.loop.threads import block_thread, new_lock
 
 log = logging.getLogger("smqrt.lua")
 
@@ -43,8 +43,6 @@ _TABLE = 5  # LUA_TTABLE
 _TYPE_AT, _TYPE = ctypes.sizeof(ctypes.c_void_p), b"\x08"  # GCObject.tt of a lua_State: LUA_TTHREAD
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
-_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
-_new_lock: Callable[[], Any] = monkey.get_original("_thread", "allocate_lock")
 
 _hooks: list[object] = []  # never freed: a coroutine that is resumed late may still have a hook
 
@@ -128,7 +126,7 @@ class Interrupt:
 
     def __init__(self, lua: LuaInterface) -> None:
         self.lua = lua
-        self._gate = _new_lock()
+        self._gate = new_lock()
         self._action: Action | None = None
         self._has_arrived = False
         self._path: list[int] = []
@@ -256,7 +254,7 @@ def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
     while not condition():
         if waited_s >= patience_s:
             return False
-        _sleep(STEP_S)
+        block_thread(STEP_S)
         waited_s += STEP_S
     return True
 

@@ -17,6 +17,7 @@ from gevent import get_hub, monkey
 from smqrt.apps.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
 from smqrt.apps.lua.vm import Activities, Run, Vm
 from smqrt.apps.python.directory import overload
+from smqrt.loop.threads import block_thread, start_thread
 from smqrt.settings.limits import Limit
 
 LIMIT_S = 5.0
@@ -28,9 +29,6 @@ STDERR = 2
 
 LUA_MEMORY = Limit("lua_memory", "limits.lua_memory_mib", "Lua uses its maximum of memory")
 ELSEWHERE = b"not in Lua, or in a C function such as string.find\n"
-
-_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
-_start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
 class Overdue:
@@ -111,7 +109,7 @@ class LoopWatchdog:
     def start(self) -> None:
         """Start the watchdog."""
         self._timer.start(self._turn)
-        _start_thread(self._watch, ())
+        start_thread(self._watch, ())
 
     def stop(self) -> None:
         """Stop the watchdog."""
@@ -163,12 +161,12 @@ class LoopWatchdog:
                 interrupt.lua.set_hook(at, None, 0, 0)
 
         interrupt.begin(innermost.address, arm)
-        _sleep(PATIENCE_S)  # time for the collection and for handling the error
+        block_thread(PATIENCE_S)  # time for the collection and for handling the error
 
     def _watch(self) -> None:
         seen, blocked_s = -1, 0.0
         while not self._stopped:
-            _sleep(self._step_s)
+            block_thread(self._step_s)
             self._end_over_memory()
             if self._turns != seen:
                 seen, blocked_s = self._turns, 0.0

@@ -8,14 +8,13 @@ from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from gevent import get_hub
-from gevent.threadpool import ThreadPool
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.http.resources import Io
 from smqrt.http.static_files import StaticFiles
-from smqrt.loop.greenlets import in_pool
+from smqrt.loop.threads import DedicatedThreads
 from smqrt.process import current_process
 
 
@@ -136,8 +135,8 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     gevent_hub = get_hub()
     if not gevent_hub.loop.default:  # already in a thread
         return function(*args, **kwargs)
-    pool: ThreadPool | None = getattr(gevent_hub, _POOL, None)
+    pool: DedicatedThreads | None = getattr(gevent_hub, _POOL, None)
     if pool is None:
-        pool = ThreadPool(THREADS, hub=gevent_hub)
+        pool = DedicatedThreads(THREADS)
         setattr(gevent_hub, _POOL, pool)
-    return in_pool(pool, partial(function, *args, **kwargs))
+    return pool.call(partial(function, *args, **kwargs))

@@ -26,7 +26,7 @@ from smqrt.cluster.engines.connections import NatsBackplane, connection_of
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, Link
 from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
 from smqrt.errors import StreamError
-from smqrt.loop.greenlets import in_thread
+from smqrt.loop.threads import in_thread
 from smqrt.smq import data_path
 from smqrt.smq.hub_registry import succession
 from smqrt.transport.listener import Listener, open_listeners

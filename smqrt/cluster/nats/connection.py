@@ -19,6 +19,7 @@ from smqrt.broker.outbox import BLOCKED, Outbox, backlog, dirty
 from smqrt.cluster.nats.options import NatsAddress, NatsOptions, jwt_fields, nkey_fields
 from smqrt.errors import ArgumentError, NatsError, StreamError
 from smqrt.loop.scheduling import READ, WRITE
+from smqrt.loop.threads import in_thread
 from smqrt.smq import data_path
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Transport
@@ -355,7 +356,7 @@ class _Greeter:
         if path is None or not nonce:  # the server does not ask for a signature
             return {}
         try:
-            return get_hub().threadpool.apply(read, (path, nonce))
+            return in_thread(read, path, nonce)
         except ArgumentError as error:
             raise RefusedError(str(error)) from None
 

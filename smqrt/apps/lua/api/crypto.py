@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 import gevent
 from gevent.lock import BoundedSemaphore
-from gevent.threadpool import ThreadPool
 
 from smqrt.acme import orders
 from smqrt.acme.files import HTTP_01, PREFIX, Answer, new_key, write_private
@@ -33,8 +32,8 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.crypto import ciphers, keys, tokens
 from smqrt.crypto.keyfile import KeyFile
 from smqrt.errors import AcmeError, CryptoError
-from smqrt.loop.greenlets import in_thread
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import DedicatedThreads, in_thread
 from smqrt.workers.worker_rpc import worker_place
 
 MAX_COMPUTATIONS = 2
@@ -299,7 +298,7 @@ class AcmeBinding:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._texts: dict[str, bytes] = {}
-        self._pool: ThreadPool | None = None
+        self._pool: DedicatedThreads | None = None
         self._is_asked = False
 
     def order(
@@ -319,9 +318,9 @@ class AcmeBinding:
         if fault := self._answer_challenges():
             return fail(fault)
         account = from_utf8(directory), from_utf8(contact), from_utf8(ca), account_key, account_id
-        pool = self._pool = self._pool or ThreadPool(1)  # not gevent's own: an order may take minutes
+        pool = self._pool = self._pool or DedicatedThreads()  # not gevent's own: an order may take minutes
         try:
-            outcome = pool.spawn(_outcome, from_utf8(name), account, key or new_key(), self._publish)
+            outcome = pool.submit(_outcome, from_utf8(name), account, key or new_key(), self._publish)
             return outcome.get(timeout=GIVE_UP_S)
         except gevent.Timeout:
             self._pool = None  # the thread can't be stopped; it ends with its order

@@ -28,7 +28,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.open_files import MAX_READ_BYTES, DiskFile, PipeFile, disks
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.loop import greenlets
+from smqrt.loop import greenlets, threads
 from smqrt.loop.threads import DiskJob
 
 # ---- The open files of Lua: those of disks, special files, and those that are in memory.
@@ -515,13 +515,13 @@ def label(io: Io, name: str) -> str:
 
 def make_pipe(path: bytes, mode: int) -> LuaResult:
     """Make a named pipe with these permissions; blocks."""
-    greenlets.in_thread(os.mkfifo, from_utf8(path), mode)
+    threads.in_thread(os.mkfifo, from_utf8(path), mode)
     return True
 
 
 def check_pipe(path: bytes) -> LuaResult:
     """Return True when `path` is a named pipe; blocks."""
-    status = greenlets.in_thread(os.stat, from_utf8(path))
+    status = threads.in_thread(os.stat, from_utf8(path))
     return True if file_modes.S_ISFIFO(status.st_mode) else fail("invalidname")
 
 

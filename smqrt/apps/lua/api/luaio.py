@@ -20,11 +20,11 @@ from smqrt.http.disk import ZipIo
 from smqrt.http.open_files import disks
 from smqrt.http.resources import Io, IoError, Stat, segments
 from smqrt.loop import greenlets
+from smqrt.loop.threads import new_lock
 from smqrt.process.current_process import close_with_app
 
 _ASKED_BYTES = 64 << 10  # of a callback, in one call
 _PATIENCE_S = 60.0  # of a thread that waits for the loop
-_new_lock = monkey.get_original("_thread", "allocate_lock")
 _thread_id = monkey.get_original("_thread", "get_ident")
 _ENTRY = struct.Struct(">?qQ")
 
@@ -71,7 +71,7 @@ class LuaIoCallbacks:
     def _from_thread(self, function: Callable[..., T], *args: object) -> T:
         """Have the loop call `function`, and wait for it; in another thread."""
         answers: list[tuple[T | None, Exception | None]] = []
-        over = _new_lock()
+        over = new_lock()
         over.acquire()
 
         def call() -> None:

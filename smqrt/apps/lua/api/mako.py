@@ -25,6 +25,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tracelogger import FOR_VIEWERS
+from smqrt.loop.threads import in_thread
 from smqrt.printable import PrintableFormatter
 from smqrt.process.current_process import AppScope, current_app
 from smqrt.settings.limits import Limit, in_force
@@ -203,7 +204,7 @@ def install_loadconf(vm: Vm, services: Services) -> Callable[[], LuaValues]:
 
     def source() -> LuaValues:
         path = services.conf
-        return (None,) if path is None else get_hub().threadpool.apply(_read_conf, (path,))
+        return (None,) if path is None else in_thread(_read_conf, path)
 
     vm.namespace("ba.loadconf", {"attach": refs.append}, {"source": source})
     return lambda: vm.run(refs[0])

@@ -29,6 +29,7 @@ from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.loop.scheduling import Turn
+from smqrt.loop.threads import in_thread
 from smqrt.mqtt import MqttClient
 from smqrt.settings.option_types import make, options_of
 from smqrt.transport.stream import Stream
@@ -520,4 +521,4 @@ def install_sparkplug(vm: Vm, services: Services) -> None:
 
 def _prepare() -> None:
     """Load protobuf, in a thread: it takes some 40 ms."""
-    get_hub().threadpool.apply(payload_class)
+    in_thread(payload_class)

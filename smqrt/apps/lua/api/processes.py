@@ -33,7 +33,7 @@ from smqrt.child_processes.processes import (
 )
 from smqrt.errors import StreamError
 from smqrt.http.open_files import disks
-from smqrt.loop import greenlets
+from smqrt.loop import greenlets, threads
 from smqrt.process.current_process import AppScope
 
 # ---- `io.popen`, `os.execute`, `os.tmpname`, `os.remove` and `os.rename` of plain Lua, so that they hold nobody. The
@@ -98,7 +98,7 @@ class ShellBinding:
 
     def _start(self, command: bytes, mode: str, application: int | None) -> ShellChild:
         owner = self._scope_of(application)
-        inherited = greenlets.in_thread(inheritable_descriptors)
+        inherited = threads.in_thread(inheritable_descriptors)
         if message := self._processes.refusal(owner):  # after the switch, so that none comes in between
             raise OSError(errno.EAGAIN, message)
         child = ShellChild(command, mode, inherited)
@@ -191,7 +191,7 @@ def install_plain(vm: Vm, services: Services) -> None:
     binding = ShellBinding(services.processes, services)
     direct: dict[str, Function] = {"has_shell": has_shell, "make_temporary_here": make_temporary}
     direct |= methods(binding, "drop place") | methods(binding, "read_now write_now", _with_numbers)
-    blocking: dict[str, Function] = {"make_temporary": lambda: greenlets.in_thread(make_temporary)}
+    blocking: dict[str, Function] = {"make_temporary": lambda: threads.in_thread(make_temporary)}
     blocking |= methods(binding, "popen execute close", _with_numbers)
     parking: dict[str, Function] = {"remove": _on_disk(_remove), "rename": _on_disk(_rename)}
     vm.namespace("ba.plain", direct, blocking, parking=parking | methods(binding, "read write", _with_numbers))
