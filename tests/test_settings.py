@@ -18,7 +18,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from smqrt import hub
-from smqrt.auth.service import ways_in
+from smqrt.auth.service import accepted_logins
 from smqrt.cli.serve import serve
 from smqrt.cli.serve import sources as sources_of
 from smqrt.clients.mqtt.connect import MqttOptions
@@ -275,9 +275,9 @@ def test_the_commands(tmp_path: Path) -> None:
 
 
 def test_the_line_that_says_who_is_let_in() -> None:
-    said = ways_in(AuthSettings(users="users", acl="rules", anonymous=True))
+    said = accepted_logins(AuthSettings(users="users", acl="rules", anonymous=True))
     assert said == "hubs accept: users, anonymous clients; rules of rules"
-    assert ways_in(AuthSettings(jwt_key="key")) == "hubs accept: tokens; no rules"
+    assert accepted_logins(AuthSettings(jwt_key="key")) == "hubs accept: tokens; no rules"
 
 
 @pytest.mark.parametrize(("former", "present"), FORMER_NAMES.items(), ids=map(".".join, FORMER_NAMES))

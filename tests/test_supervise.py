@@ -15,11 +15,11 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.server.applications import Patience, Pipelines, Supervised
+from smqrt.server.applications import Pipelines, RestartDelays, Supervised
 from tests.clock import undisturbed_s
 from tests.waiting import wait_until
 
-QUICK = Patience(first_s=0.05, longest_s=0.2, steady_s=30, stop_s=0.5)
+QUICK = RestartDelays(first_s=0.05, longest_s=0.2, steady_s=30, stop_s=0.5)
 SLEEPER = "import time; print('ready'); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
 WITH_CHILD = f"""
@@ -33,7 +33,7 @@ time.sleep(60)
 class Run:
     """A supervised script and what was told about it."""
 
-    def __init__(self, source: str, patience: Patience = QUICK) -> None:
+    def __init__(self, source: str, patience: RestartDelays = QUICK) -> None:
         self.lines: list[str] = []
         self.supervised = Supervised("p", [sys.executable, "-c", source], self.lines.append, patience)
 
@@ -49,7 +49,7 @@ def start() -> Iterator[Callable[..., Run]]:
     """A factory: `start(source)` runs a script; it is stopped after the test."""
     runs: list[Run] = []
 
-    def begin(source: str, patience: Patience = QUICK) -> Run:
+    def begin(source: str, patience: RestartDelays = QUICK) -> Run:
         runs.append(Run(source, patience))
         runs[-1].supervised.start()
         return runs[-1]
@@ -85,7 +85,7 @@ def test_what_fails_starts_again_later_and_later(start: Callable[..., Run]) -> N
 
 
 def test_a_long_run_begins_with_the_short_wait_again(start: Callable[..., Run]) -> None:
-    run = start("import sys; sys.exit(3)", Patience(0.05, 1, steady_s=0))
+    run = start("import sys; sys.exit(3)", RestartDelays(0.05, 1, steady_s=0))
     assert run.wait_for(r".*again in (\S+) s", 3)[2] == "0.05"
 
 
@@ -98,7 +98,7 @@ def test_a_killed_one_starts_again(start: Callable[..., Run]) -> None:
 
 
 def test_stop_ends_it_and_it_stays_so(start: Callable[..., Run]) -> None:
-    run = start(SLEEPER, Patience(stop_s=30))
+    run = start(SLEEPER, RestartDelays(stop_s=30))
     run.wait_for(r"p \| ready")
     began = time.monotonic()
     run.supervised.stop()
@@ -137,7 +137,7 @@ def test_stop_while_it_starts_or_waits(start: Callable[..., Run]) -> None:
     run = start(SLEEPER)
     run.supervised.stop()
     assert run.lines == []
-    waiting = start("import sys; sys.exit(1)", Patience(first_s=30))
+    waiting = start("import sys; sys.exit(1)", RestartDelays(first_s=30))
     waiting.wait_for(".*again in 30 s")
     began = time.monotonic()
     waiting.supervised.stop()

@@ -367,7 +367,7 @@ def serve(service: IdentityService | None) -> None:
     _of_server[:] = [] if service is None else [service]
 
 
-def of_server() -> IdentityService | None:
+def server_identity_service() -> IdentityService | None:
     """Return the identity service of the server; None without one."""
     return _of_server[0] if _of_server else None
 
@@ -398,7 +398,7 @@ def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | Argumen
     return found, rules, keys, revoked
 
 
-def ways_in(settings: AuthSettings) -> str:
+def accepted_logins(settings: AuthSettings) -> str:
     """Return the accepted logins of hubs, for the log at the start of a server."""
     accepted = {
         "users": settings.users,

@@ -118,7 +118,7 @@ class DeniedRoute:
         self.deliver(bytes(view))
 
 
-def look_again(clients: Collection[Client], revalidate: Callable[[Identity], str | None]) -> Iterator[None]:
+def recheck_clients(clients: Collection[Client], revalidate: Callable[[Identity], str | None]) -> Iterator[None]:
     """Check all clients after rules or users have changed, in portions; end what is permitted no longer.
 
     Args:
@@ -147,7 +147,7 @@ def _recheck(client: Client) -> Iterator[None]:
         yield
 
 
-def end_expired(clients: Collection[Client], now_s: float) -> Iterator[None]:
+def disconnect_expired(clients: Collection[Client], now_s: float) -> Iterator[None]:
     """Disconnect the clients whose login has expired, in portions.
 
     Args:

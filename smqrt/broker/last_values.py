@@ -129,7 +129,7 @@ class TopicValues:
             if stamp + STAMP_STEP_US >= known:
                 self.take_frame(frame, None, max(stamp, known + 1))
 
-    def take_told(self, frame: bytes, stamp: int) -> None:
+    def merge_remote(self, frame: bytes, stamp: int) -> None:
         """Take over the value, or the deletion, of another node if it is newer."""
         stid = frame[smq.STID]
         before = self.newest.get(stid)
@@ -143,7 +143,7 @@ class TopicValues:
         """Return when the value of a sub-topic was published or deleted; 0 when that is unknown."""
         return self.stamps.get(stid) or self.deleted.get(stid, 0)
 
-    def gone_frames(self) -> list[bytes]:
+    def deletion_frames(self) -> list[bytes]:
         """Return a message without payload for each deleted value."""
         return [_deletion_frame(self.topic, stid) for stid in self.deleted]
 

@@ -195,7 +195,7 @@ class Outbox:
         """Return topic and sub-topic of the first message of `batch`."""
         return batch[3:7] + batch[11:15]  # the publisher id is between them
 
-    def presses(self) -> None:
+    def backpressure_started(self) -> None:
         """Called when publishers begin to wait for this client; connections override it."""
 
     def overflowed(self, reason: Drop, messages: int) -> None:
@@ -608,7 +608,7 @@ class Pressure:
         lasts_s: how long publishers wait for one client at a stretch.
     """
 
-    lasts_s = 10.0
+    max_wait_s = 10.0
 
     def __init__(self) -> None:
         self.told: Callable[[bytes, bool], object] = lambda key, presses: None
@@ -622,20 +622,20 @@ class Pressure:
         """Let publishers of a topic wait for `outbox`."""
         if outbox not in self._pressing:
             self._pressing[outbox] = set()
-            outbox.presses()
+            outbox.backpressure_started()
         if key not in self._pressing[outbox]:
             self._pressing[outbox].add(key)
             self.topics.setdefault(key, set()).add(outbox)
             self.told(key, True)
 
-    def press_elsewhere(self, outbox: Outbox, key: bytes) -> None:
+    def add_remote(self, outbox: Outbox, key: bytes) -> None:
         """Let publishers of a topic wait for clients of another node, whose outbox is `outbox`."""
         self._elsewhere.add(outbox)
         self._pressing.setdefault(outbox, set()).add(key)
         self.topics.setdefault(key, set()).add(outbox)
 
-    def release_elsewhere(self, outbox: Outbox, key: bytes) -> None:
-        """End `press_elsewhere` of one topic."""
+    def remove_remote(self, outbox: Outbox, key: bytes) -> None:
+        """End `add_remote` of one topic."""
         if key in self._pressing.get(outbox, ()):
             self._pressing[outbox].discard(key)
             self._remove(outbox, key)
@@ -645,7 +645,7 @@ class Pressure:
         self.release(outbox)
         self._elsewhere.discard(outbox)
 
-    def forget_elsewhere(self) -> None:
+    def remove_all_remote(self) -> None:
         """Remove all other nodes, before other policies replace these."""
         for outbox in list(self._elsewhere):
             self.forget(outbox)

@@ -200,7 +200,7 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
             broker, tid if topic is None else topic.id, route, peer
         )  # without a topic here: a topic of other nodes
     if broker.cluster is not None and found is not None and peer is not server:
-        route = broker.cluster.paced(route, found, peer)
+        route = broker.cluster.with_link_backpressure(route, found, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
         route = HandledRoute(server, route, peer)
     recorder = broker.recorder

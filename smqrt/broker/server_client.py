@@ -370,7 +370,7 @@ class ServerClient(Outbox):
         if self._default:
             yield self._default
 
-    def take_unhandled(self) -> list[bytes]:
+    def remove_unhandled(self) -> list[bytes]:
         """Remove and return the batches that no handler has received yet, in order."""
         batches = [batch for queue in self._queues() for batch in queue.take()]
         for batch in [*self._unread, *self.queue]:
@@ -382,7 +382,7 @@ class ServerClient(Outbox):
         return batches
 
     def hold_publishes(self) -> None:
-        """Hold back what the application publishes, until `take_publishes` or `go_on_publishing`."""
+        """Hold back what the application publishes, until `take_publishes` or `resume_publishing`."""
         self._busy = self._is_held = True
 
     def take_publishes(self) -> list[tuple[int, int, bytes]]:
@@ -395,7 +395,7 @@ class ServerClient(Outbox):
             self.pending = None
         return taken
 
-    def go_on_publishing(self) -> None:
+    def resume_publishing(self) -> None:
         """Undo `hold_publishes`."""
         self._is_held = False
         self._route_waiting()

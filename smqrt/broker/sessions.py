@@ -48,7 +48,7 @@ class SessionState(Enum):
     """Phase of a session, see the diagram above."""
 
     WAITING = "waiting for Connect"
-    ASKING = "waiting for authenticate"
+    AUTHENTICATING = "waiting for authenticate"
     CONNECTED = "connected"
     CLOSED = "closed"
 
@@ -217,7 +217,7 @@ class Session:
         self.uid, self.info = connect.uid, connect.info
         if connect.max_frame_bytes:
             self.broker.limit_chunks(self, connect.max_frame_bytes)
-        self.state = SessionState.ASKING
+        self.state = SessionState.AUTHENTICATING
         hook = self.broker.hooks.authenticate
         if hook is None:
             self.accept()
@@ -269,9 +269,9 @@ class Session:
 
     def connect_timed_out(self) -> None:
         """Refuse a client whose Connect, or whose authentication, did not complete in time."""
-        if self.state is SessionState.ASKING:
+        if self.state is SessionState.AUTHENTICATING:
             self.broker.log(self, "authenticate timed out; the client is refused")
-        if self.state in (SessionState.WAITING, SessionState.ASKING):
+        if self.state in (SessionState.WAITING, SessionState.AUTHENTICATING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
@@ -548,13 +548,13 @@ def adopt_values(broker: Broker, portion: Record) -> None:
             broker.last_values.of(topic).take_frame(frame, sources[source], stamp)
 
 
-def valued_topics(broker: Broker) -> set[int]:
+def topics_with_values(broker: Broker) -> set[int]:
     """Return the ids of topics the application subscribes to that have last values, which it has received therefore."""
     values = broker.last_values
     return {number for number, topic in broker.server.topics.items() if values is not None and values.greeting(topic)}
 
 
-def greet_application(broker: Broker, greeted: set[int]) -> None:
+def send_restored_values(broker: Broker, greeted: set[int]) -> None:
     """Send the application the last values of its topics that arrived after it subscribed."""
     for number, topic in list(broker.server.topics.items()):
         if number not in greeted and number not in broker.server.once:

@@ -205,7 +205,7 @@ class ClusterHooks(Protocol):
         """Count messages without a subscriber for lost nodes that subscribed; return whether there are such nodes."""
         ...
 
-    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+    def with_link_backpressure(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """Return `route` with backpressure of full links for `peer`, if `found`, its last part, uses any."""
         ...
 
@@ -467,7 +467,7 @@ class BrokerState:
     def release_client(self, client: BrokerClient, topic: Topic) -> None:
         """Let the ETID of a removed client be used again, once its observers are notified."""
         self._logged_s.pop(client, None)
-        self.changed_count(topic)
+        self.notify_observers_later(topic)
         if not topic.observers:
             self.topic_table.release(topic)
 
@@ -475,7 +475,7 @@ class BrokerState:
         """Subscribe `outbox` to `topic` and notify the observers."""
         topic.add(outbox)
         self.stats.subscriptions += 1
-        self.changed_count(topic)
+        self.notify_observers_later(topic)
         if self.cluster is not None:
             self.cluster.subscribed(topic)
 
@@ -488,7 +488,7 @@ class BrokerState:
         """Unsubscribe `outbox` from `topic` and notify the observers."""
         topic.discard(outbox)
         self.stats.subscriptions -= 1
-        self.changed_count(topic)
+        self.notify_observers_later(topic)
         if self.cluster is not None:
             self.cluster.unsubscribed(topic)
 
@@ -498,7 +498,7 @@ class BrokerState:
         self.topic_table.remove(topic)
         for outbox in topic.raw:
             topic.discard(outbox)
-        self.changed_count(topic)
+        self.notify_observers_later(topic)
         if not topic.observers:
             self.topic_table.release(topic)
 
@@ -508,7 +508,7 @@ class BrokerState:
         if self.cluster is not None and topic.name is not None:
             self.cluster.observed(topic)
 
-    def changed_count(self, topic: Topic) -> None:
+    def notify_observers_later(self, topic: Topic) -> None:
         """Notify the observers of a topic at the end of the turn, once for all changes of the turn."""
         if self.on_changed is not None:
             self.on_changed(topic)

@@ -83,7 +83,11 @@ class ClusteredBroker:
         self.resume: Callable[[], object] = lambda: None
         self.former_numbers: set[int] = set()
         # The broker calls these for messages, clients and observers. Bound here, so that it calls the parts directly.
-        self.forwarded, self.missed, self.paced = self.routing.forwarded, self.routing.missed, self.routing.paced
+        self.forwarded, self.missed, self.with_link_backpressure = (
+            self.routing.forwarded,
+            self.routing.missed,
+            self.routing.with_link_backpressure,
+        )
         self.entered, self.left, self.holder = self.clients.entered, self.clients.left, self.clients.holder
         self.phantom, self.peers_elsewhere = self.clients.phantom, self.clients.peers_elsewhere
         self.end_client = self.clients.end_client
@@ -353,7 +357,7 @@ def _seniority(node: RemoteNode) -> tuple[int, int]:
 
 def _send_once(topics: list[tuple[int, int, int]], nodes: Iterable[RemoteNode]) -> None:
     for node in nodes:
-        if node.send_queue.knows_pressure:
+        if node.send_queue.knows_backpressure:
             node.send_queue.send(wire.keys_and_numbers(LinkType.ONCE, topics))
 
 

@@ -187,7 +187,7 @@ class Link:
         self.sent_bytes = self.unhandled_bytes = 0
         self._acked_bytes = self._reported_bytes = self._left_out_bytes = 0
         self.unacked: deque[Unacked] = deque()
-        self.knows_pressure = self.knows_stamps = self.knows_succession = False
+        self.knows_backpressure = self.knows_stamps = self.knows_succession = False
         self.siblings: Siblings | None = None
         self._waiting: list[Callable[[], object]] = []
         handshake = self.handshake = Handshake(self)
@@ -336,12 +336,12 @@ class Link:
     def heard(self, now_s: float) -> None:
         """Record that data has arrived, and acknowledge if enough was processed."""
         self.heard_s = now_s
-        if self.transport.worked_off_bytes - self._reported_bytes >= ACK_BYTES:
+        if self.transport.processed_bytes - self._reported_bytes >= ACK_BYTES:
             self.acknowledge()
 
     def acknowledge(self) -> None:
         """Acknowledge what was processed."""
-        worked_off = self.transport.worked_off_bytes
+        worked_off = self.transport.processed_bytes
         if worked_off != self._reported_bytes and self.state is LinkState.UP:
             self._reported_bytes = worked_off
             self.send(wire.u64(Packet.ACK, worked_off))
@@ -530,7 +530,7 @@ class Handshake:
         link = self._link
         if ability not in link.node.abilities:
             return
-        link.knows_pressure = link.knows_pressure or ability == wire.PRESSURE
+        link.knows_backpressure = link.knows_backpressure or ability == wire.PRESSURE
         link.knows_stamps = link.knows_stamps or ability == wire.STAMPS
         link.knows_succession = link.knows_succession or ability == wire.SUCCESSION
         if ability == wire.SIBLINGS and not self._knows_siblings:

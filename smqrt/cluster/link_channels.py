@@ -99,7 +99,7 @@ class Transport(Protocol):
     @property
     def via(self) -> str: ...
     @property
-    def worked_off_bytes(self) -> int: ...
+    def processed_bytes(self) -> int: ...
 
     def close(self, in_order: bool) -> None:
         """Close the connection; `in_order` sends what is queued first, as far as that is possible at once."""
@@ -127,7 +127,7 @@ class ChannelLink(Protocol):
     @property
     def has_left(self) -> bool: ...
     @property
-    def knows_pressure(self) -> bool: ...
+    def knows_backpressure(self) -> bool: ...
     @property
     def knows_stamps(self) -> bool: ...
     @property
@@ -245,9 +245,9 @@ class ChannelQueue(NodeSendQueue):
             self.queue.append(run)  # the queue of a lost node counts it
 
     @property
-    def knows_pressure(self) -> bool:
+    def knows_backpressure(self) -> bool:
         """See `NodeSendQueue`."""
-        return self.link.knows_pressure
+        return self.link.knows_backpressure
 
     @property
     def knows_succession(self) -> bool:

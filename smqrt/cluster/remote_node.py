@@ -43,7 +43,7 @@ class NodeSendQueue(Outbox):
         self.missed = self.holds = self.keeps = False
 
     @property
-    def knows_pressure(self) -> bool:
+    def knows_backpressure(self) -> bool:
         """Whether the node supports the packets from `LinkType.PRESSED` on."""
         return False
 

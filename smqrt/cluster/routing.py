@@ -50,15 +50,15 @@ class Backpressure:
     # ---- full links
 
     def filled(self, node: RemoteNode) -> None:
-        """Have publishers wait for a node with a full send queue, `Pressure.lasts_s` at most."""
+        """Have publishers wait for a node with a full send queue, `Pressure.max_wait_s` at most."""
         queue = node.send_queue
         if queue in self.full or queue in self._given_up or node.gone:
             return
         waiting: list[BrokerPeer] = []
         self.full[queue], queue.holds = waiting, True
         queue.wait(lambda: self.caught_up(node))
-        until_s = self._state.broker.clock() + Pressure.lasts_s
-        self._state.broker.call_later(Pressure.lasts_s, lambda: self._give_up(queue, waiting, until_s))
+        until_s = self._state.broker.clock() + Pressure.max_wait_s
+        self._state.broker.call_later(Pressure.max_wait_s, lambda: self._give_up(queue, waiting, until_s))
 
     def _give_up(self, queue: NodeSendQueue, waiting: list[BrokerPeer], until_s: float) -> None:
         if self.full.get(queue) is waiting and self._state.broker.clock() > until_s - TIMER_TOLERANCE_S:
@@ -101,7 +101,7 @@ class Backpressure:
 
     def _send(self, keys: list[Key], kind: LinkType, nodes: Iterable[RemoteNode]) -> None:
         for node in nodes:
-            if node.send_queue.knows_pressure:
+            if node.send_queue.knows_backpressure:
                 node.send_queue.send(wire.keys(kind, keys))
 
     # ---- slow clients of other nodes
@@ -112,10 +112,10 @@ class Backpressure:
         if self._state.broker.slow is None or number is None or len(node.pressing) >= MAX_PRESSING:
             return
         node.pressing[key] = self._state.broker.clock()
-        self._state.broker.slow.pressure.press_elsewhere(node.send_queue, number)
+        self._state.broker.slow.pressure.add_remote(node.send_queue, number)
         if key not in node.timed:
             node.timed.add(key)
-            self._check_later(node, key, Pressure.lasts_s + PRESSURE_GRACE_S)
+            self._check_later(node, key, Pressure.max_wait_s + PRESSURE_GRACE_S)
 
     def _check_later(self, node: RemoteNode, key: Key, delay_s: float) -> None:
         self._state.broker.call_later(delay_s, lambda: self._release_if_due(node, key))
@@ -131,7 +131,7 @@ class Backpressure:
 
     def _release_if_due(self, node: RemoteNode, key: Key) -> None:
         """Release a topic, or check again later when the node has renewed its request meanwhile."""
-        max_s = Pressure.lasts_s + PRESSURE_GRACE_S
+        max_s = Pressure.max_wait_s + PRESSURE_GRACE_S
         pressed_s = self._state.broker.clock() - node.pressing.get(key, -max_s)
         node.timed.discard(key)
         if pressed_s > max_s - TIMER_TOLERANCE_S:
@@ -144,7 +144,7 @@ class Backpressure:
         """Resume the publishers of a topic that waited for clients of another node."""
         number = self._local_number(key)
         if node.pressing.pop(key, None) is not None and self._state.broker.slow is not None and number is not None:
-            self._state.broker.slow.pressure.release_elsewhere(node.send_queue, number)
+            self._state.broker.slow.pressure.remove_remote(node.send_queue, number)
 
 
 def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
@@ -425,7 +425,7 @@ class ClusterRouting:
             self._state.broker.stats.drop(Drop.LINK_LOST, len(self._lost.nodes))
         return len(self._state.remotes)
 
-    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+    def with_link_backpressure(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """See `ClusterHooks`."""
         if isinstance(found, ForwardedRoute | ClockedRoute):
             return PacedRoute(route, found.queues, peer, self._waits.full)

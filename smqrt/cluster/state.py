@@ -238,7 +238,7 @@ class SubscriberCounts:
 
     def _recount(self, topic: Topic, key: Key) -> None:
         topic.elsewhere = sum(self.watching[key].values())
-        self._state.broker.changed_count(topic)
+        self._state.broker.notify_observers_later(topic)
 
     def forget(self, node: RemoteNode) -> Iterator[None]:
         """Subtract the subscribers of a lost node, in portions."""
@@ -293,7 +293,7 @@ class ValueSync:
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
         knows_stamps = node.send_queue.knows_stamps
-        removed = values.gone_frames() if knows_stamps else []
+        removed = values.deletion_frames() if knows_stamps else []
         if not values.newest and not removed:
             return
         key = self._state.key_of(values.topic)
@@ -340,6 +340,6 @@ class ValueSync:
         kept = values.of(topic)
         if stamp is not None:
             clock.heard(stamp)
-            kept.take_told(frame, stamp)
+            kept.merge_remote(frame, stamp)
         elif frame[_STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[_STID])):
             kept.take_frame(frame, None)

@@ -391,7 +391,7 @@ class RequestedUses:
     names: Sequence[str] = ()
 
 
-def wishes_of(words: Sequence[str]) -> RequestedUses:
+def requested_uses(words: Sequence[str]) -> RequestedUses:
     """Sort words into uses, key uses and names. Raises ArgumentError for too many."""
     plain = [word.strip() for word in words if word.strip()]
     if len(plain) > MAX_NAMES:

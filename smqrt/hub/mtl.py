@@ -54,7 +54,7 @@ def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[f
     """Return `ping_s` and `silence_s` for the documented options."""
     ping_s = _SECONDS.check("keepintv", 2.0 if keepintv is None else keepintv)
     silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
-    if not mtl.LEAST_PING_S <= ping_s < silence_s:
+    if not mtl.MIN_PING_S <= ping_s < silence_s:
         raise ArgumentError(
             f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is 0.05 s at least, keepalive more than that and "
             "3600 s at most"

@@ -18,7 +18,7 @@ from smqrt.journal import files
 from smqrt.journal.payload_schema import merge_schemas
 from smqrt.journal.planning import Filter
 from smqrt.settings.option_types import (
-    NotThisError,
+    InvalidValueError,
     Rule,
     choice,
     duration,
@@ -43,13 +43,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise NotThisError
+        raise InvalidValueError
     return value
 
 
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise NotThisError
+        raise InvalidValueError
     remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
     return files.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
 
@@ -57,11 +57,13 @@ def _path(value: object) -> Path:
 def _topic_filters(value: object) -> tuple[str, ...]:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, Sequence):
-        raise NotThisError
+        raise InvalidValueError
     try:
         return Filter(listed).topics
     except ArgumentError as error:
-        raise NotThisError(f"a list of topic filters ({str(error).removeprefix('topics: ').rstrip('.')})") from None
+        raise InvalidValueError(
+            f"a list of topic filters ({str(error).removeprefix('topics: ').rstrip('.')})"
+        ) from None
 
 
 def _sync(value: object) -> Any:  # `parse` moves a time to `sync_s`
@@ -70,7 +72,7 @@ def _sync(value: object) -> Any:  # `parse` moves a time to `sync_s`
 
 def _schema(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(ddl, str) for ddl in value.values()):
-        raise NotThisError
+        raise InvalidValueError
     Filter(list(value) or ["#"])
     merge_schemas(value)
     return dict(value)
@@ -98,7 +100,7 @@ def _compact(value: object) -> CompactSettings | None:
     if value is None or value is False:
         return None
     if not isinstance(value, Mapping) and value is not True:
-        raise NotThisError
+        raise InvalidValueError
     return make(CompactSettings, {} if value is True else value, f"{PREFIX}compact.")
 
 

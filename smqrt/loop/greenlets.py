@@ -197,7 +197,7 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
 
 Answer = TypeVar("Answer")
 
-ROOM_JOBS = 1000
+MAX_WAITING_JOBS = 1000
 """With more waiting jobs, the connection is not read: a slow callback must slow the broker, not fill the memory."""
 
 
@@ -219,7 +219,7 @@ class Callbacks:
     def post(self, fn: Callable[..., object], *args: object) -> None:
         """Run `fn(*args)` after everything posted before; an exception is logged with its traceback."""
         self._jobs.append((fn, args))
-        if len(self._jobs) == ROOM_JOBS:
+        if len(self._jobs) == MAX_WAITING_JOBS:
             self._room.clear()
         if not self._wake.is_set():
             self._wake.set()
@@ -295,7 +295,7 @@ class Callbacks:
             while jobs:
                 fn, args = jobs.popleft()
                 # At half the bound, so that a connection is not paused and resumed for each message.
-                if len(jobs) < ROOM_JOBS // 2 and not self._room.is_set():
+                if len(jobs) < MAX_WAITING_JOBS // 2 and not self._room.is_set():
                     self._room.set()
                 if fn is _stop:
                     return True

@@ -421,7 +421,7 @@ class Results(NamedTuple):
     cost_s: float
 
 
-class Together:
+class AllWorkers:
     """A server with one worker or several.
 
     Args:
@@ -584,7 +584,7 @@ def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Respons
 # ---- answers to another worker
 
 
-def answer_others(desk: WorkerRpcServer, parts: Parts) -> None:
+def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:
     """Let a worker answer the questions of the worker with the admin listener.
 
     Args:

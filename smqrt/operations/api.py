@@ -10,7 +10,7 @@ from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.http.tree import Directory
 from smqrt.loop.scheduling import Turn
-from smqrt.operations.all_workers import Answer, Together
+from smqrt.operations.all_workers import AllWorkers, Answer
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import CONTENT_TYPE
 from smqrt.operations.snapshots import Arguments, known, whole
@@ -52,7 +52,7 @@ class Probes(Directory):
 class MetricsPage(Directory):
     """`/metrics`, for Prometheus."""
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: AllWorkers) -> None:
         super().__init__(None, 126)
         self._together = together
 
@@ -76,7 +76,7 @@ class Api(Directory):
         together: the server.
     """
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: AllWorkers) -> None:
         super().__init__("api")
         self._together = together
 

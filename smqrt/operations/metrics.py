@@ -168,7 +168,7 @@ def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[
     """A metric of the identity service; it has no values on a server without one."""
 
     def of_service(scrape: Scrape) -> Samples:
-        return samples(service) if (service := identity.of_server()) is not None else ()
+        return samples(service) if (service := identity.server_identity_service()) is not None else ()
 
     return _family(name, labels, help, of_service)
 
@@ -403,7 +403,7 @@ FAMILIES = (
     _link(
         "smqrt_cluster_link_received_bytes_total",
         "Bytes received over a link.",
-        lambda link: link.transport.worked_off_bytes,
+        lambda link: link.transport.processed_bytes,
     ),
     _family(
         "smqrt_cluster_links_lost_total",

@@ -20,7 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.sessions import RequestSessions
 from smqrt.http.tree import Directory, Root
-from smqrt.operations.all_workers import Together
+from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.api import Api, MetricsPage, Probes, answer_json
 from smqrt.operations.context import Parts
 from smqrt.server.listeners import ADMIN_PORT
@@ -196,7 +196,7 @@ class AdminServer:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
-    def mount(self, parts: Parts, together: Together) -> None:
+    def mount(self, parts: Parts, together: AllWorkers) -> None:
         """Serve the pages of a server: of this process and of all its workers."""
         self._parts = parts
         for directory in (Probes(parts), MetricsPage(together), Api(together)):

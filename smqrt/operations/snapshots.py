@@ -36,7 +36,7 @@ from smqrt.operations.context import Parts, process_usage
 from smqrt.operations.logs import iso
 from smqrt.settings.limits import snapshot as limit_states
 from smqrt.smq import close_log
-from smqrt.smq.close_log import Closed, ending_of
+from smqrt.smq.close_log import Closed, explanation_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 from smqrt.transport.origins import is_loopback
@@ -241,7 +241,7 @@ def _link(link: Link, now_s: float) -> Snapshot:
         "queued_bytes": link.transport.outbox.queued_bytes,
         "unacknowledged_bytes": link.unacked_bytes,
         "sent_bytes": link.sent_bytes,
-        "received_bytes": link.transport.worked_off_bytes,
+        "received_bytes": link.transport.processed_bytes,
     }
 
 
@@ -707,7 +707,7 @@ def closed(
 
 
 def _closed(one: Closed) -> Snapshot:
-    ending = ending_of(one.reason)
+    ending = explanation_of(one.reason)
     return {
         "number": one.number,
         "at": iso(one.at_s),

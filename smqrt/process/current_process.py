@@ -239,7 +239,7 @@ _libc = ctypes.CDLL(None)  # loaded here: between fork and exec, loading a libra
 
 
 @dataclass(frozen=True)
-class Patience:
+class RestartDelays:
     """Delays for restarting and stopping a child process, in seconds.
 
     Attributes:
@@ -261,11 +261,11 @@ def failure(code: int) -> str | None:
     return f"ended with exit code {code}" if code else None
 
 
-def end_with_parent() -> None:
+def terminate_with_parent() -> None:
     """Have the kernel send SIGTERM to this process when its parent dies. Call it between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`, once the process learns of its parent's end in another way."""
+    """Undo `terminate_with_parent`, once the process learns of its parent's end in another way."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0)

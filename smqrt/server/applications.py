@@ -27,7 +27,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.errors import SmqrtError
 from smqrt.journal.compact import arguments
 from smqrt.journal.writer import JournalWriter
-from smqrt.process.current_process import Patience, end_with_parent, failure
+from smqrt.process.current_process import RestartDelays, failure, terminate_with_parent
 from smqrt.server.configuration import FileState, file_state
 
 # ---- Child processes of the server: pipelines and compaction, restarted when they fail.
@@ -61,13 +61,13 @@ class Supervised:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], report: Callable[[str], None], patience: Patience | None = None
+        self, name: str, command: Sequence[str], report: Callable[[str], None], patience: RestartDelays | None = None
     ) -> None:
         self.state = "stopped"
         self._name = name
         self._command = list(command)
         self._report = report
-        self._patience = patience or Patience()
+        self._patience = patience or RestartDelays()
         self._stopping = Event()
         self._keeper: gevent.Greenlet[..., None] | None = None
 
@@ -115,7 +115,7 @@ class Supervised:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=terminate_with_parent,
             )
         except OSError as error:
             return f"{self._command[0]} can't be started: {error.strerror}"
@@ -168,7 +168,7 @@ class Pipelines:
         """Start the pipelines of the application in `folder`, if it has some and they don't run; never blocks."""
         if folder not in self._running and (folder / "pipelines").is_dir():
             command = [*self._command, str(folder)]
-            patience = Patience(stop_s=_PIPELINES_STOP_S)
+            patience = RestartDelays(stop_s=_PIPELINES_STOP_S)
             self._running[folder] = Supervised(f"pipelines of {name}", command, self._report, patience)
         if folder in self._running:
             self._running[folder].start()

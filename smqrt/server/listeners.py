@@ -17,7 +17,7 @@ from smqrt.server.mako_conf import MakoConf
 from smqrt.server.systemd import passed_sockets
 from smqrt.settings.server_settings import ListenerSettings, Settings
 from smqrt.transport.admission import Balance, open_connections
-from smqrt.transport.listener import Listener, listening_sockets, sockets_for_storms
+from smqrt.transport.listener import Listener, listening_sockets, sockets_per_port
 from smqrt.transport.server_tls import ListenerTls, TlsFiles
 
 # ---- The ports that the settings ask for, and their listening sockets.
@@ -225,7 +225,7 @@ def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> d
 
 
 def _opened(port: Port, count: int) -> PortSockets:
-    each = -(-sockets_for_storms() // count)
+    each = -(-sockets_per_port() // count)
     failures: list[StartError] = []
     for number in (port.port, *port.others):
         try:
@@ -330,12 +330,12 @@ class Listeners(Mapping[str, Listener]):
     def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
         sockets = self._given.get(port.name)
         given = sockets.own if sockets else ()
-        make = partial(Listener, port.host, port.port, given=given, sockets=sockets_for_storms())
+        make = partial(Listener, port.host, port.port, given=given, sockets=sockets_per_port())
         if tls is None:
             listener = make(self._http.accepted)
         else:
             listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
-        listener.takes_turns = sockets is not None and sockets.is_one_for_all
+        listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
         return listener
 
     def accept_for(self, workers: Sequence[int]) -> None:
@@ -345,7 +345,7 @@ class Listeners(Mapping[str, Listener]):
         for name, listener in self._listeners.items():
             listener.accept_for(self._given[name].of(workers))
         if self._balance is not None:
-            self._balance.take_for(workers)
+            self._balance.receive_for(workers)
 
     def expect_no_successor(self) -> None:
         """Prepare for a shutdown after which no process of this server serves the ports."""
@@ -360,14 +360,14 @@ class Listeners(Mapping[str, Listener]):
         if self._tls and self._expiry_checks is None:
             self._expiry_checks = gevent.spawn(self._check_expiries)
 
-    def turn_away(self) -> None:
+    def reject_queued(self) -> None:
         """Stop accepting, and answer queued connections that the server stops."""
         if self._balance is not None:
             self._balance.leave()
         for listener in self._listeners.values():
-            listener.turn_away()
+            listener.reject_queued()
         if self._balance is not None and self._has_no_successor:
-            self._balance.turn_away(lambda name, fd: self._listeners[name].say_busy(fd))
+            self._balance.reject_queued(lambda name, fd: self._listeners[name].reject_busy(fd))
 
     def close(self) -> None:
         """Stop accepting and close the ports."""
@@ -484,7 +484,7 @@ class Listeners(Mapping[str, Listener]):
         while True:
             gevent.sleep(EXPIRY_CHECK_S)
             for tls in self._tls.values():
-                tls.look_at_the_clock()
+                tls.check_expiry()
             self._apply_contexts()
 
     def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:

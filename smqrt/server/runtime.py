@@ -24,7 +24,7 @@ from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.lua.watchdog import LoopWatchdog
 from smqrt.auth import service as identity
-from smqrt.auth.service import IdentityService, ways_in
+from smqrt.auth.service import IdentityService, accepted_logins
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import StartError
 from smqrt.http.access import Private
@@ -42,7 +42,7 @@ from smqrt.loop.greenlets import limit_errors_of_greenlets
 from smqrt.loop.scheduling import GarbageCollector
 from smqrt.manual.web import ApplicationList, Manual
 from smqrt.operations.access_log import AccessLog
-from smqrt.operations.all_workers import Together, answer_others
+from smqrt.operations.all_workers import AllWorkers, serve_other_workers
 from smqrt.operations.console.mount import mount as mount_console
 from smqrt.operations.context import Health, Parts
 from smqrt.operations.otel import Tracing
@@ -67,7 +67,7 @@ from smqrt.server.worker import WorkerEnd
 from smqrt.settings.limits import apply_limits
 from smqrt.settings.server_settings import Settings
 from smqrt.smq import gevent_broker, session_migration
-from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled, wait_sent
+from smqrt.smq.shutdown import close_clients, reject_new_clients, wait_handled, wait_sent
 from smqrt.transport.origins import is_loopback
 from smqrt.transport.server_tls import ListenerTls
 from smqrt.workers.worker_rpc import FdChannel, WorkerRpc, worker_place
@@ -333,7 +333,7 @@ class Server:
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
-            self._report(ways_in(self.settings.auth))
+            self._report(accepted_logins(self.settings.auth))
         elif not all(is_loopback(listener.address[0]) for listener in self._listeners.values()):
             self._report("hubs accept anonymous clients, unless an application asks for a login; see auth.users")
         self._apps.start_pipelines()
@@ -352,14 +352,14 @@ class Server:
             gevent.spawn(self._close_clients)
         self.health.drained = on
         if not on:
-            gevent_broker.let_newcomers_in(True)
+            gevent_broker.accept_new_clients(True)
 
     def _close_clients(self) -> None:
         gevent.sleep(self.settings.drain.delay_s)
         if self.health.drained and self.state == "serving":
-            gevent_broker.let_newcomers_in(False)
+            gevent_broker.accept_new_clients(False)
             brokers = gevent_broker.opened()
-            refuse_newcomers(brokers)
+            reject_new_clients(brokers)
             wait_handled(brokers, self.settings.drain_s)
             count = close_clients(brokers, self.settings.drain.window_s, self.settings.drain_s)
             log.warning("drained: %d SMQ clients were closed", count)
@@ -464,7 +464,7 @@ class Server:
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_CLOSE_S)),
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
-            ("clients of applications that start again", session_migration.drop_all),
+            ("clients of applications that start again", session_migration.drop_kept_clients),
             ("the hand-over to the new process", self._restarts.finish),
             ("the last bytes to clients", lambda: wait_sent(FLUSH_S)),
             ("journals", writer.close_all),
@@ -478,13 +478,13 @@ class Server:
         self.file_reloader.stop()
         if self.acme is not None:
             self.acme.stop()
-        refuse_newcomers(brokers)
+        reject_new_clients(brokers)
 
     def _close_listeners(self) -> None:
         self._announcer.stop()
         if self._worker:
             self._worker.left()
-        self._listeners.turn_away()
+        self._listeners.reject_queued()
         self._listeners.close()
 
     def _close_rest(self) -> None:
@@ -521,7 +521,7 @@ def _identity_service(settings: Settings, logins: Logins) -> IdentityService | N
     service = IdentityService(settings.auth, logins.throttle, fetched, list(filter(None, crls)))
     identity.serve(service)
     gevent_broker.follow(service)
-    service.changed.append(partial(logins.look_again, service.revalidate))
+    service.changed.append(partial(logins.recheck_clients, service.revalidate))
     return service
 
 
@@ -604,12 +604,12 @@ class Operations:
         """Show these parts at the admin listener, that of this process or of worker 0."""
         self._parts = parts
         if self.admin is not None:
-            together = Together(parts, self._fleet)
+            together = AllWorkers(parts, self._fleet)
             self.admin.mount(parts, together)
             if self._settings.console:
                 self.admin.application = mount_console(together, self.admin.root)
         elif self._fleet is not None and self._settings.enabled:
-            answer_others(self._fleet.desk, parts)
+            serve_other_workers(self._fleet.desk, parts)
 
     def start(self) -> None:
         """Accept connections of operators."""

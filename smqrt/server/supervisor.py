@@ -22,7 +22,7 @@ import gevent
 from gevent.event import Event
 
 from smqrt.errors import StartError
-from smqrt.process.current_process import Patience
+from smqrt.process.current_process import RestartDelays
 from smqrt.server.listeners import ADMIN, open_for_workers
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.restart.control_socket import ControlSocket
@@ -181,7 +181,7 @@ class RollingRestart:
 
 Report = Callable[[str], None]
 
-RESTART_DELAYS = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
+RESTART_DELAYS = RestartDelays(first_s=0.25, longest_s=30.0, steady_s=60.0)
 MAX_FAILED_STARTS = 5
 """When a worker fails so often before it serves, and no other worker serves, the server stops."""
 UNRESPONSIVE_S = 3.0

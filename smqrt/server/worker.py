@@ -43,7 +43,7 @@ from gevent.queue import Full, Queue
 from smqrt.errors import StartError
 from smqrt.process import current_process as launch
 from smqrt.process import early_signals
-from smqrt.process.current_process import end_with_parent, failure, outlive_parent
+from smqrt.process.current_process import failure, outlive_parent, terminate_with_parent
 from smqrt.server.listeners import PortSockets
 from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
 from smqrt.transport.admission import Balance
@@ -449,6 +449,6 @@ class WorkerProcess:
 
 def _prepare() -> None:
     """Prepare the new process before its program starts."""
-    end_with_parent()
+    terminate_with_parent()
     early_signals.block()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which stops the workers in order

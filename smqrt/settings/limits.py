@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 
-from smqrt.settings.option_types import NotThisError, Rule, T, choice, number, option, switch, whole
+from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, whole
 
 UNLIMITED = "unlimited"
 
@@ -24,8 +24,8 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
             return None
         try:
             return rule.read(value)
-        except NotThisError:
-            raise NotThisError(f"{rule.says}, or {UNLIMITED!r}") from None
+        except InvalidValueError:
+            raise InvalidValueError(f"{rule.says}, or {UNLIMITED!r}") from None
 
     schema = {"anyOf": [rule.schema, {"const": UNLIMITED}]}
     return Rule(f"{rule.says}, or {UNLIMITED!r}", read_limited, rule.kind, schema)

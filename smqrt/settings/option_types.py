@@ -38,7 +38,7 @@ _BYTES = {"": 1, "b": 1} | {
 }
 
 
-class NotThisError(ValueError):
+class InvalidValueError(ValueError):
     """A value breaks a rule. A text replaces the rule's own in the error."""
 
 
@@ -66,7 +66,7 @@ class Rule(Generic[T]):
         """
         try:
             return self.read(value)
-        except NotThisError as error:
+        except InvalidValueError as error:
             raise ArgumentError(f"{name} must be {error if error.args else self.says}, not {value!r}.") from None
         except ArgumentError as error:  # of an inner table, whose error has the name already
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
@@ -214,7 +214,7 @@ def whole(minimum: int, maximum: float = inf, unit: str = "") -> Rule[int]:
     def read_whole(value: object) -> int:
         found = _finite(value)
         if found is None or not minimum <= found <= maximum or found != int(found):
-            raise NotThisError
+            raise InvalidValueError
         return int(found)
 
     schema = _range_schema("integer", minimum, maximum)
@@ -227,7 +227,7 @@ def number(minimum: float, maximum: float = inf, unit: str = "", *, above: bool 
     def read_number(value: object) -> float:
         found = _finite(value)
         if found is None or not minimum <= found <= maximum or (above and found == minimum):
-            raise NotThisError
+            raise InvalidValueError
         return float(found)
 
     text = _range_text(minimum, maximum, unit)
@@ -244,7 +244,7 @@ def switch() -> Rule[bool]:
 
     def read_switch(value: object) -> bool:
         if value not in (0, 1):
-            raise NotThisError
+            raise InvalidValueError
         return bool(value)
 
     return Rule("true or false", read_switch, bool, {"type": "boolean"})
@@ -260,7 +260,7 @@ def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T |
     def read_instance(value: object) -> T | S:
         if isinstance(value, kind) or (other is not None and isinstance(value, other)):
             return value
-        raise NotThisError
+        raise InvalidValueError
 
     return Rule(says, read_instance)
 
@@ -276,7 +276,7 @@ def texts() -> Rule[tuple[str, ...]]:
     def read_texts(value: object) -> tuple[str, ...]:
         given = value.split(",") if isinstance(value, str) else value
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise NotThisError
+            raise InvalidValueError
         return tuple(one.strip() for one in given if one.strip())
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -288,7 +288,7 @@ def path() -> Rule[str]:
 
     def read_path(value: object) -> str:
         if not isinstance(value, str | bytes | os.PathLike) or not os.fspath(value):
-            raise NotThisError
+            raise InvalidValueError
         return os.fsdecode(value)
 
     return Rule("the path of a file", read_path, schema={"type": "string", "minLength": 1})
@@ -299,7 +299,7 @@ def function() -> Rule[Callable[..., Any]]:
 
     def read_function(value: object) -> Callable[..., Any]:
         if not callable(value):
-            raise NotThisError
+            raise InvalidValueError
         return value
 
     return Rule("a function", read_function)
@@ -312,7 +312,7 @@ def choice(*choices: T) -> Rule[T]:
         for one in choices:
             if value == one and not isinstance(value, bool):  # True == 1
                 return one
-        raise NotThisError
+        raise InvalidValueError
 
     listed = ", ".join(map(repr, choices))
     says = f"one of {listed}" if len(choices) > 1 else listed
@@ -352,9 +352,9 @@ def _quantity(parse: Callable[[object], N], minimum: float, maximum: float) -> C
         try:
             found = parse(value)
         except ArgumentError:
-            raise NotThisError from None
+            raise InvalidValueError from None
         if not minimum <= found <= maximum:
-            raise NotThisError
+            raise InvalidValueError
         return found
 
     return read_quantity

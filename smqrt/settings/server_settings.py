@@ -17,7 +17,7 @@ from ipaddress import ip_network
 from smqrt.errors import ArgumentError, StartError
 from smqrt.settings.limits import Limit, LimitSettings, TopicSettings, registered
 from smqrt.settings.option_types import (
-    NotThisError,
+    InvalidValueError,
     Rule,
     Setting,
     check,
@@ -73,12 +73,12 @@ def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
             given = [given.get("cert"), given.get("key")] if given.keys() == {"cert", "key"} else []
         if isinstance(given, list | tuple) and len(given) == 2 and all(one and isinstance(one, str) for one in given):
             return given[0], given[1]
-        raise NotThisError
+        raise InvalidValueError
 
     def read_pairs(value: object) -> tuple[tuple[str, str], ...]:
         pairs = [one for one in value.split(",") if one.strip()] if isinstance(value, str) else value
         if not isinstance(pairs, list | tuple):
-            raise NotThisError
+            raise InvalidValueError
         return tuple(map(pair, pairs))
 
     pair_of_texts = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2, "maxItems": 2}
@@ -110,10 +110,12 @@ def _host_names() -> Rule[tuple[str, ...]]:
                 name = ""
             is_address = name.replace(".", "").isdigit()  # of IPv4; the pattern refuses those of IPv6
             if not _HOST_NAME.fullmatch(name) or len(name) > _MAX_HOST_NAME or is_address:
-                raise NotThisError(f"host names such as example.com, without * and no addresses; {one!r} is not one")
+                raise InvalidValueError(
+                    f"host names such as example.com, without * and no addresses; {one!r} is not one"
+                )
             found.append(name)
         if len(found) > _MAX_HOST_NAMES:
-            raise NotThisError(f"at most {_MAX_HOST_NAMES} host names")
+            raise InvalidValueError(f"at most {_MAX_HOST_NAMES} host names")
         return tuple(dict.fromkeys(found))
 
     return replace(texts(), read=read_names)
@@ -122,7 +124,7 @@ def _host_names() -> Rule[tuple[str, ...]]:
 def _directory() -> Rule[str]:
     def read_url(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value):
-            raise NotThisError
+            raise InvalidValueError
         return value
 
     return Rule("the URL of an ACME directory, https://...", read_url)
@@ -315,7 +317,7 @@ def _logger_levels() -> Rule[str]:
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
         pairs = [part.partition("=") for part in parts if part or len(parts) > 1]
         if not isinstance(value, str) or not all(name and level in LOG_LEVELS for name, _, level in pairs):
-            raise NotThisError
+            raise InvalidValueError
         return value
 
     return Rule(f"levels by logger, such as smqrt.close=debug; a level is one of {', '.join(LOG_LEVELS)}", read)
@@ -328,7 +330,7 @@ def _access_log() -> Rule[str]:
         if isinstance(value, bool):
             return "-" if value else ""
         if not isinstance(value, str):
-            raise NotThisError
+            raise InvalidValueError
         return {"true": "-", "yes": "-", "on": "-", "false": "", "no": "", "off": ""}.get(value.lower(), value)
 
     return Rule("true, false or the path of a file", read)

@@ -162,7 +162,7 @@ EXPLANATIONS = {
 UNKNOWN = Ending("The connection was closed.", "Check the log.")
 
 
-def ending_of(reason: CloseReason) -> Ending:
+def explanation_of(reason: CloseReason) -> Ending:
     """Return the explanation of a reason."""
     return EXPLANATIONS.get(reason, UNKNOWN)
 
@@ -269,7 +269,7 @@ def record(hub: int, session: Session, reason: CloseReason, detail: str) -> None
     closes.add(closed)
     for observer in observers:
         observer(closed)
-    level = logging.WARNING if ending_of(reason).is_trouble else logging.INFO
+    level = logging.WARNING if explanation_of(reason).is_trouble else logging.INFO
     if len(_line_limits) >= _MAX_LINE_LIMITS:  # limits of closed hubs would accumulate
         _line_limits.clear()
     others = _line_limits[hub, reason].others() if log.isEnabledFor(level) else None
@@ -280,17 +280,17 @@ def record(hub: int, session: Session, reason: CloseReason, detail: str) -> None
 def setting_of(session: Session, reason: CloseReason, detail: str) -> str:
     """Return the setting that changes this close; of a rejected client, the setting of what has rejected it."""
     if reason is not CloseReason.REFUSED:
-        return ending_of(reason).setting
+        return explanation_of(reason).setting
     if detail == TOO_MANY_CONNECTIONS:
         return USER_CONNECTIONS.setting
     is_login_refused = session.broker.hooks.has_logins and session.identity is None
-    return ending_of(reason).setting if is_login_refused else ""  # otherwise the application has rejected it
+    return explanation_of(reason).setting if is_login_refused else ""  # otherwise the application has rejected it
 
 
 def sentence(closed: Closed) -> str:
     """Return the log line."""
     client = f"{closed.uid!r} " if closed.uid else ""
-    ending = ending_of(closed.reason)
+    ending = explanation_of(closed.reason)
     detail = f" ({closed.detail})" if closed.detail and closed.detail != closed.reason.value else ""
     setting = f"; see {closed.setting}" if ending.is_trouble and closed.setting else ""
     return f"closed: {client}{closed.address} {closed.transport}: {closed.reason.value}{detail}{setting}"

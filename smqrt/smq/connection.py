@@ -195,9 +195,9 @@ class SocketOutbox(Outbox):
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
         data_path.mark_blocked(self)
-        self._shed()
+        self._drop_over_budget()
 
-    def _shed(self) -> None:
+    def _drop_over_budget(self) -> None:
         """Drop messages of this turn that exceed the budget, the newest first, as later ones are."""
         first = 1 if self.torn else 0
         while len(self.queue) > first:
@@ -236,7 +236,7 @@ class SocketOutbox(Outbox):
         self.writer.start(self.on_writable)
         data_path.mark_blocked(self)
         if self.backlog is None:
-            self._shed()
+            self._drop_over_budget()
 
     def on_writable(self) -> None:
         """Send more of the queue: the socket is writable again."""
@@ -279,7 +279,7 @@ class SocketOutbox(Outbox):
         self.settled()
         is_abrupt = reason in ABRUPT
         if not is_abrupt:
-            self._last_words(reason)
+            self._flush_before_close(reason)
         self._count_undelivered()
         self.life = moved(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
         data_path.unblocked(self)
@@ -293,7 +293,7 @@ class SocketOutbox(Outbox):
         else:
             half_close(self, self.transport, self.watcher)
 
-    def _last_words(self, reason: CloseReason) -> None:
+    def _flush_before_close(self, reason: CloseReason) -> None:
         """Send as much of the queue as the socket accepts at once."""
         if self.life is BLOCKED:
             self._drop_messages()
@@ -387,7 +387,7 @@ class RawConnection(SocketOutbox):
             self.lost(CloseReason.READ_FAILED)
             return
         if not got:
-            if time() < data_path.share_ends_s():
+            if time() < data_path.defer_at_s():
                 self.lost(CloseReason.PEER_CLOSED)
             else:  # many connections close together: this one is closed in the next turn
                 self.pause()
@@ -436,18 +436,18 @@ class RawConnection(SocketOutbox):
         return size
 
     def _route_runs(self, size: int) -> int:
-        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
-            self.give_way()  # subscribers are behind, and bulk messages would fill their queues; or the turn is over
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
+            self.defer()  # subscribers are behind, and bulk messages would fill their queues; or the turn is over
             return 0
         session = self.session
         at = self._partition(size) if session.partitions else 0
         waits: bool | None = False
         cached = session.routes.get
         runs, used, bad = scan(size, at)
-        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        until_s = data_path.defer_at_s() if runs > RUNS_AT_ONCE else _NEVER_S
         for first in range(0, runs, RUNS_AT_ONCE):
             if runs > RUNS_AT_ONCE and time() >= until_s:
-                self.give_way()
+                self.defer()
                 return at
             last = min(first + RUNS_AT_ONCE, runs)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
@@ -551,7 +551,7 @@ class RawConnection(SocketOutbox):
         self.paused = True
         self.watcher.stop()
 
-    def give_way(self) -> None:
+    def defer(self) -> None:
         """Continue in the next turn: this receive is much work, and other events wait."""
         self.pause()
         data_path.deferred_reads.append(self)

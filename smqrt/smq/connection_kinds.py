@@ -67,10 +67,10 @@ class WsConnection(RawConnection):
 
     def _route_each_frame(self, data: bytes) -> int:
         """Handle the frames of `data`; return how many bytes were used."""
-        at, until_s = 0, data_path.share_ends_s()
+        at, until_s = 0, data_path.defer_at_s()
         while not self.life.over:
             if time() >= until_s and at < len(data):
-                self.give_way()
+                self.defer()
                 break
             frame, end = websocket.parse_client_frame(data, smq.MAX_PACKET_BYTES, at)
             if frame is None:
@@ -154,10 +154,10 @@ class WsConnection(RawConnection):
         start = 3 if run[1] < 126 else 5
         return run[start : start + 4] + run[start + 8 : start + 12]
 
-    def _last_words(self, reason: CloseReason) -> None:
+    def _flush_before_close(self, reason: CloseReason) -> None:
         if not self.close_sent:
             self._send_close(websocket.close_code(reason))
-        super()._last_words(reason)
+        super()._flush_before_close(reason)
 
 
 class OverTls(RawConnection):
@@ -181,10 +181,10 @@ class OverTls(RawConnection):
 
     def on_readable(self) -> None:
         """Receive, unless the turn is over: records of TLS itself take milliseconds, too, without any message."""
-        if time() < data_path.share_ends_s():
+        if time() < data_path.defer_at_s():
             self._receive()
         else:
-            self.give_way()
+            self.defer()
 
     def _receive(self) -> None:
         """Receive; decrypted bytes that did not fit are read in the next turn, since no event reports them."""
@@ -277,11 +277,11 @@ class _Policed(RawConnection):
         if self.backlog is not None and self.backlog.take(self, run):
             self.overloaded()
 
-    def _shed(self) -> None:
+    def _drop_over_budget(self) -> None:
         """Apply the policies to what is queued already."""
         slow = self.session.broker.slow
         if slow is None:  # the policies were just removed
-            super()._shed()
+            super()._drop_over_budget()
             return
         self.backlog = backlog = Backlog(slow)
         first = 1 if self.torn else 0
@@ -296,8 +296,8 @@ class _Policed(RawConnection):
         if is_over:
             self.overloaded()
 
-    def presses(self) -> None:
-        """See `Outbox.presses`."""
+    def backpressure_started(self) -> None:
+        """See `Outbox.backpressure_started`."""
         data_path.start_backpressure(self)
 
     def gives_up(self) -> None:
@@ -407,7 +407,7 @@ def police(connection: RawConnection, policed: bool) -> None:
             connection.writer.stop()
             connection.writer.start(connection.on_writable)
     if policed and connection.life is BLOCKED:
-        connection._shed()
+        connection._drop_over_budget()
 
 
 # ---- Idle clients: pinged after a time of silence, and disconnected if they do not answer.

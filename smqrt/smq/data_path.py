@@ -159,7 +159,7 @@ def _next_turn() -> None:
             return
 
 
-def share_ends_s() -> float:
+def defer_at_s() -> float:
     """Return when a connection that receives much defers its work, on the clock of `time.time`.
 
     That is after `SHARE_S`, or sooner, even at once, when other connections have used much of this turn.
@@ -189,7 +189,7 @@ def _due(now: float) -> Iterator[Callable[[], None]]:
 
 
 def _end_late_handshake(connection: TimedClient) -> None:
-    if connection.session.state is SessionState.ASKING and connection not in _authenticating:
+    if connection.session.state is SessionState.AUTHENTICATING and connection not in _authenticating:
         _authenticating.add(connection)
         _handshakes[connection] = time.monotonic() + limits.authenticate_s
         return

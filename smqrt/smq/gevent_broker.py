@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from gevent import get_hub
 
-from smqrt.auth.service import IdentityService, of_server
+from smqrt.auth.service import IdentityService, server_identity_service
 from smqrt.broker import client_limits
 from smqrt.broker import sessions as snapshot
 from smqrt.broker.broker import Name, check_size
@@ -30,12 +30,12 @@ from smqrt.broker.topics import HubLimits, NameStore, PublishLimits
 from smqrt.errors import ArgumentError
 from smqrt.process import current_process
 from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
-from smqrt.settings.option_types import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
+from smqrt.settings.option_types import InvalidValueError, Rule, choice, option, optional, path, switch, texts, whole
 from smqrt.smq import close_log, data_path, handshake, session_migration
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import IdleClients, police
 from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, HubAuthentication, KeepAlive, Origin
-from smqrt.smq.hub_registry import HubFile, SucceedingBroker, succession
+from smqrt.smq.hub_registry import HubFile, RegisteredBroker, hub_registry
 from smqrt.smq.persist_file import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
@@ -46,13 +46,13 @@ value_clock.follow(time.monotonic_ns, time.time_ns())
 
 def _origins(value: object) -> Origins:
     if not isinstance(value, str | Iterable):
-        raise NotThisError
+        raise InvalidValueError
     return Origins(value)
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS or not value.isprintable():
-        raise NotThisError
+        raise InvalidValueError
     return value
 
 
@@ -205,7 +205,7 @@ def set_topic_rules(rules: TopicRules) -> None:
         broker.apply_topic_rules()
 
 
-def let_newcomers_in(on: bool) -> None:
+def accept_new_clients(on: bool) -> None:
     """Accept new clients at all hubs from now on; False answers them with 503."""
     _all_hubs.accept_clients = on
     for broker in opened():
@@ -233,9 +233,11 @@ def follow(service: IdentityService) -> None:
                 run_in_background(steps(list(broker.clients())))
 
     service.changed.append(
-        lambda: for_each_hub(lambda sessions: client_limits.look_again(sessions, service.revalidate))
+        lambda: for_each_hub(lambda sessions: client_limits.recheck_clients(sessions, service.revalidate))
     )
-    service.expiring.append(lambda: for_each_hub(lambda sessions: client_limits.end_expired(sessions, time.time())))
+    service.expiring.append(
+        lambda: for_each_hub(lambda sessions: client_limits.disconnect_expired(sessions, time.time()))
+    )
 
 
 def close_all() -> None:
@@ -262,7 +264,7 @@ class _PersistFile:
             self._broker.store.close()
 
 
-class GeventBroker(SucceedingBroker):
+class GeventBroker(RegisteredBroker):
     """A broker that accepts clients from HTTP requests.
 
     Args:
@@ -289,22 +291,22 @@ class GeventBroker(SucceedingBroker):
         )
         self.made_at, self.app = made_at, folder.name if folder else ""
         self._scope = scope
-        self.identities = of_server() if options.auth else None
+        self.identities = server_identity_service() if options.auth else None
         if self.identities is not None:
             HubAuthentication(self.identities, hooks)
         keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
         self._options = options
         self.counts_of = options.observe
         self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
-        self.key = succession.key_of(options.name)
-        names = succession.names_for(self.key)
+        self.key = hub_registry.key_of(options.name)
+        names = hub_registry.names_for(self.key)
         self._files: list[HubFile] = []
         store: NameStore | None = None
-        if options.persist and not succession.is_waiting:
+        if options.persist and not hub_registry.is_waiting:
             try:
                 store = SqliteNames(worker_place().own_file(options.persist))
             except ArgumentError:
-                succession.give_back(self.key)
+                hub_registry.give_back(self.key)
                 raise
         super().__init__(
             hooks,
@@ -338,7 +340,7 @@ class GeventBroker(SucceedingBroker):
             raise
         _all_hubs.brokers.add(self)
         if self.number:  # clients of internal hubs are operators, who log in again
-            succession.add(self)
+            hub_registry.add(self)
         session_migration.claim(self)
 
     @property
@@ -353,12 +355,12 @@ class GeventBroker(SucceedingBroker):
 
     def attach(self, file: HubFile) -> None:
         """Open `file` now, or at a hot restart once the old process has closed it. Raises what `file.open` raises."""
-        if not succession.is_waiting:
+        if not hub_registry.is_waiting:
             file.open()
         self._files.append(file)
 
     def open_files(self) -> None:
-        """See `SucceedingBroker`; when opening one fails, the others are closed again."""
+        """See `RegisteredBroker`; when opening one fails, the others are closed again."""
         for count, file in enumerate(self._files):
             try:
                 file.open()
@@ -368,7 +370,7 @@ class GeventBroker(SucceedingBroker):
                 raise
 
     def close_files(self) -> None:
-        """See `SucceedingBroker`."""
+        """See `RegisteredBroker`."""
         for file in reversed(self._files):
             file.close()
 
@@ -447,7 +449,7 @@ class GeventBroker(SucceedingBroker):
                 self.cluster.pressed(key, presses) if self.cluster is not None else None
             )
         if before is not None:
-            before.pressure.forget_elsewhere()
+            before.pressure.remove_all_remote()
         for session in self.sessions.values():
             session.forget_routes()
             if isinstance(session.outbox, RawConnection):
@@ -490,19 +492,19 @@ class GeventBroker(SucceedingBroker):
     def abandon(self) -> None:
         """Close a hub that could not be made; the next one gets its key."""
         self.close()
-        succession.give_back(self.key)
+        hub_registry.give_back(self.key)
 
     def close(self) -> None:
         """Publish what threads have passed, and close."""
         if not self.closed:
             data_path.inlet.drain()
-            succession.remove(self)
+            hub_registry.remove(self)
             super().close()
 
 
 def _apply_limits(settings: LimitSettings) -> None:
     QueuedMemory.limit_bytes = settings.total_queue_bytes
-    Pressure.lasts_s = settings.slow_wait_s
+    Pressure.max_wait_s = settings.slow_wait_s
     data_path.limits.apply(settings)
     for broker in opened():
         broker.apply_limits(settings)

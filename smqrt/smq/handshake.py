@@ -288,8 +288,8 @@ def too_many(broker: Broker, address: str) -> bool:
 
 def _count_connection(request: BootstrapRequest) -> bool:
     """Count the connection for the address of the client behind an HTTP proxy; return False when that has too many."""
-    comes_from = getattr(getattr(request, "transport", None), "comes_from", None)
-    return comes_from is None or comes_from(request.peer[0])
+    count_for = getattr(getattr(request, "transport", None), "count_for", None)
+    return count_for is None or count_for(request.peer[0])
 
 
 def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:

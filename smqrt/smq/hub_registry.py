@@ -30,7 +30,7 @@ class HubFile(Protocol):
         """Write the last changes and close it; blocks."""
 
 
-class SucceedingBroker(Broker):
+class RegisteredBroker(Broker):
     """A broker with a key and files.
 
     Attributes:
@@ -48,7 +48,7 @@ class SucceedingBroker(Broker):
         """Close its files; blocks."""
 
 
-class Succession:
+class HubRegistry:
     """The hubs of this process, and what a new process of a hot restart knows about those of the old one.
 
     Attributes:
@@ -63,15 +63,15 @@ class Succession:
         self.predecessors: frozenset[tuple[bytes, int]] = frozenset()
         self.has_left = True
         self._when_left: list[Callable[[], object]] = []
-        self._hubs: WeakValueDictionary[str, SucceedingBroker] = WeakValueDictionary()
+        self._hubs: WeakValueDictionary[str, RegisteredBroker] = WeakValueDictionary()
         self.names: dict[str, Record] = {}
         self._without_application = 0
 
-    def hubs(self) -> Iterator[SucceedingBroker]:
+    def hubs(self) -> Iterator[RegisteredBroker]:
         """Return an iterator over the open hubs, in the order they were made."""
         return iter(list(self._hubs.values()))
 
-    def find(self, key: str) -> SucceedingBroker | None:
+    def find(self, key: str) -> RegisteredBroker | None:
         """Return the open hub with that key."""
         return self._hubs.get(key)
 
@@ -109,11 +109,11 @@ class Succession:
         """Return the names of the old process's hub with that key; None without one."""
         return self.names.get(key)
 
-    def add(self, broker: SucceedingBroker) -> None:
+    def add(self, broker: RegisteredBroker) -> None:
         """Register a hub."""
         self._hubs[broker.key] = broker
 
-    def remove(self, broker: SucceedingBroker) -> None:
+    def remove(self, broker: RegisteredBroker) -> None:
         """Remove a closed hub."""
         if self._hubs.get(broker.key) is broker:
             del self._hubs[broker.key]
@@ -155,5 +155,5 @@ class Succession:
                     log.error("a hub continues without its file: %s", error)
 
 
-succession = Succession()
+hub_registry = HubRegistry()
 """The registry of this process."""

@@ -33,7 +33,7 @@ from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection, connection_class
 from smqrt.smq.handshake import Origin, chunk_bytes, limit_chunks
-from smqrt.smq.hub_registry import SucceedingBroker, succession
+from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
 from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.wire.connection_state import Life
 from smqrt.wire.websocket import Assembler
@@ -93,7 +93,7 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
 # itself their numbers are sufficient.
 
 
-class SentAhead:
+class PrecopiedClient:
     """A client whose record was sent before the migration.
 
     What the client itself can change is not compared: its next read removes a mark from the watcher of its connection,
@@ -182,7 +182,7 @@ LINK_S = 5.0
 Usually it takes 30 ms; on a busy machine more than a second was measured.
 """
 _new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
-NO_ONE: Mapping[Session, SentAhead] = {}
+NO_ONE: Mapping[Session, PrecopiedClient] = {}
 
 
 class MovingClient:
@@ -197,7 +197,7 @@ class MovingClient:
 
     __slots__ = ("_carry", "_is_unread", "ahead", "connection", "is_unchanged", "record", "session")
 
-    def __init__(self, session: Session, connection: RawConnection, ahead: SentAhead | None = None) -> None:
+    def __init__(self, session: Session, connection: RawConnection, ahead: PrecopiedClient | None = None) -> None:
         self.session, self.connection, self.ahead = session, connection, ahead
         self.record: Record = {}
         self.is_unchanged = False
@@ -286,7 +286,7 @@ def can_move(session: Session, with_tls: bool) -> bool:
     return with_tls or type(connection.transport) is not TlsTransport
 
 
-def pause_others(broker: SucceedingBroker) -> Record:
+def pause_others(broker: RegisteredBroker) -> Record:
     """Have the other nodes of a hub's cluster hold messages for it back, before it is frozen.
 
     Blocks until they have confirmed it, `PAUSE_S` at most.
@@ -318,7 +318,7 @@ class FrozenHub:
     """
 
     def __init__(
-        self, broker: SucceedingBroker, with_tls: bool = False, ahead: Mapping[Session, SentAhead] = NO_ONE
+        self, broker: RegisteredBroker, with_tls: bool = False, ahead: Mapping[Session, PrecopiedClient] = NO_ONE
     ) -> None:
         self.broker = broker
         self._ahead = ahead
@@ -371,7 +371,7 @@ class FrozenHub:
             self.clients.remove(one)
             data_path.frozen_connections.discard(one.connection)
         self.broker.server.hold_publishes()
-        self._unhandled = self.broker.server.take_unhandled()
+        self._unhandled = self.broker.server.remove_unhandled()
         for one in self.clients:
             one.take()
         return {
@@ -387,7 +387,7 @@ class FrozenHub:
         self._read_others()
         for run in self._unhandled:
             self.broker.server.put(run)
-        self.broker.server.go_on_publishing()
+        self.broker.server.resume_publishing()
 
     def _read_others(self) -> None:
         for session in self.others:
@@ -421,12 +421,12 @@ class FrozenHub:
             session.forget_routes()
         self._read_others()
 
-    def begin_anew(self) -> None:
+    def serve_again(self) -> None:
         """Serve here again, after the other hub failed with its clients: they reconnect here."""
         self.broker.hooks.onpublish = self._onpublish
         for session in self.broker.sessions.values():
             session.forget_routes()
-        self.broker.server.go_on_publishing()
+        self.broker.server.resume_publishing()
 
     def hand_over(self) -> list[tuple[Record, Transport]]:
         """Remove the clients, and return their records and transports, for a migration within this process."""
@@ -453,7 +453,7 @@ class RestoredHub:
         refused: how many clients could not be placed, and were closed.
     """
 
-    def __init__(self, broker: SucceedingBroker) -> None:
+    def __init__(self, broker: RegisteredBroker) -> None:
         self.broker = broker
         self.refused = 0
         self._rights = broker.identities.rights if broker.identities is not None else None
@@ -558,7 +558,7 @@ class RestoredHub:
             sessions = [connection.session for connection, _ in self._placed]
             for session in [one for one in sessions if one.identity is None]:
                 session.disconnect(CloseReason.RESTARTED)
-            run_in_background(client_limits.look_again(sessions, self.broker.identities.revalidate))
+            run_in_background(client_limits.recheck_clients(sessions, self.broker.identities.revalidate))
         connections = [one for one, _ in self._placed if not one.life.over]  # the application may have closed it
         for connection in connections:
             connection.send_again()
@@ -603,7 +603,7 @@ class _KeptClients(NamedTuple):
 _kept: dict[str, _KeptClients] = {}
 
 
-def keep(broker: SucceedingBroker) -> None:
+def keep(broker: RegisteredBroker) -> None:
     """Keep the clients of a hub that is closed next.
 
     Blocks until running hooks have ended, and the other nodes of its cluster hold messages for it back.
@@ -614,11 +614,11 @@ def keep(broker: SucceedingBroker) -> None:
     record = frozen.take()
     timer = get_hub().loop.timer(KEEP_S, ref=False)
     _kept[broker.key] = _KeptClients(record, list(values_of(broker)), frozen.hand_over(), place, timer)
-    succession.names[broker.key] = record["names"]
+    hub_registry.names[broker.key] = record["names"]
     timer.start(drop, broker.key)
 
 
-def claim(broker: SucceedingBroker) -> None:
+def claim(broker: RegisteredBroker) -> None:
     """Have a new hub get the clients that were kept for it, once its application is loaded."""
     if broker.key not in _kept:
         return
@@ -631,7 +631,7 @@ def claim(broker: SucceedingBroker) -> None:
         app.when_loaded.append(lambda: _restore(broker))
 
 
-def _restore(broker: SucceedingBroker) -> None:
+def _restore(broker: RegisteredBroker) -> None:
     kept = None if broker.closed else _pop(broker.key)
     if kept is None:
         return
@@ -645,7 +645,7 @@ def _restore(broker: SucceedingBroker) -> None:
 def _pop(key: str) -> _KeptClients | None:
     kept = _kept.pop(key, None)
     if kept is not None:
-        del succession.names[key]
+        del hub_registry.names[key]
         kept.timer.stop()
         kept.timer.close()
     return kept
@@ -656,12 +656,12 @@ def drop(key: str) -> None:
     kept = _pop(key)
     for _, transport in kept.clients if kept else ():
         transport.close()
-    broker = succession.find(key)
+    broker = hub_registry.find(key)
     if broker is not None and broker.cluster is not None and broker.cluster.awaits_clients:
         broker.cluster.resync()
 
 
-def drop_all() -> None:
+def drop_kept_clients() -> None:
     """Close all kept clients, when the server stops."""
     for key in list(_kept):
         drop(key)

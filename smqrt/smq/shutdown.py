@@ -48,7 +48,7 @@ def window_s(clients: int) -> float:
     return 0.0 if clients < FEW_CLIENTS else min(clients / RECONNECTS_PER_S, MAX_WINDOW_S)
 
 
-def refuse_newcomers(brokers: Iterable[GeventBroker]) -> None:
+def reject_new_clients(brokers: Iterable[GeventBroker]) -> None:
     """Accept no new clients: requests get 503, and unfinished handshakes are closed."""
     for broker in brokers:
         broker.draining = True

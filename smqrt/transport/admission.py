@@ -100,7 +100,7 @@ class Proxied(Protocol):
     def send(self, data: bytes, /) -> int: ...
     def close(self) -> None: ...
 
-    def comes_from(self, host: str) -> bool:
+    def count_for(self, host: str) -> bool:
         """Count it for another address; return False when that is over a limit."""
         ...
 
@@ -191,7 +191,7 @@ class _AwaitedHeader:
             if header is not None:
                 self._forget()
                 self._sock.client_tls = header.is_tls
-                if header.client is None or self._sock.comes_from(header.client[0]):
+                if header.client is None or self._sock.count_for(header.client[0]):
                     self._headers.on_accept(self._sock, header.client or self._address[:2])
                 else:
                     self._sock.close()
@@ -267,7 +267,7 @@ class Admitted(_socket.socket):
         """Let `limit` count the connection until it is closed."""
         self._limit, self._address = limit, address
 
-    def comes_from(self, host: str) -> bool:
+    def count_for(self, host: str) -> bool:
         """Count the connection for the address of the client behind a proxy; return False when that is over a limit."""
         limit = self._limit
         if limit is None or host == self._address:
@@ -600,7 +600,7 @@ class Balance:
         self._accepting.discard(name)
         self._watch()
 
-    def take_for(self, others: Iterable[int]) -> None:
+    def receive_for(self, others: Iterable[int]) -> None:
         """Also receive the connections in transit to these workers, which do not accept."""
         self._receives_for = {self._number, *others}
         self._watch()
@@ -624,7 +624,7 @@ class Balance:
         """Stop other workers from passing connections on to this one."""
         self._accepts[self._number] = 0
 
-    def turn_away(self, say_busy: Callable[[str, int], object]) -> None:
+    def reject_queued(self, reject_busy: Callable[[str, int], object]) -> None:
         """Reject all connections in transit to this worker.
 
         Args:
@@ -632,7 +632,7 @@ class Balance:
         """
         for number in self._receives_for:
             for fd, name, _ in _received(self._inboxes[number], MAX_REJECTED):
-                say_busy(name, fd)
+                reject_busy(name, fd)
 
     def close(self) -> None:
         """Close the sockets and watchers. A second call does nothing."""

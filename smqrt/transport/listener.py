@@ -118,7 +118,7 @@ class Listener:
         name: its name in settings.
         max_connections: maximum of open connections; 0 for no limit of its own.
         asked_for: host and port as requested.
-        leaves_queue: `turn_away` leaves the kernel's queue to the process that serves the sockets next.
+        leaves_queue: `reject_queued` leaves the kernel's queue to the process that serves the sockets next.
         takes_turns: other processes accept at the same socket, so this one accepts one connection per event.
         balance: spreads connections over the workers of the server; None without other workers.
 
@@ -138,7 +138,7 @@ class Listener:
         given: Sequence[_socket.socket] = (),
     ) -> None:
         self.asked_for = host, port
-        self.leaves_queue, self.takes_turns = bool(given), False
+        self.leaves_queue, self.accepts_one_at_a_time = bool(given), False
         existing = list(given) or inherited.take(host, port)
         self._sockets = existing or listening_sockets(host, port, sockets, backlog)
         for one in existing:
@@ -244,23 +244,23 @@ class Listener:
         if self.balance is not None:
             self.balance.rest(self.name)
 
-    def turn_away(self) -> None:
+    def reject_queued(self) -> None:
         """Stop, and reject the connections in the kernel's queue: with status 503, or closed when they use TLS.
 
         With `leaves_queue` they stay in the queue for the process that serves the sockets next.
         """
         self.stop()
         while self._accepted:
-            self.say_busy(self._accepted.popleft()[0])
+            self.reject_busy(self._accepted.popleft()[0])
         for sock in () if self.leaves_queue else (*self._sockets, *self._other_sockets):
             for _ in range(_MAX_REJECTED):
                 try:
                     fd, _ = sock._accept()  # type: ignore[attr-defined]
                 except OSError:
                     break
-                self.say_busy(fd)
+                self.reject_busy(fd)
 
-    def say_busy(self, fd: int) -> None:
+    def reject_busy(self, fd: int) -> None:
         """Reject an accepted connection: with status 503, or closed when it uses TLS."""
         with (
             contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client,
@@ -294,7 +294,7 @@ class Listener:
         """Empty the kernel's queue first, which is short, then pass the connections on."""
         if self._turn_s != (turn_s := get_hub().loop.now()):  # all sockets share the time of a turn
             self._turn_s, self._until_s = turn_s, monotonic() + ACCEPT_S
-        while self._accept_some(sock) and not self.takes_turns and monotonic() < self._until_s:
+        while self._accept_some(sock) and not self.accepts_one_at_a_time and monotonic() < self._until_s:
             pass
         if not self._next_turn.active:
             self._pass_on_accepted()
@@ -306,7 +306,7 @@ class Listener:
             waiting = sum(len(each._accepted) for each in open_listeners)
             if waiting >= min(MAX_ACCEPTED, open_connections.room()):
                 return False  # the others wait in the kernel's queue
-        for _ in range(1 if self.takes_turns else ACCEPTS_AT_ONCE):
+        for _ in range(1 if self.accepts_one_at_a_time else ACCEPTS_AT_ONCE):
             try:
                 accepted.append(sock._accept())  # type: ignore[attr-defined]
             except BlockingIOError:
@@ -387,7 +387,7 @@ def _set_connection_options(sock: _socket.socket) -> None:
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
 
 
-def sockets_for_storms() -> int:
+def sockets_per_port() -> int:
     """Return the number of sockets of a port so that the kernel queues MAX_KERNEL_QUEUE connections for it."""
     try:
         queued = int(Path("/proc/sys/net/core/somaxconn").read_text())

@@ -76,7 +76,7 @@ class ListenerTls:
         self.context = self._loaded.default
         self._set_callbacks(self._loaded)
         self._log_warnings(self._loaded.warnings)
-        self.look_at_the_clock()
+        self.check_expiry()
 
     @property
     def files(self) -> list[str]:
@@ -117,7 +117,7 @@ class ListenerTls:
             self._loaded = loaded
             self._warned.clear()
             self._log_warnings(loaded.warnings)
-            self.look_at_the_clock()
+            self.check_expiry()
         else:
             self.failures += 1
         return self.fault
@@ -195,7 +195,7 @@ class ListenerTls:
         if found is not None and found is not client.context:
             client.context = found
 
-    def look_at_the_clock(self) -> None:
+    def check_expiry(self) -> None:
         """Log certificates and lists that expire, and replace the ticket keys once a day."""
         now = self._clock()
         for certificate in self.certificates:

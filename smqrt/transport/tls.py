@@ -223,10 +223,10 @@ class TlsTransport(TlsSession):
         address: Address = self._sock.getsockname()
         return address
 
-    def comes_from(self, host: str) -> bool:
+    def count_for(self, host: str) -> bool:
         """See `smqrt.transport.admission.Admitted`; true for other sockets, which are not counted."""
-        comes_from = getattr(self._sock, "comes_from", None)
-        return comes_from is None or comes_from(host)
+        count_for = getattr(self._sock, "count_for", None)
+        return count_for is None or count_for(host)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket."""

@@ -140,7 +140,7 @@ def test_an_empty_message_takes_the_value_away(of_topic: TopicValues, topic: Top
     assert of_topic.newest == {}
     assert of_topic.stamps == {}
     assert of_topic.deleted == {stid(0): now[0]}
-    assert of_topic.gone_frames() == [smq.publish_frame(topic.id, 0, 0, b"")]
+    assert of_topic.deletion_frames() == [smq.publish_frame(topic.id, 0, 0, b"")]
     assert of_topic.stamp(stid(0)) == now[0]
     now[0] += 5
     of_topic.take_frame(frame(topic, b""), None)
@@ -190,24 +190,24 @@ def test_what_another_node_has_wins_when_newer(
     of_topic: TopicValues, topic: Topic, payload: bytes, stamp: int, newest: bytes, known: int
 ) -> None:
     of_topic.take_frame(frame(topic, b"mine"), None, 100)
-    of_topic.take_told(frame(topic, payload), stamp)
+    of_topic.merge_remote(frame(topic, payload), stamp)
     assert of_topic.newest[stid(0)][0] == frame(topic, newest)
     assert of_topic.stamp(stid(0)) == known
 
 
 def test_another_node_may_have_removed_what_never_was(of_topic: TopicValues, topic: Topic) -> None:
-    of_topic.take_told(frame(topic, b""), 5)
+    of_topic.merge_remote(frame(topic, b""), 5)
     assert of_topic.deleted == {stid(0): 5}
-    of_topic.take_told(frame(topic, b"first", 1), 6)
+    of_topic.merge_remote(frame(topic, b"first", 1), 6)
     assert of_topic.newest[stid(1)] == (frame(topic, b"first", 1), None)
 
 
 def test_another_node_may_say_that_nothing_is_left(of_topic: TopicValues, topic: Topic) -> None:
     of_topic.take_frame(frame(topic, b"mine", 4), None, 100)
-    of_topic.take_told(frame(topic, b"", 4), 101)
+    of_topic.merge_remote(frame(topic, b"", 4), 101)
     assert of_topic.newest == {}
     assert of_topic.deleted == {stid(4): 101}
-    of_topic.take_told(frame(topic, b"", 4), 105)
+    of_topic.merge_remote(frame(topic, b"", 4), 105)
     assert of_topic.deleted == {stid(4): 105}
     assert of_topic.stamps == {}
 

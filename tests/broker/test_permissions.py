@@ -133,7 +133,7 @@ def test_lost_rights_end_what_they_permitted(crowd: Crowd) -> None:
     settle()
     heard(session)
     rights.permitted = {pair for pair in rights.permitted if pair[1] == b"kept"}
-    list(module.look_again([anonymous, session], lambda identity: None))
+    list(module.recheck_clients([anonymous, session], lambda identity: None))
     settle()
     assert session.routes == {}
     lost = numbers[b"lost"]
@@ -152,7 +152,7 @@ def test_a_lost_login_ends_the_client(crowd: Crowd) -> None:
         asked.append(identity.user)
         return "no such user" if identity.user == "ann" else None
 
-    steps = list(module.look_again([session, other, gone], fault))
+    steps = list(module.recheck_clients([session, other, gone], fault))
     assert len(steps) >= 3, "others run in between"
     assert asked == ["ann", "bob"]
     assert heard(session) == [smq.disconnect(b"no such user")]
@@ -164,7 +164,7 @@ def test_a_lost_login_ends_the_client(crowd: Crowd) -> None:
 @pytest.mark.parametrize(("expires_s", "ends"), [(None, False), (99.0, True), (100.0, True), (100.1, False)])
 def test_an_expired_login_ends_the_client(crowd: Crowd, expires_s: float | None, ends: bool) -> None:
     session = client(crowd, b"device-1", Identity("ann", expires_s=expires_s))
-    assert list(module.end_expired([client(crowd, b"device-2", None), session], 100.0)) == []
+    assert list(module.disconnect_expired([client(crowd, b"device-2", None), session], 100.0)) == []
     assert session.closed is ends
     assert heard(session) == ([smq.disconnect(b"the login has expired")] if ends else [])
 
@@ -172,7 +172,7 @@ def test_an_expired_login_ends_the_client(crowd: Crowd, expires_s: float | None,
 def test_expired_logins_end_in_portions(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXPIRY_CHECKS_PER_STEP", 2)
     sessions = [client(crowd, b"device-%d" % n, Identity("ann", expires_s=1.0)) for n in range(5)]
-    steps = module.end_expired(sessions, 100.0)
+    steps = module.disconnect_expired(sessions, 100.0)
     closed = [sum(one.closed for one in sessions) for _ in steps]
     assert closed == [2, 4]
     assert all(one.closed for one in sessions)

@@ -60,7 +60,7 @@ class Cluster:
     def forwarded(self, route: Any, topic: Any, tid: int, ptid: int) -> Any:
         return route
 
-    def paced(self, route: Any, found: Any, peer: Any) -> Any:
+    def with_link_backpressure(self, route: Any, found: Any, peer: Any) -> Any:
         return route
 
     def missed(self, tid: int, messages: int) -> bool:
@@ -421,12 +421,12 @@ def test_unhandled_messages_can_be_taken_away(crowd: Crowd, server: ServerClient
     server.subscribe(topic, handler, 5)
     deliver(topic, *(message(topic, b"%d" % n, 5) for n in range(2)), message(topic, b"d0"), message(topic, b"d1"))
     topic.deliver(message(topic, b"unread"))
-    assert server.take_unhandled() == [
+    assert server.remove_unhandled() == [
         smq.publish_frame(topic.id, 77, 5, b"1"),
         smq.publish_frame(topic.id, 77, 0, b"d1"),
         message(topic, b"unread"),
     ]
-    assert server.take_unhandled() == []
+    assert server.remove_unhandled() == []
 
 
 def test_messages_another_server_handles_stay_there(crowd: Crowd, server: ServerClient, topic: Topic) -> None:
@@ -434,7 +434,7 @@ def test_messages_another_server_handles_stay_there(crowd: Crowd, server: Server
     topic.settle()
     topic.deliver(Arrived(message(topic, b"theirs"), "node"))
     topic.deliver(message(topic, b"mine"))
-    assert server.take_unhandled() == [message(topic, b"mine")]
+    assert server.remove_unhandled() == [message(topic, b"mine")]
 
 
 def test_publishes_can_be_held_and_taken(crowd: Crowd, server: ServerClient, topic: Topic) -> None:
@@ -451,7 +451,7 @@ def test_publishes_can_be_held_and_taken(crowd: Crowd, server: ServerClient, top
     assert server.take_publishes() == [(topic.id, 77, frame) for frame in (message(topic, b"asked"), *frames)]
     assert server.take_publishes() == []
     server.publish(topic.id, 77, frames[0])
-    server.go_on_publishing()
+    server.resume_publishing()
     settle()
     assert ear.got == [frames[0][2:]]
     assert server.publish(topic.id, 77, frames[1]) == 0

@@ -184,7 +184,7 @@ def test_authenticate_refuses_a_client(answer: Any, code: int, text: bytes, late
     session = opened(crowd)
     assert session.control(smq.connect(b"device", b"secret")) is late
     if late:
-        assert session.state is SessionState.ASKING
+        assert session.state is SessionState.AUTHENTICATING
         pending.resolve(answer)
     assert asked == [(b"secret", session)]
     assert came(session) == [smq.connack(code, 0, text)]
@@ -246,11 +246,11 @@ def test_a_hook_may_end_the_client_it_is_asked_about() -> None:
     assert crowd.broker.topic_table.by_name == {}
 
 
-@pytest.mark.parametrize("state", [SessionState.WAITING, SessionState.ASKING, SessionState.CONNECTED])
+@pytest.mark.parametrize("state", [SessionState.WAITING, SessionState.AUTHENTICATING, SessionState.CONNECTED])
 def test_a_client_that_is_not_accepted_in_time_is_refused(state: SessionState) -> None:
     lines: list[str] = []
     hooks = Hooks(log=lambda peer, text: lines.append(text))
-    if state is SessionState.ASKING:
+    if state is SessionState.AUTHENTICATING:
         hooks.authenticate = lambda credentials, session: Deferred()
     crowd = Crowd(hooks)
     session = opened(crowd)
@@ -261,7 +261,7 @@ def test_a_client_that_is_not_accepted_in_time_is_refused(state: SessionState) -
     expected = [] if state is SessionState.CONNECTED else [smq.connack(ConnackCode.SERVER_UNAVAILABLE, 0)]
     assert came(session) == expected
     assert ends(crowd, CloseReason.CONNECT_TIMEOUT) == len(expected)
-    assert len(lines) == (state is SessionState.ASKING)
+    assert len(lines) == (state is SessionState.AUTHENTICATING)
 
 
 def test_a_second_client_with_the_uid_takes_over() -> None:

@@ -49,7 +49,7 @@ class Blocked(Outbox):
     def overflowed(self, reason: Drop, messages: int) -> None:
         self.drops.append((reason, messages))
 
-    def presses(self) -> None:
+    def backpressure_started(self) -> None:
         self.presses_ += 1
 
     def sent(self, entries: int) -> None:
@@ -466,7 +466,7 @@ def test_a_publisher_that_fails_lets_others_go_on(caplog: pytest.LogCaptureFixtu
 
 def test_clients_of_other_nodes_are_told_to_nobody() -> None:
     waits = Waits()
-    waits.pressure.press_elsewhere(waits.two, b"a")
+    waits.pressure.add_remote(waits.two, b"a")
     assert waits.told == []
     assert waits.pressure.here() == []
     assert waits.pressure.topics == {b"a": {waits.two}}
@@ -474,22 +474,22 @@ def test_clients_of_other_nodes_are_told_to_nobody() -> None:
     assert waits.pressure.here() == [b"a"]
     waits.pressure.release(waits.one)
     assert waits.told == [(b"a", True), (b"a", False)], "the others need not wait for their own"
-    waits.pressure.release_elsewhere(waits.two, b"other")
+    waits.pressure.remove_remote(waits.two, b"other")
     assert waits.pressure.topics == {b"a": {waits.two}}
-    waits.pressure.release_elsewhere(waits.two, b"a")
-    waits.pressure.release_elsewhere(waits.two, b"a")
+    waits.pressure.remove_remote(waits.two, b"a")
+    waits.pressure.remove_remote(waits.two, b"a")
     assert waits.pressure.topics == {}
     assert len(waits.told) == 2
 
 
 def test_a_lost_node_presses_no_more() -> None:
     waits = Waits()
-    waits.pressure.press_elsewhere(waits.one, b"a")
-    waits.pressure.press_elsewhere(waits.one, b"b")
-    waits.pressure.press_elsewhere(waits.two, b"b")
+    waits.pressure.add_remote(waits.one, b"a")
+    waits.pressure.add_remote(waits.one, b"b")
+    waits.pressure.add_remote(waits.two, b"b")
     waits.pressure.forget(waits.one)
     assert waits.pressure.topics == {b"b": {waits.two}}
     waits.pressure.press(waits.one, b"c")
     assert waits.pressure.here() == [b"c"], "it is no node any more"
-    waits.pressure.forget_elsewhere()
+    waits.pressure.remove_all_remote()
     assert list(waits.pressure.topics) == [b"c"]

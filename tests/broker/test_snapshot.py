@@ -170,15 +170,15 @@ def test_an_application_gets_values_that_came_late(new: Broker) -> None:
     new.subscribe(b"site/early", lambda data, ptid, tid, stid: got.append(data))
     new.subscribe(b"site/once", lambda data, ptid, tid, stid: got.append(data), once=True)
     settle()
-    greeted = module.valued_topics(new)
+    greeted = module.topics_with_values(new)
     assert greeted == {early.id}
     for one in (topic, once):
         new.last_values.of(one).take_frame(smq.publish_frame(one.id, 7, 0, b"late"), None)
-    module.greet_application(new, greeted)
+    module.send_restored_values(new, greeted)
     settle()
     assert got == [b"early", b"late"]
     new.last_values = None
-    assert module.valued_topics(new) == set()
+    assert module.topics_with_values(new) == set()
 
 
 # ---- clients

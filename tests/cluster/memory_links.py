@@ -40,13 +40,13 @@ class Pipe(Outbox):
         closed: whether nothing arrives any more.
     """
 
-    __slots__ = ("chunks", "closed", "link", "worked_off_bytes")
+    __slots__ = ("chunks", "closed", "link", "processed_bytes")
 
     def __init__(self) -> None:
         super().__init__()
         self.chunks: deque[bytes] = deque()
         self.link: Link | None = None
-        self.worked_off_bytes = 0
+        self.processed_bytes = 0
         self.closed = False
 
     def flush(self) -> None:
@@ -67,7 +67,7 @@ class Pipe(Outbox):
             except ProtocolError as error:
                 link.lose(str(error))
                 return
-            self.worked_off_bytes += len(frame)
+            self.processed_bytes += len(frame)
         link.heard(link.node.clock_s())
 
 
@@ -80,9 +80,9 @@ class MemoryTransport:
         self._network, self.outbox, self._receives = network, sends, receives
 
     @property
-    def worked_off_bytes(self) -> int:
+    def processed_bytes(self) -> int:
         """See `Transport`."""
-        return self._receives.worked_off_bytes
+        return self._receives.processed_bytes
 
     def close(self, in_order: bool) -> None:
         """See `Transport`."""

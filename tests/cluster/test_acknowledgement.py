@@ -28,10 +28,10 @@ def test_all_that_was_worked_off_is_acknowledged_and_nothing_else(name: str, tmp
         put = subscriber.ear.put
 
         def deliver(run: bytes) -> None:
-            before.append((delivered[0], receiving.transport.worked_off_bytes))
+            before.append((delivered[0], receiving.transport.processed_bytes))
             delivered[0] += len(run) // SIZE_BYTES
             if len(before) % 10 == 0:
-                receiving.transport.give_way()
+                receiving.transport.defer()
             put(run)
 
         subscriber.ear.put = deliver  # type: ignore[method-assign]
@@ -43,7 +43,7 @@ def test_all_that_was_worked_off_is_acknowledged_and_nothing_else(name: str, tmp
             if count % 20 == 0:
                 engine.settle()
         engine.until(lambda: len(subscriber.data) == MESSAGES, "all messages")
-        for count, worked_off_bytes in before:
-            assert sending.sent_bytes - worked_off_bytes >= (MESSAGES - count) * SIZE_BYTES, "this run is in work"
+        for count, processed_bytes in before:
+            assert sending.sent_bytes - processed_bytes >= (MESSAGES - count) * SIZE_BYTES, "this run is in work"
         engine.until(lambda: not sending.unacked, "everything was acknowledged")
         assert sending.unacked_bytes < 1000, "pings alone"

@@ -160,4 +160,4 @@ def test_the_places_whose_values_were_taken_away_are_bounded(monkeypatch: pytest
         assert kept is not None
         of_topic = kept.of(place.hub.topic_table.named(NAME))
         assert [int.from_bytes(one, "big") for one in of_topic.deleted] == [3, 4]
-        assert [frame[0:3][2] for frame in of_topic.gone_frames()] == [Type.PUBLISH] * 2
+        assert [frame[0:3][2] for frame in of_topic.deletion_frames()] == [Type.PUBLISH] * 2

@@ -176,7 +176,7 @@ def newcomer(data: bytes) -> None:
 class _Nowhere:
     """The transport of a link whose packets the target gives to the hub itself."""
 
-    via, worked_off_bytes = "nowhere", 0
+    via, processed_bytes = "nowhere", 0
 
     def __init__(self) -> None:
         self.outbox = connections.Subscriber()

@@ -33,7 +33,7 @@ from smqrt.server.restart.old_process import HandOver
 from smqrt.settings.option_types import check
 from smqrt.settings.server_settings import AuthSettings
 from smqrt.settings.sources import Sources
-from smqrt.smq.hub_registry import Succession, succession
+from smqrt.smq.hub_registry import HubRegistry, hub_registry
 from smqrt.transport.admission import TrustedNetworks
 from smqrt.transport.listener import inherited
 from smqrt.wire import addresses
@@ -399,15 +399,15 @@ def restart_old(data: bytes) -> None:
     """What a new process says first: the old one goes on to hand over, or says in a sentence why not."""
     channel = _channel(_pieces(data), [])
     attempt = HandOver(_Old(), channel, 1.0)
-    of_process = old_process.succession
-    old_process.succession = Succession()  # hubs that other tests left are no work of this one's
+    of_process = old_process.hub_registry
+    old_process.hub_registry = HubRegistry()  # hubs that other tests left are no work of this one's
     try:
         with contextlib.suppress(ChannelError):
             attempt._greet()
             assert attempt.pid > 0
             assert all(isinstance(key, str) for key in attempt._known_hubs())
     finally:
-        old_process.succession = of_process
+        old_process.hub_registry = of_process
         channel.close()
 
 
@@ -421,6 +421,6 @@ def restart_new(data: bytes) -> None:
     finally:
         channel.close()
         inherited.close()
-        succession.names, succession.is_waiting = {}, False
-        succession.left()
+        hub_registry.names, hub_registry.is_waiting = {}, False
+        hub_registry.left()
     assert not any(map(_is_open, given)), "a descriptor is left open"

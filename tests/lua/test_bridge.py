@@ -43,9 +43,13 @@ def test_others_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture
 
 
 def test_a_failed_connection_is_nil_and_words() -> None:
-    assert bridge.with_words(lambda: True)() is True
-    assert bridge.with_words(_raiser(StreamError("timeout")))() == (None, b"timeout")
-    assert bridge.with_words(_raiser(StreamError("cannotconnect", "refused")))() == (None, b"cannotconnect", b"refused")
+    assert bridge.with_error_words(lambda: True)() is True
+    assert bridge.with_error_words(_raiser(StreamError("timeout")))() == (None, b"timeout")
+    assert bridge.with_error_words(_raiser(StreamError("cannotconnect", "refused")))() == (
+        None,
+        b"cannotconnect",
+        b"refused",
+    )
 
 
 def test_options_are_names_and_values_in_turn() -> None:
@@ -63,7 +67,7 @@ class Binding:
 
 
 def test_methods_of_a_binding() -> None:
-    methods = bridge.methods(Binding(), "one gone", bridge.with_words)
+    methods = bridge.methods(Binding(), "one gone", bridge.with_error_words)
     assert (methods["one"](), methods["gone"]()) == (1, (None, b"socketclosed"))
     assert bridge.methods(Binding(), "one")["one"]() == 1
 

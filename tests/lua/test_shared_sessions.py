@@ -295,9 +295,9 @@ def test_who_is_logged_in_is_the_same_person(pair: tuple[AppServer, AppServer]):
     assert other.login.record() == login.record()
     assert isinstance(other.login.identity.groups, tuple)
     assert other.login.identity.method is Method.PASSWORD
-    second.services.logins.look_again(lambda who: None if who.expires_s == 2e9 else "gone")
+    second.services.logins.recheck_clients(lambda who: None if who.expires_s == 2e9 else "gone")
     assert second.services.logins.users() == ["ann"]
-    second.services.logins.look_again(lambda who: "gone")
+    second.services.logins.recheck_clients(lambda who: "gone")
     assert sessions(first).find(session.id) is None
 
 

@@ -55,7 +55,7 @@ def test_the_fullest_worker_passes_to_the_emptiest_accepting_one(workers: list[B
     os.close(fd)
     assert len(clients) == 8, "7 were given, and 3 more than the other has one keeps"
     told: list[tuple[str, int]] = []
-    taker.turn_away(lambda name, fd: told.append((name, fd)))
+    taker.reject_queued(lambda name, fd: told.append((name, fd)))
     assert [name for name, _ in told] == ["http"] * 7
     for (_, fd), client in zip(told, clients, strict=False):
         assert not os.get_inheritable(fd), "children of applications do not get it"

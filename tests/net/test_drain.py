@@ -12,7 +12,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.smq import shutdown
-from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled
+from smqrt.smq.shutdown import close_clients, reject_new_clients, wait_handled
 from tests.device import KINDS, RAW, RAW_HEADERS, TLS, WS, Device, Site, bounded, request
 from tests.pki import Authority
 from tests.waiting import wait_until
@@ -71,7 +71,7 @@ class Traffic:
         wait_until(lambda: len(self.confirmed) == PUBLISHERS, "traffic")
         before = self.confirmed.total()
         brokers = [self.site.state]
-        refuse_newcomers(brokers)
+        reject_new_clients(brokers)
         wait_handled(brokers, 0.1)
         assert close_clients(brokers, over_s, 2.0) == PUBLISHERS + SUBSCRIBERS
         gevent.joinall(readers + writers)
@@ -162,7 +162,7 @@ def test_new_clients_get_503(authority: Authority) -> None:
     site = Site(hub.create(), authority)
     kept, half = site.device(b"kept one"), site.open().start()
     waiting = site.open()
-    refuse_newcomers([site.state])
+    reject_new_clients([site.state])
     with bounded():
         assert half.until_end() == [], "no Connect yet: it is closed"
         waiting.send_bytes(request(RAW_HEADERS))

@@ -13,7 +13,7 @@ import pytest
 from gevent import socket
 
 from smqrt.errors import ArgumentError
-from smqrt.operations.all_workers import Together
+from smqrt.operations.all_workers import AllWorkers
 from smqrt.workers import worker_rpc
 from smqrt.workers.worker_rpc import END, KIND, Message, News, WorkerPlace, WorkerRpc
 from tests.waiting import wait_until
@@ -162,7 +162,7 @@ def test_several_queries_are_one_question_to_each_worker(make: Make) -> None:
     first = make(0)
     make(2, answers=answers).desk.open()
     parts: Any = None
-    together = Together(parts, first)
+    together = AllWorkers(parts, first)
     results = together.get_many(
         [(("limits",), {}), (("clusters",), {}), (("hubs", "2000001"), {}), (("hubs", "1000001"), {})]
     )

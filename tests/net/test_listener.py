@@ -21,7 +21,7 @@ from gevent import get_hub, monkey, socket
 
 from smqrt.errors import StartError
 from smqrt.transport import listener as module
-from smqrt.transport.listener import Listener, sockets_for_storms
+from smqrt.transport.listener import Listener, sockets_per_port
 from tests.waiting import let_others_run, wait_until
 
 
@@ -136,7 +136,7 @@ def test_accepted_connections_are_served_after_a_stop(crowd: Crowd) -> None:
 
 
 def test_accepted_connections_get_503_when_the_server_stops(crowd: Crowd) -> None:
-    crowd.listener.turn_away()
+    crowd.listener.reject_queued()
     assert len(crowd.begun) < 50
     assert crowd.clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
 
@@ -285,10 +285,10 @@ def test_a_port_with_several_sockets_is_exclusive(listen: Any) -> None:
 
 
 def test_so_many_sockets_as_a_storm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= sockets_for_storms() <= module.MAX_SOCKETS
+    assert 1 <= sockets_per_port() <= module.MAX_SOCKETS
     for held, needed in (("128", 4), ("4096", 4), ("8192", 2), ("16384", 1), ("65535", 1)):
         monkeypatch.setattr(Path, "read_text", lambda path, held=held: held)
-        assert sockets_for_storms() == needed
+        assert sockets_per_port() == needed
 
 
 @pytest.mark.parametrize("sockets", [1, 4])
@@ -296,7 +296,7 @@ def test_queued_connections_get_503_when_the_server_stops(sockets: int) -> None:
     listener = Listener("127.0.0.1", 0, lambda sock, address: sock.close(), sockets=sockets)
     waiting = [socket.create_connection(listener.address) for _ in range(3)]
     waiting[0].sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
-    listener.turn_away()
+    listener.reject_queued()
     listener.close()
     for client in waiting:
         assert client.recv(100).startswith(b"HTTP/1.1 503 "), "and not just a reset"

@@ -249,9 +249,9 @@ def test_an_expired_list_refuses_clients_with_certificates(
     opened.client(pair=made.pair("client"))
     clock.now += 40 * DAY
     before = opened.tls.context
-    opened.tls.look_at_the_clock()
+    opened.tls.check_expiry()
     assert opened.tls.context is not before, "no session goes on"
-    opened.tls.look_at_the_clock()
+    opened.tls.check_expiry()
     assert len([line for line in caplog.messages if "clients with a certificate are rejected" in line]) == 2
 
 
@@ -358,7 +358,7 @@ def test_the_keys_of_tickets_change_each_day(port: Any, made: Authority, clock: 
     session = opened.client(context=context).session
     for hours, resumes in ((23, True), (2, False)):
         clock.now += timedelta(hours=hours)
-        opened.tls.look_at_the_clock()
+        opened.tls.check_expiry()
         opened.listener.renew(opened.tls.context)
         assert opened.client(context=context, session=session).session_reused is resumes
     assert opened.shown("b.example") == der(site[0])
@@ -496,8 +496,8 @@ def test_expiry_is_logged_in_advance(made: Authority, clock: Clock, caplog: pyte
     told = []
     for day in range(95):
         before = len(caplog.messages)
-        tls.look_at_the_clock()
-        tls.look_at_the_clock()
+        tls.check_expiry()
+        tls.check_expiry()
         told += [(day, line.partition(f"{cert} ")[2].partition(" at")[0]) for line in caplog.messages[before:]]
         clock.now += DAY
     assert told == [
@@ -513,7 +513,7 @@ def test_a_weekly_certificate_is_logged_on_its_last_day(
     tls = ListenerTls(TlsFiles(((str(cert), str(key)),)), clock)
     assert caplog.messages == []
     clock.now += 4.5 * DAY
-    tls.look_at_the_clock()
+    tls.check_expiry()
     assert len(caplog.messages) == 1
 
 

@@ -16,7 +16,7 @@ from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection, SocketOutbox
 from smqrt.smq.connection_kinds import WsConnection
-from smqrt.smq.session_migration import FrozenHub, RestoredHub, SentAhead, address_of, is_at_rest
+from smqrt.smq.session_migration import FrozenHub, PrecopiedClient, RestoredHub, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
@@ -130,10 +130,10 @@ def duplicate(connection: Any) -> Any:
     return open_connections.adopt(os.dup(connection.transport.fileno()), address_of(connection))
 
 
-def send_ahead(site: Site, arriving: RestoredHub) -> dict[Any, SentAhead]:
+def send_ahead(site: Site, arriving: RestoredHub) -> dict[Any, PrecopiedClient]:
     """Sends those ahead who are at rest."""
     resting = [one for one in site.state.sessions.values() if is_at_rest(one)]
-    ahead = {one: SentAhead(number, one) for number, one in enumerate(resting)}
+    ahead = {one: PrecopiedClient(number, one) for number, one in enumerate(resting)}
     for one in ahead.values():
         arriving.prepare(one.number, sent(one.record), duplicate(one.connection))
     return ahead

@@ -129,7 +129,7 @@ def methods(binding: object, names: str, wrapper: Callable[[Function], Function]
     return {name: wrapper(function) for name, function in found.items()} if wrapper else found
 
 
-def with_words(function: Function) -> Function:
+def with_error_words(function: Function) -> Function:
     """Wrap a function so that a StreamError becomes nil, the error word and the details, if any."""
 
     @wraps(function)

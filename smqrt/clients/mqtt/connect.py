@@ -21,7 +21,7 @@ import gevent.ssl
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.settings.option_types import (
-    NotThisError,
+    InvalidValueError,
     Rule,
     choice,
     instance,
@@ -86,11 +86,11 @@ class Will:
         if isinstance(value, Will):
             return value
         if not isinstance(value, Mapping):
-            raise NotThisError
+            raise InvalidValueError
         try:
             return cls(**value)
         except TypeError:
-            raise NotThisError from None
+            raise InvalidValueError from None
 
 
 def _secure(value: object) -> bool | ClientTls:
@@ -99,7 +99,7 @@ def _secure(value: object) -> bool | ClientTls:
 
 def _alpn(value: object) -> list[str]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
-        raise NotThisError
+        raise InvalidValueError
     return list(value)
 
 

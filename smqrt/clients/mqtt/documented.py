@@ -27,7 +27,7 @@ from smqrt.clients.mqtt.connect import (
     stream_of,
 )
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
-from smqrt.loop.greenlets import ROOM_JOBS, Callbacks
+from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.option_types import function, instance, make, number, optional, text
 from smqrt.transport.stream import Stream
@@ -76,7 +76,7 @@ class Inbox(Callbacks):
         elif not self._is_discarding:
             self._calls.append((fn, args))
             self._bytes += fn.size_bytes(args)
-            if len(self._calls) == ROOM_JOBS or self._bytes > _MAX_BYTES:
+            if len(self._calls) == MAX_WAITING_JOBS or self._bytes > _MAX_BYTES:
                 self._room.clear()
             self.arrived()
 
@@ -99,7 +99,7 @@ class Inbox(Callbacks):
             return None
         call, arguments = self._calls.popleft()
         self._bytes -= call.size_bytes(arguments)
-        if len(self._calls) < ROOM_JOBS // 2 and self._bytes <= _MAX_BYTES // 2:
+        if len(self._calls) < MAX_WAITING_JOBS // 2 and self._bytes <= _MAX_BYTES // 2:
             self._room.set()
         return call, arguments
 

@@ -26,7 +26,7 @@ from smqrt.clients.smq.connection import (
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, ClosedError, NoAnswer
-from smqrt.loop.greenlets import ROOM_JOBS, Callbacks
+from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
 from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
 from smqrt.transport.stream import Stream
@@ -41,7 +41,7 @@ log = logging.getLogger("smqrt.client")
 
 MAX_CREDENTIALS_BYTES = 255
 # Reading goes on beyond the limit of callbacks while a callback itself waits for the broker, or the client closes.
-_MAX_JOBS = 10 * ROOM_JOBS
+_MAX_JOBS = 10 * MAX_WAITING_JOBS
 _MAX_READS = 1000  # of 16 KiB each
 
 

@@ -23,7 +23,7 @@ from smqrt.clients.smq.session import Handler
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.option_types import (
-    NotThisError,
+    InvalidValueError,
     Rule,
     choice,
     function,
@@ -56,13 +56,13 @@ _DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "text": b
 
 def _uid(value: object) -> str | bytes:
     if not isinstance(value, str | bytes) or not MIN_UID_BYTES <= len(to_bytes(value)) <= _MAX_UID_BYTES:
-        raise NotThisError
+        raise InvalidValueError
     return value
 
 
 def _headers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise NotThisError
+        raise InvalidValueError
     for name, text in value.items():
         check_header(name, text)
     return dict(value)

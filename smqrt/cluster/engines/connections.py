@@ -107,7 +107,7 @@ class LinkConnection(RawConnection):
         return self
 
     @property
-    def worked_off_bytes(self) -> int:
+    def processed_bytes(self) -> int:
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry)
 
@@ -198,23 +198,23 @@ class LinkConnection(RawConnection):
         return size
 
     def _work_off(self, size: int) -> int:
-        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
-            self.give_way()
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
+            self.defer()
             return 0
         runs, used, bad = scan(size, 0)
-        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        until_s = data_path.defer_at_s() if runs > RUNS_AT_ONCE else _NEVER_S
         at = 0
         for first in range(0, runs, RUNS_AT_ONCE):
             if runs > RUNS_AT_ONCE and time() >= until_s:
-                self.give_way()
+                self.defer()
                 return at
             last = min(first + RUNS_AT_ONCE, runs)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 if chars[at + 2] != b"\x08":  # u16 length, u8 type: no Publish
                     self.link.control(chars[at + 2 : end])
                     waits: bool | None = False
-                    if end - at >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s():
-                        self.give_way()  # 64 KiB of clients or topics are up to 20 ms of work
+                    if end - at >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s():
+                        self.defer()  # 64 KiB of clients or topics are up to 20 ms of work
                         return size if self.life.over else end
                 else:
                     waits = self._deliver(at, end, count)
@@ -249,9 +249,9 @@ class LinkConnection(RawConnection):
         """Account for a queued run. A link drops no single messages: over its limit it ends."""
         self.queued_bytes += len(run)
         QueuedMemory.total_bytes += len(run)
-        self._shed()
+        self._drop_over_budget()
 
-    def _shed(self) -> None:
+    def _drop_over_budget(self) -> None:
         if self.queued_bytes > self.budget_bytes and not self.life.over:
             # Not at once: the caller may be in a loop over the runs of this turn, and has more to put.
             get_hub().loop.run_callback(self._give_up)
@@ -269,7 +269,7 @@ class LinkConnection(RawConnection):
             return
         sends = in_order and self.life is not Life.BLOCKED
         if sends:
-            self._last_words(CloseReason.SHUTDOWN)
+            self._flush_before_close(CloseReason.SHUTDOWN)
         if self.life is Life.BLOCKED:
             self._unblock()
         self.queue = _DiscardingQueue()
@@ -416,7 +416,7 @@ class NatsConnection(LinkConnection):
         return "nats"
 
     @property
-    def worked_off_bytes(self) -> int:
+    def processed_bytes(self) -> int:
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes
 
@@ -517,7 +517,7 @@ class NatsConnection(LinkConnection):
             signed = self.signature(self.link.connects, self.sent, content)
             self.sent += 1
             if not self._backplane.client.publish_pieces(self._subject, [head, signed, content]):
-                get_hub().loop.run_callback(self._queue_is_full)  # not at once; see `LinkConnection._shed`
+                get_hub().loop.run_callback(self._queue_is_full)  # not at once; see `LinkConnection._drop_over_budget`
                 return
 
     @property

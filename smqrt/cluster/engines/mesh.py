@@ -28,7 +28,7 @@ from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node,
 from smqrt.errors import StreamError
 from smqrt.loop.threads import in_thread
 from smqrt.smq import data_path
-from smqrt.smq.hub_registry import succession
+from smqrt.smq.hub_registry import hub_registry
 from smqrt.transport.listener import Listener, open_listeners
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Transport
@@ -254,7 +254,7 @@ class Mesh:
             clock_ns=time.time_ns,
             number=number,
             queue_bytes=queue_bytes,
-            predecessors=succession.predecessors,
+            predecessors=hub_registry.predecessors,
         )
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
@@ -274,13 +274,13 @@ class Mesh:
 
         In a hot restart of a node with a fixed number, other nodes would give up their links to the old process.
         """
-        return succession.has_left or not self.node.is_fixed
+        return hub_registry.has_left or not self.node.is_fixed
 
     def _when_begun(self, start: Callable[[], object]) -> None:
         if self.has_begun:
             start()
         else:
-            succession.when_left(lambda: None if self.node.closed else start())
+            hub_registry.when_left(lambda: None if self.node.closed else start())
 
     def _check(self) -> None:
         self.node.look(self._ping_s, self._silence_s)

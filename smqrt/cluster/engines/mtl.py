@@ -31,7 +31,7 @@ OnRoundTrip = Callable[[str, float | None], object]
 """`f(address, ms)`, called for each ping; `ms` is None when it was not answered in time."""
 OnLog = Callable[[str, bool], object]
 """`f(text, is_urgent)`, called with what happens to links."""
-LEAST_PING_S, MAX_S = 0.05, 3600.0
+MIN_PING_S, MAX_S = 0.05, 3600.0
 _names = itertools.count(1)
 
 
@@ -63,8 +63,8 @@ class MtlOptions:
     log: OnLog = nobody
 
     def __post_init__(self) -> None:
-        if not LEAST_PING_S <= self.ping_s <= MAX_S:
-            raise ArgumentError(f"ping_s: {self.ping_s}; it is {LEAST_PING_S} to {MAX_S:g}")
+        if not MIN_PING_S <= self.ping_s <= MAX_S:
+            raise ArgumentError(f"ping_s: {self.ping_s}; it is {MIN_PING_S} to {MAX_S:g}")
         if not self.ping_s < self.silence_s <= MAX_S:
             raise ArgumentError(f"silence_s: {self.silence_s}; it is more than ping_s, and {MAX_S:g} at most")
 

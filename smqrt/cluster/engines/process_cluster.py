@@ -20,7 +20,7 @@ from smqrt.cluster.engines.mesh import PORT, LinkTls, Mesh, key_of
 from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
-from smqrt.smq.hub_registry import succession
+from smqrt.smq.hub_registry import hub_registry
 from smqrt.wire.smq import MAX_NODE
 from smqrt.workers.worker_rpc import WorkerPlace, worker_place
 
@@ -106,7 +106,7 @@ class ProcessCluster:
                 self.opened().link_through_nats(servers, **_nats_options(self.plan))
                 self._nats_servers.add(servers)
         clustered = self.opened().join(broker, name)
-        if succession.names_for(broker.key) is not None:
+        if hub_registry.names_for(broker.key) is not None:
             clustered.migration.expect()
         if (options.observe or self.observes()) == "cluster":
             clustered.counts.count_all()

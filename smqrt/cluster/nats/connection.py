@@ -487,7 +487,7 @@ class NatsConnection:
 
     def _work_off(self) -> None:
         """Deliver messages for a share of this turn; the rest follows in a later one."""
-        until_s = data_path.share_ends_s()
+        until_s = data_path.defer_at_s()
         try:
             while self._decoder.decode() and self.is_open:
                 if backlog or time() >= until_s:

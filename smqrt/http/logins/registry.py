@@ -199,7 +199,7 @@ class Logins:
             self.sessions.terminate(session)
         return login is not None
 
-    def look_again(self, still: Callable[[Identity], str | None]) -> None:
+    def recheck_clients(self, still: Callable[[Identity], str | None]) -> None:
         """End the logins of users that have become invalid, after the server's users file has changed.
 
         Args:

@@ -10,7 +10,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.auth.identity import Identity
-from smqrt.auth.service import IdentityService, of_server
+from smqrt.auth.service import IdentityService, server_identity_service
 from smqrt.auth.users import BusyError
 from smqrt.errors import ArgumentError
 
@@ -258,7 +258,7 @@ def server_users() -> ServerUsers:
     Raises:
         ArgumentError: the server has no users file.
     """
-    service = of_server()
+    service = server_identity_service()
     if service is None or not service.settings.users:
         raise ArgumentError("the server has no users file; add one with the setting auth.users")
     return ServerUsers(service)

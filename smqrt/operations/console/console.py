@@ -9,7 +9,7 @@ from typing import Any
 
 import gevent
 
-from smqrt.operations.all_workers import Together
+from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.console.alerts import AlertInput, find_alerts
 from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Sample, hub_name, merged_hubs
 from smqrt.operations.snapshots import Snapshot
@@ -31,7 +31,7 @@ class Console:
         point: the newest point of the history.
     """
 
-    def __init__(self, server: Together) -> None:
+    def __init__(self, server: AllWorkers) -> None:
         self.server = server
         self.history = History(NAMES)
         self.point: Snapshot = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from smqrt.operations.all_workers import Together
+from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.snapshots import LATELY_S, Snapshot
 from smqrt.printable import printable
 
@@ -167,7 +167,7 @@ class Gauges:
         clock: returns monotonic seconds.
     """
 
-    def __init__(self, server: Together, *also: str, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, server: AllWorkers, *also: str, clock: Callable[[], float] = monotonic) -> None:
         self._server, self._paths, self._clock = server, ("server", "hubs", *also), clock
         self._rates = Rates(clock)
         self._last: Sample | None = None

@@ -12,7 +12,7 @@ from smqrt.apps.python.directory import ApplicationDirectory
 from smqrt.http.disk import DiskIo
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory
-from smqrt.operations.all_workers import Together
+from smqrt.operations.all_workers import AllWorkers
 from smqrt.process.current_process import AppScope
 
 NAME = "console"
@@ -45,7 +45,7 @@ class _StartPage(Directory):
 
 
 def mount(
-    server: Together, root: Branch, find_session: Callable[[Request], object] = lambda request: None
+    server: AllWorkers, root: Branch, find_session: Callable[[Request], object] = lambda request: None
 ) -> Application:
     """Return the console as an application that is not loaded: `load` inserts it into `root`, `unload` removes it.
 

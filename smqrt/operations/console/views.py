@@ -31,7 +31,7 @@ from smqrt.operations.logs import KEPT
 from smqrt.operations.snapshots import Snapshot
 from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
-from smqrt.smq.close_log import ending_of
+from smqrt.smq.close_log import explanation_of
 
 # ---- the lines of a file around an error
 
@@ -433,7 +433,7 @@ def _closes(console: Console) -> Snapshot:
     reasons: list[dict[str, Any]] = []
     for name, count in counts.items():
         reason = CloseReason[name.upper()]
-        ending = ending_of(reason)
+        ending = explanation_of(reason)
         reasons.append(
             {
                 "reason": reason.value,

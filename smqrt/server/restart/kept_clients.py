@@ -34,7 +34,7 @@ from smqrt.broker.sessions import Record, Session, SessionState
 from smqrt.broker.topics import Topic
 from smqrt.server.restart.control_socket import STEP_S
 from smqrt.settings.limits import LineLimit
-from smqrt.smq.hub_registry import SucceedingBroker, succession
+from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
 from smqrt.smq.session_migration import OTHERS_TURN_S, FrozenHub
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import rewritten
@@ -63,7 +63,7 @@ class KeptClients:
     def __init__(self, channel: FdChannel) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         self._channel = FdChannel(ours)
-        self._hubs: dict[str, SucceedingBroker] = {}
+        self._hubs: dict[str, RegisteredBroker] = {}
         self._may_deliver: dict[str, Event] = {}
         self._changed: dict[str, dict[int, Topic]] = {}
         self._has_changed = Event()
@@ -90,7 +90,7 @@ class KeptClients:
             "topics": [[topic.id, topic.name, count] for topic, count in topics.items()],
         }
 
-    def begin(self, broker: SucceedingBroker) -> None:
+    def begin(self, broker: RegisteredBroker) -> None:
         """Start to deliver messages and send changes of a hub, whose tables now have only the clients that stay."""
         self._may_deliver[broker.key].set()
         self._has_changed.set()
@@ -165,7 +165,7 @@ def _deliver(broker: Broker, data: bytes) -> None:
                 outbox.put(encoded)
 
 
-def late_message(broker: SucceedingBroker, batches: Sequence[tuple[int, int, bytes]]) -> Message:
+def late_message(broker: RegisteredBroker, batches: Sequence[tuple[int, int, bytes]]) -> Message:
     """Return a `late` message for the new process.
 
     It has the names of the topics, too: the new process may have another id for a topic that was made here meanwhile.
@@ -187,7 +187,7 @@ def _close_all(fds: Sequence[int]) -> None:
 # ---- the new process
 
 
-def with_local_ids(broker: SucceedingBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
+def with_local_ids(broker: RegisteredBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
     """Yield the batches of a `late` message with the topic ids of this process. New topics are made."""
     local_ids: dict[int, int] = {}
     for old_id, name in message.get("names", ()):  # older versions send none
@@ -211,7 +211,7 @@ class Relay(Outbox):
 
     __slots__ = ("_broker", "_clients", "_counts_exactly", "_is_live", "_old_ids", "_send", "_topics")
 
-    def __init__(self, broker: SucceedingBroker, send: Callable[[Relay, list[bytes]], None]) -> None:
+    def __init__(self, broker: RegisteredBroker, send: Callable[[Relay, list[bytes]], None]) -> None:
         super().__init__()
         self._broker, self._send = broker, send
         self._clients: dict[int, Session] = {}
@@ -292,7 +292,7 @@ class Relay(Outbox):
         else:
             self._topics.pop(topic, None)
         if self._is_live and count != before:
-            broker.changed_count(topic)
+            broker.notify_observers_later(topic)
             if broker.cluster is not None and bool(count) != bool(before):
                 (broker.cluster.subscribed if count else broker.cluster.unsubscribed)(topic)
 
@@ -335,13 +335,13 @@ class Relays:
         self._drop_lines = LineLimit()
         self._greenlets = [gevent.spawn(self._send), gevent.spawn(self._receive)]
 
-    def place(self, broker: SucceedingBroker, record: Record | None) -> None:
+    def place(self, broker: RegisteredBroker, record: Record | None) -> None:
         """Add the relay of a hub, before anything is published here."""
         if record is not None and not self._is_closed:
             relay = self._relays[broker.key] = Relay(broker, partial(self._put, broker.key))
             relay.update(record)
 
-    def begin(self, broker: SucceedingBroker) -> None:
+    def begin(self, broker: RegisteredBroker) -> None:
         """Start to announce changes of a hub, which belongs to this process now."""
         if (relay := self._relays.get(broker.key)) is not None:
             relay.begin()
@@ -379,7 +379,7 @@ class Relays:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 relay = self._relays.get(message.get("key", ""))
-                if message["do"] == "changes" and relay is not None and succession.find(message["key"]) is not None:
+                if message["do"] == "changes" and relay is not None and hub_registry.find(message["key"]) is not None:
                     relay.update(message)
                     gevent.sleep(OTHERS_TURN_S)
         except ChannelError:

@@ -8,12 +8,12 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 
-from smqrt.broker.sessions import Record, adopt_values, greet_application, valued_topics
+from smqrt.broker.sessions import Record, adopt_values, send_restored_values, topics_with_values
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
 from smqrt.server.restart.kept_clients import Relays, with_local_ids
-from smqrt.smq.hub_registry import succession
+from smqrt.smq.hub_registry import hub_registry
 from smqrt.smq.session_migration import RestoredHub
 from smqrt.transport.admission import open_connections
 from smqrt.transport.listener import inherited
@@ -70,7 +70,7 @@ class TakeOver:
         self.pid = pid
         for asked_for, sockets in listeners:
             inherited.add(asked_for, sockets)
-        succession.expect(hubs, nodes)
+        hub_registry.expect(hubs, nodes)
 
     @classmethod
     def inherited(cls) -> TakeOver | None:
@@ -119,7 +119,7 @@ class TakeOver:
             self.give_up(f"application {worse[0]}")
             raise StartError(f"The other process goes on: application {worse[0]}")
         try:
-            self._send("ready", hubs=[one.key for one in succession.hubs()], relays=True, succeeds=True)
+            self._send("ready", hubs=[one.key for one in hub_registry.hubs()], relays=True, succeeds=True)
             while not self._step(http):
                 pass
         except Refused as error:
@@ -135,8 +135,8 @@ class TakeOver:
                 self._begin()
         for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or did not arrive
             arriving.discard()
-        succession.end()
-        for cluster in (one.cluster for one in succession.hubs()):
+        hub_registry.end()
+        for cluster in (one.cluster for one in hub_registry.hubs()):
             if cluster is not None and cluster.awaits_clients:  # of hubs that did not arrive
                 cluster.resync()
         inherited.close()
@@ -184,7 +184,7 @@ class TakeOver:
 
     def _prepare(self, message: Message, fds: Sequence[int]) -> None:
         key = message["key"]
-        broker = succession.find(key)
+        broker = hub_registry.find(key)
         if broker is None:  # `_begin_hub` reports it
             _close_all(fds)
             return
@@ -193,11 +193,11 @@ class TakeOver:
             arriving.prepare(number, record, open_connections.adopt(fd, address))
 
     def _begin_hub(self, message: Message) -> None:
-        broker = succession.find(message["key"])
+        broker = hub_registry.find(message["key"])
         try:
             if broker is None:
                 raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
-            self._greeted = valued_topics(broker)
+            self._greeted = topics_with_values(broker)
             broker.open_files()
             self._arriving = self._prepared.pop(message["key"], None) or RestoredHub(broker)
             self._arriving.adopt(message["record"])
@@ -212,7 +212,7 @@ class TakeOver:
     def _begin(self) -> None:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
-        greet_application(arriving.broker, self._greeted)
+        send_restored_values(arriving.broker, self._greeted)
         arriving.begin(self._place_in_cluster)
         if self._relays is not None:
             self._relays.begin(arriving.broker)
@@ -234,13 +234,13 @@ class TakeOver:
                     log.error("restart: the other process goes on, and this one exits: %s", message.get("why"))
                     return False
                 if message["do"] == "left":
-                    succession.left()
-                broker = succession.find(message["key"]) if message["do"] == "late" else None
+                    hub_registry.left()
+                broker = hub_registry.find(message["key"]) if message["do"] == "late" else None
                 if broker is not None:
                     for tid, ptid, frame in with_local_ids(broker, message):
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
-            succession.left()
+            hub_registry.left()
             return True
         finally:
             self._close_relays()

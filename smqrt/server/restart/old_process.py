@@ -32,12 +32,12 @@ from smqrt.server.restart.control_socket import (
 )
 from smqrt.server.restart.kept_clients import KeptClients, late_message
 from smqrt.settings.server_settings import RestartSettings
-from smqrt.smq.hub_registry import SucceedingBroker, succession
+from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
 from smqrt.smq.session_migration import (
     OTHERS_TURN_S,
     FrozenHub,
     MovingClient,
-    SentAhead,
+    PrecopiedClient,
     address_of,
     is_at_rest,
     pause_others,
@@ -96,9 +96,9 @@ class HandOver:
         self.pid = self.migrated = 0
         self.longest_s = 0.0
         self._numbers = itertools.count(1)
-        self._ahead: dict[Session, SentAhead] = {}
+        self._ahead: dict[Session, PrecopiedClient] = {}
         self._handed_over: list[FrozenHub] = []
-        self._late_batches: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
+        self._late_batches: list[tuple[RegisteredBroker, tuple[int, int, bytes]]] = []
         self._late_sender: gevent.Greenlet[..., None] | None = None
         self._kept: KeptClients | None = None
         self._succeeds = False
@@ -157,7 +157,7 @@ class HandOver:
                 "version": VERSION,
                 "pid": os.getpid(),
                 "listeners": [[*one.asked_for, len(one.filenos())] for one in listeners],
-                "hubs": {one.key: names_of(one) for one in succession.hubs()},
+                "hubs": {one.key: names_of(one) for one in hub_registry.hubs()},
                 "nodes": [[one.node.id, one.node.epoch] for one in open_meshes],
                 "failed": list(self._server.failed_applications()),
             },
@@ -176,17 +176,17 @@ class HandOver:
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
-    def _hubs(known: Sequence[str]) -> list[SucceedingBroker]:
-        return [one for one in succession.hubs() if one.key in known]
+    def _hubs(known: Sequence[str]) -> list[RegisteredBroker]:
+        return [one for one in hub_registry.hubs() if one.key in known]
 
     # ---- one hub
 
-    def _send_ahead(self, broker: SucceedingBroker) -> None:
+    def _send_ahead(self, broker: RegisteredBroker) -> None:
         """Send the clients that are at rest, while all clients are served."""
         sessions = [one for one in broker.sessions.values() if isinstance(one, Session)]
         for at in range(0, len(sessions), AHEAD_AT_ONCE):
             resting = [one for one in sessions[at : at + AHEAD_AT_ONCE] if is_at_rest(one)]
-            batch = [SentAhead(next(self._numbers), one) for one in resting]
+            batch = [PrecopiedClient(next(self._numbers), one) for one in resting]
             self._ahead.update(zip(resting, batch, strict=True))
             clients = [[one.number, one.record, address_of(one.connection)] for one in batch]
             # Duplicates: while `send` waits, a client may be closed and its descriptor be used for another one.
@@ -198,7 +198,7 @@ class HandOver:
                     os.close(fd)
             gevent.sleep(OTHERS_TURN_S)
 
-    def _hand_over_hub(self, broker: SucceedingBroker) -> None:
+    def _hand_over_hub(self, broker: RegisteredBroker) -> None:
         """Freeze a hub, send its state and its clients, and let the new process go on with it."""
         more: Message = {}
         if broker.cluster is not None and self._succeeds:
@@ -266,7 +266,7 @@ class HandOver:
                 hub.broker.open_files()
             except Exception:
                 log.exception("a hub goes on without its files")
-            hub.begin_anew()
+            hub.serve_again()
             if hub.broker.cluster is not None:
                 hub.broker.cluster.stay()
         self._handed_over.clear()
@@ -303,7 +303,7 @@ class HandOver:
             gevent.sleep(LATE_S)
             self._forward_late()
 
-    def _keep_late(self, broker: SucceedingBroker, batch: bytes, tid: int, ptid: int) -> None:
+    def _keep_late(self, broker: RegisteredBroker, batch: bytes, tid: int, ptid: int) -> None:
         """Keep messages that a client which stays here has published."""
         self._late_batches.append((broker, (tid, ptid, batch)))
 

@@ -161,7 +161,7 @@ def generate(kind: bytes, bits: int, curve: bytes) -> bytes:
 
 def request(pem: bytes, name: bytes, words: bytes) -> bytes:
     """See `requests.request`. name, words: packed tables."""
-    wishes = keys.wishes_of(list(text_table(load(words)).values()))
+    wishes = keys.requested_uses(list(text_table(load(words)).values()))
     return keys.request(keys.private(pem), text_table(load(name)), wishes)
 
 

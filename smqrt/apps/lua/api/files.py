@@ -56,7 +56,7 @@ class LuaJob(DiskJob):
             super().reject(error)
 
 
-def with_words(operation: Callable[..., LuaResult]) -> Callable[..., LuaResult]:
+def with_error_words(operation: Callable[..., LuaResult]) -> Callable[..., LuaResult]:
     """`operation` with failures as Lua expects them: nil and an error word."""
 
     @wraps(operation)
@@ -189,11 +189,11 @@ class FileOnDisk:
         if self._is_busy:
             raise ArgumentError(_STUCK)
 
-    @with_words
+    @with_error_words
     def _read(self, size_bytes: int) -> LuaResult:
         return _at_end(self._file.read(size_bytes), size_bytes)
 
-    @with_words
+    @with_error_words
     def _done(self, operation: Callable[..., object], *args: LuaValue) -> LuaResult:
         fault, self._fault = self._fault, None
         operation(*args)
@@ -267,11 +267,11 @@ class SpecialFile:
     seek_here = seek
     flush_here = flush
 
-    @with_words
+    @with_error_words
     def _read(self, size_bytes: int) -> LuaResult:
         return _at_end(self._file.read(size_bytes), size_bytes)
 
-    @with_words
+    @with_error_words
     def _read_all(self, _size_bytes: int) -> LuaResult:
         pieces, count = [], 0
         while data := self._file.read():
@@ -281,7 +281,7 @@ class SpecialFile:
                 raise IoError("mem", "more than a string may be")
         return b"".join(pieces) or None
 
-    @with_words
+    @with_error_words
     def _write(self, data: bytes) -> LuaResult:
         self._file.write(data)
         return True
@@ -293,7 +293,7 @@ class FileInMemory:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    @with_words
+    @with_error_words
     def read_now(self, size_bytes: int) -> LuaResult:
         return _at_end(self._file.read(size_bytes), size_bytes)
 
@@ -377,7 +377,7 @@ class FilesBinding:
         """Run an operation in a thread; see `_run` for the arguments. Parks."""
         io, path = self.io(handle), from_utf8(name)
         place = io.place(path)
-        job = LuaJob(with_words(disks.doing(place, self._run)), operation, io, path, more)
+        job = LuaJob(with_error_words(disks.doing(place, self._run)), operation, io, path, more)
         if operation == b"open":
             # The activity may have ended before the file was open; failures are tuples.
             job.discard = lambda result: self.drop(result) if isinstance(result, int) else None
@@ -436,7 +436,7 @@ class FilesBinding:
 
     def list_more(self, number: int) -> LuaResult:
         place, entries = self._listings.pop(number)
-        return disks.threads(place).submit(LuaJob(with_words(self._portion), number, place, entries))
+        return disks.threads(place).submit(LuaJob(with_error_words(self._portion), number, place, entries))
 
     def list_more_here(self, number: int) -> LuaResult:
         return self._portion(number, *self._listings.pop(number))
@@ -536,8 +536,8 @@ _PARKING = "perform list_more read write seek flush close"
 def install(vm: Vm, services: Services) -> FilesBinding:
     """Give Lua the io objects of the server and `ba.pipe`; return the table of their handles."""
     binding = FilesBinding(services)
-    functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_words)
-    vm.namespace("ba.files", functions, parking=methods(binding, _PARKING, with_words))
+    functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_error_words)
+    vm.namespace("ba.files", functions, parking=methods(binding, _PARKING, with_error_words))
 
     def end_with_app(number: int, application: int | None) -> None:
         """Close the file `number` when its application ends."""
@@ -545,6 +545,6 @@ def install(vm: Vm, services: Services) -> FilesBinding:
         if scope is not None:
             scope.add(binding.file(number))
 
-    pipe_functions = {"make": with_words(make_pipe), "check": with_words(check_pipe)}
+    pipe_functions = {"make": with_error_words(make_pipe), "check": with_error_words(check_pipe)}
     vm.namespace("ba.pipes", {"end_with_app": end_with_app}, pipe_functions)
     return binding

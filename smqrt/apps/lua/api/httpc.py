@@ -23,7 +23,7 @@ from smqrt.apps.lua.bridge import (
     methods,
     options_of,
     utf8,
-    with_words,
+    with_error_words,
 )
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
@@ -243,6 +243,6 @@ def install(vm: Vm, services: Services) -> None:
     """Give Lua `httpc`."""
     binding = HttpClientBinding(services, vm.hold_collector)
     functions = methods(binding, _PLAIN)
-    functions |= methods(binding, _FALLIBLE, with_words)
+    functions |= methods(binding, _FALLIBLE, with_error_words)
     functions |= {"parsequery": parsequery, "form": form}
-    vm.namespace("httpc", functions, methods(binding, _BLOCKING, with_words))
+    vm.namespace("httpc", functions, methods(binding, _BLOCKING, with_error_words))

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar, cast
 
 from gevent import get_hub, monkey
 
-from smqrt.apps.lua.api.files import FilesBinding, with_words
+from smqrt.apps.lua.api.files import FilesBinding, with_error_words
 from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, from_utf8, utf8
 from smqrt.apps.lua.vm import Vm
 from smqrt.http.disk import ZipIo
@@ -300,7 +300,7 @@ class LuaIoBinding:
             close_with_app(callbacks)
         return self._files.handle_of(LuaIo(callbacks))
 
-    @with_words
+    @with_error_words
     def archive(self, handle: int, name: bytes, data: bytes) -> LuaResult:
         """Make an io of the ZIP file with this content, in the io with this handle."""
         archive = _archive(f"lua:/{from_utf8(name)}", data)

@@ -19,7 +19,7 @@ from gevent import get_hub
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.sockets import SocketBinding
-from smqrt.apps.lua.bridge import Function, LuaResult, Table, fail, from_utf8, methods, with_words
+from smqrt.apps.lua.bridge import Function, LuaResult, Table, fail, from_utf8, methods, with_error_words
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
@@ -283,8 +283,8 @@ def install_log(vm: Vm) -> Callable[[], None]:
 def install(vm: Vm, services: Services) -> None:
     """Give Lua the globals `socket` (with `socket.mail`) and `mime`, and the modules behind them."""
     binding = LuaSocketBinding(services.sockets)
-    direct = methods(binding, "attempt set_linger option", with_words)
-    blocking = methods(binding, "shutdown", with_words)
+    direct = methods(binding, "attempt set_linger option", with_error_words)
+    blocking = methods(binding, "shutdown", with_error_words)
     vm.namespace("ba.luasocket.waiting", direct, blocking)
     for part in ("inbox", "tcp", "udp"):
         vm.namespace(f"ba.luasocket.{part}", {})
@@ -293,4 +293,4 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("socket", facts, names, parking={"await_any": binding.await_any})
     vm.namespace("mime", {})
     mail = MailBinding(services)
-    vm.namespace("socket.mail", {"max_bytes": lambda: MAX_MAIL_BYTES}, {"send": with_words(mail.send)})
+    vm.namespace("socket.mail", {"max_bytes": lambda: MAX_MAIL_BYTES}, {"send": with_error_words(mail.send)})

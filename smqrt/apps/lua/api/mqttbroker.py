@@ -14,7 +14,13 @@ from smqrt.apps.lua.bridge import LuaResult, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.auth.identity import Action, Identity
-from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials, of_server
+from smqrt.auth.service import (
+    IdentityService,
+    LoginFailure,
+    LoginRefused,
+    PresentedCredentials,
+    server_identity_service,
+)
 from smqrt.errors import ArgumentError, MqttError
 from smqrt.smq.handshake import TOKEN
 from smqrt.wire.mqtt.fields import NAMES, PacketType, cut_property, pack_properties, unpack_properties
@@ -153,10 +159,10 @@ class MqttIdentities:
 
     def fault_of_server(self) -> bytes | None:
         """Why the server can't tell who clients are."""
-        return None if of_server() is not None else _NO_USERS.encode()
+        return None if server_identity_service() is not None else _NO_USERS.encode()
 
     def _service(self) -> IdentityService:
-        service = of_server()
+        service = server_identity_service()
         if service is None:
             raise ArgumentError(_NO_USERS)
         if service is not self._followed:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from gevent import sleep
 
 from smqrt.apps.lua.api.files import LuaJob
-from smqrt.apps.lua.bridge import Function, LuaResult, LuaValues, fail, from_utf8, load, methods, with_words
+from smqrt.apps.lua.bridge import Function, LuaResult, LuaValues, fail, from_utf8, load, methods, with_error_words
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.child_processes.processes import (
@@ -353,6 +353,6 @@ def _command(words: bytes, options: bytes, apart: bool) -> PtyCommand:
 def install_processes(vm: Vm, services: Services) -> None:
     """Give Lua `ba.forkpty`."""
     binding = services.processes = ProcessBinding(vm, services)
-    direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_words)
-    blocking = methods(binding, "fork write close_and_wait terminate", with_words)
+    direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_error_words)
+    blocking = methods(binding, "fork write close_and_wait terminate", with_error_words)
     vm.namespace("ba.forkpty", direct, blocking, parking={"read": binding.read})

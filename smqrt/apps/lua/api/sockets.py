@@ -11,7 +11,7 @@ import itertools
 import json
 from ipaddress import ip_address
 
-from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_words
+from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_error_words
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.socket_handles import (
     AGAIN,
@@ -510,7 +510,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
     services.sockets = binding = SocketBinding(services)
 
     def functions(names: str) -> dict[str, Function]:
-        return methods(binding, names, with_words)
+        return methods(binding, names, with_error_words)
 
     def take_request(exchange: int, raw: bool, subprotocol: bytes | None, written: bytes | None) -> LuaResult:
         if services.exchanges is None:
