@@ -171,7 +171,7 @@ def test_documented_methods_of_a_clients_socket(make_site: Callable[..., Site], 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("nonsense", True), "unknown option 'nonsense'; there are keepalive, "),
+        (("nonsense", True), "unknown option 'nonsense'; use one of keepalive, "),
         (("keepalive", 1), "'keepalive' takes true or false"),
         (("keepalive", True, 0), "'keepalive' takes seconds, 1 to 32767, not 0"),
     ],

@@ -605,7 +605,7 @@ class Pressure:
     Attributes:
         topics: by topic key, the outboxes that are full. Publishers look here for each batch.
         told: called with true when the first local client is full for a topic, with false when the last one is not.
-        lasts_s: how long publishers wait for one client at a stretch.
+        max_wait_s: how long publishers wait for one client at a stretch.
     """
 
     max_wait_s = 10.0

@@ -147,8 +147,8 @@ def test_several_journals_in_one_process(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_opened_later_is_announced(serve: Serve, tmp_path: Path) -> None:
-    late = "import gevent\nfrom smqrt import hub\nfrom smqrt.process import current_application\n"
-    late += "where = str(current_application.base_folder() / 'kept')\n"
+    late = "import gevent\nfrom smqrt import hub\nfrom smqrt.process import current_process\n"
+    late += "where = str(current_process.base_folder() / 'kept')\n"
     late += "gevent.spawn_later(0.5, lambda: app.update(smq=hub.create(journal={'path': where, 'name': 'late'})))\n"
     app = application(tmp_path / "app", preload_py=late)
     serve(app)

@@ -122,7 +122,7 @@ def test_a_slow_client_elsewhere_holds_no_publisher_for_ever(nodes: Nodes, monke
 @pytest.mark.parametrize("end", ["silent", "cut", "gone"])
 def test_a_dead_node_holds_no_publisher_for_ever(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     here, there = nodes.join(slow="wait")
-    monkeypatch.setattr(Pressure, "lasts_s", 0.5)
+    monkeypatch.setattr(Pressure, "max_wait_s", 0.5)
     lazy, publisher, reader = stalled(there, b"lazy-1"), here.device(b"publisher"), here.device(b"reader")
     wait_until(lambda: nodes.wanted(b"news"), "interest")
     tid = reader.subscribe(b"news")

@@ -12,14 +12,14 @@ from tests.lua.app_server import AppServer
 
 PYTHON = """
 import gevent
-from smqrt.process import current_application
-seen = [current_application.base_folder()]
+from smqrt.process import current_process
+seen = [current_process.base_folder()]
 gevent.sleep(0.01)
-seen.append(current_application.base_folder())
-other = gevent.spawn(current_application.application_folder).get()
+seen.append(current_process.base_folder())
+other = gevent.spawn(current_process.application_folder).get()
 
 def onunload():
-    open(io.realpath("gone"), "w").write(str(current_application.base_folder()))
+    open(io.realpath("gone"), "w").write(str(current_process.base_folder()))
 """
 LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
 
@@ -36,7 +36,7 @@ def noted(server: AppServer) -> list[Path | None]:
 def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     probe: list[object] = []
     monkeypatch.setattr(current_process, "probe", probe, raising=False)
-    application = server.app({".preload.py": PYTHON + "current_application.probe += [*seen, other]"}, "py")
+    application = server.app({".preload.py": PYTHON + "current_process.probe += [*seen, other]"}, "py")
     assert application.error is None
     assert probe == [tmp_path / "py", tmp_path / "py", None]
     application.unload()

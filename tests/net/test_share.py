@@ -210,7 +210,7 @@ def test_a_message_of_endless_fragments_closes_with_1008(site: Site, payload: by
 def test_many_clients_that_end_when_the_turn_is_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """They end in the next turn, and are not received from again and again."""
     devices = [site.device(b"uid-%04d" % number) for number in range(20)]
-    monkeypatch.setattr(data_path, "share_ends_s", lambda: 0.0)
+    monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)
     for device in devices:
         device.close()
     with bounded():

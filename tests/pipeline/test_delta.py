@@ -168,7 +168,7 @@ def test_an_end_between_the_files_and_the_commit(app: LakeApplication, monkeypat
 
     app.numbers(*range(6))
     with monkeypatch.context() as ended:
-        ended.setattr(delta.process, "crash_at", end)
+        ended.setattr(delta.status, "crash_at", end)
         assert app.run() == 1
     assert "before_commit" in app.told[-1]
     assert deltalake.DeltaTable(app.place).version() == 0

@@ -24,14 +24,14 @@ def test_a_claim_holds_until_it_is_released(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ended_runs_nothing(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from smqrt.pipeline import process; process.claim(Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path; from smqrt.pipeline import status; status.claim(Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "pid").exists()
     assert status.running(tmp_path) is None
 
 
 def test_a_process_that_only_waits_for_its_parent_runs_nothing(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from smqrt.pipeline import process; process.claim(Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path; from smqrt.pipeline import status; status.claim(Path({str(tmp_path)!r}))"
     child = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert status.running(tmp_path) is None
