@@ -196,7 +196,7 @@ QUICK = {"reconnect_s": 0.01, "longest_reconnect_s": 0.01, "connect_timeout_s": 
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "unknown operation"),
         (b"INFO {}\r\nMSG a 1 0\r\n\r\n", "before a subscription"),
-        (b"INFO []\r\n", "no JSON object"),
+        (b"INFO []\r\n", "not a JSON object"),
         (b"INFO " + b"x" * 100_000, "a line of more than"),
         (b"", "did not accept within 0.3 s"),
         (INFO, "socketclosed"),
