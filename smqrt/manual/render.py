@@ -5,6 +5,7 @@ Importing this module takes as long as rendering ten pages, so importers do it w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -108,6 +109,10 @@ def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
     )
 
 
+_GENERATED_MARK = re.compile(r"^<!-- (?:\w+: made by scripts/fix|end of \w+) -->\n", re.MULTILINE)
+"""The comments around tables that `scripts/fix` writes. Raw HTML is shown as text, so they are removed before."""
+
+
 def to_html(text: str, suffix: str = "") -> str:
     """Return the HTML of a page in Markdown (CommonMark with tables).
 
@@ -118,7 +123,7 @@ def to_html(text: str, suffix: str = "") -> str:
         suffix: replaces ".md" in links to pages.
     """
     markdown = MarkdownIt("commonmark", {"html": False, "highlight": _highlighted}).enable("table")
-    tokens = markdown.parse(text)
+    tokens = markdown.parse(_GENERATED_MARK.sub("", text))
     slugs, headings = Slugs(), list[tuple[int, str, str]]()
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and following is not None:

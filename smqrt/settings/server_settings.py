@@ -724,16 +724,24 @@ def limits_manual() -> str:
     counters: dict[str, list[Limit]] = {}
     for limit in registered():
         counters.setdefault(limit.setting, []).append(limit)
-    lines = ["| setting | default | unit | meaning, and effect when reached | counter |", "|---|---|---|---|---|"]
+    lines = ["| setting | default | meaning, and effect when reached | counter |", "|---|---|---|---|"]
     for setting in table():
         found = counters.pop(setting.name, [])
         if not found and setting.path[0] != "limits":
             continue
-        unit = next((unit for end, unit in _UNITS if setting.name.endswith(end)), "")
         names = ", ".join(f"`{limit.name}`" for limit in found)
-        default = shown_default(setting.field) or "none"
-        lines.append(f"| `{setting.name}` | {default} | {unit} | {setting.help} | {names} |")
+        lines.append(f"| `{setting.name}` | {_default_with_unit(setting)} | {setting.help} | {names} |")
     for limit in (limit for found in counters.values() for limit in found):
         setting_text = limit.setting and f"`{limit.setting}`"
-        lines.append(f"| {setting_text} | fixed |  | {limit.rule[:1].upper()}{limit.rule[1:]}. | `{limit.name}` |")
+        lines.append(f"| {setting_text} | fixed | {limit.rule[:1].upper()}{limit.rule[1:]}. | `{limit.name}` |")
     return "\n".join(lines) + "\n"
+
+
+def _default_with_unit(setting: Setting) -> str:
+    default = setting.field.default
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return shown_default(setting.field).strip("`") or "none"
+    unit = next((unit for end, unit in _UNITS if setting.name.endswith(end)), "")
+    if unit == "bytes" and default % (1 << 20) == 0:
+        return f"{int(default) >> 20} MiB"
+    return f"{default:,g} {unit}".rstrip() if isinstance(default, float) else f"{default:,} {unit}".rstrip()

@@ -162,3 +162,10 @@ def test_the_script_takes_a_folder_from_where_it_is_called(tmp_path: Path) -> No
         ["bash", "-c", shown, "docs", "site"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert answer.stdout.split() == ["-m", "smqrt.manual.site", str(tmp_path / "site")]
+
+
+def test_marks_of_generated_tables_are_not_shown() -> None:
+    page = "# A\n\n<!-- settings: made by scripts/fix -->\n| a |\n|---|\n| b |\n<!-- end of settings -->\n"
+    assert "<!--" not in (html := to_html(page))
+    assert "scripts/fix" not in html
+    assert "<td>b</td>" in html
