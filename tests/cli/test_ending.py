@@ -74,7 +74,7 @@ def test_a_server_ends_in_order(serve: Serve, tmp_path: Path) -> None:
     assert b" 200 " in get(kept), "in the delay all goes on as before"
     assert health("--url", admin).exit_code == 0
     unready = health("--ready", "--url", admin)
-    assert (unready.exit_code, "ending" in unready.output) == (1, True)
+    assert (unready.exit_code, "shutting down" in unready.output) == (1, True)
     late = socket.create_connection(("127.0.0.1", served.port), 5)
     assert b" 200 " in get(late)
     for client in clients:
