@@ -1,4 +1,4 @@
-"""Packets between the nodes of a cluster.
+"""Packets between cluster nodes: link handshake, channels and hub packets.
 
 They have the framing of raw sockets: `u16 length`, which includes itself, `u8 type`, body. Publish frames like those of
 clients are between them, so that the same kernels split the stream. All integers are big-endian.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 
-# ---- Packets of a link between two nodes: handshake, channels and keep-alive.
+# ---- Packets of a link: handshake, channels and keep-alive
 #
 #     connecting node   accepting node
 #        ── Hello ───────▶

@@ -1,4 +1,4 @@
-"""Lua runtime of a server: Lua 5.4 or 5.5, safe under gevent.
+"""Lua runtime of a server, and activities that may block.
 
 Lua functions and tables never cross to Python: a table in Lua holds them, and Python refers to them by integers. Only
 None, bool, int, float and bytes cross from Python to Lua. See decisions 0003 and 0040.
@@ -31,7 +31,7 @@ from smqrt.loop import greenlets
 from smqrt.loop.greenlets import ErrorLimit
 from smqrt.loop.scheduling import Share, TimedDeferred, share
 
-# ---- Activities: Lua functions that run in pooled coroutines and may block (help: cosockets).
+# ---- Activities
 #
 # An activity starts inline. As long as it does not block, it costs about a microsecond and no greenlet. To block, it
 # yields an `Op`: the Lua frames leave the C stack, and the result of the op resumes the activity.
