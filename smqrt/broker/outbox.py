@@ -2,7 +2,7 @@
 
 A queue of batches is flushed once per turn of the event loop. While the transport takes everything, the queue is empty
 at the end of each turn. When it does not, the queue grows up to `budget_bytes`. Beyond that, whole messages are
-dropped, newest first, for this subscriber only, and counted. `slow.py` has the other policies.
+dropped, newest first, for this subscriber only, and counted. The slow-consumer policies below do otherwise.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def _flush_backlog(clock: Callable[[], float]) -> None:
 
 # ---- Slow-consumer policies
 #
-# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself (see `outbox.py`). For the
+# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself. For the
 # other policies a client that does not read gets a `Backlog`, which records where in the queue droppable messages
 # are. A dropped entry becomes an empty one, so that the positions of others do not change; many empty entries are
 # removed together. `Pressure` implements `WAIT`.

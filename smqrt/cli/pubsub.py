@@ -358,7 +358,7 @@ def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, su
     return json_line(fields | payload_fields(data))
 
 
-# ---- MQTT
+# ---- MQTT clients
 
 
 def is_mqtt(url: str) -> bool:

@@ -26,8 +26,8 @@ from smqrt.loop.threads import DiskThreads
 
 # ---- Local disks
 #
-# All other file
-# systems (network, FUSE) may block for long, so threads use them.
+# The loop itself may stat and open files on a file system of this machine's kernel. All other file systems (network,
+# FUSE) may block for long, so threads use them.
 
 _LOCAL = """
 aufs bcachefs btrfs devtmpfs erofs exfat ext2 ext3 ext4 f2fs iso9660 jfs nilfs2 ntfs3 overlay ramfs rootfs squashfs

@@ -6,7 +6,7 @@
     GET                          the page
 
 Lines for slow viewers are bounded and dropped; logging never waits for a viewer. A server with several workers has one
-trace and one viewer, see `smqrt.http.tracelogger`.
+trace and one viewer: see the part about several workers.
 """
 
 from __future__ import annotations

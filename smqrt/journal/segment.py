@@ -30,8 +30,8 @@ from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, writ
 # not be used again: readers would take the new rows for rows they have read. Therefore numbers are reserved in
 # advance, many at once, and the disk has the reservation before the first of them is used:
 #
-# wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one "gaps": [[E, N], …]: no row has,
-# or had, a number from E up to but not including N
+#     wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one
+#                                  "gaps": [[E, N], …]: no row has, or had, a number from E up to but not including N
 #
 # On an orderly shutdown a hub writes the number of its next row. After a crash the reservation is still there, and
 # the next hub continues after it, with a multiple of `STEP`. This distinguishes a gap in the numbers from missing

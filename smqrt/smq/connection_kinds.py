@@ -261,7 +261,7 @@ class TlsWsConnection(OverTls, WsConnection):
 # ---- Connections with slow-consumer policies
 #
 # Their queue is a `Backlog` while the client does not read. The policies themselves are in `broker/outbox.py`.
-# Connections of other hubs use the classes of `connection.py` and `connection_kinds.py`.
+# Connections of other hubs use the classes of `connection.py` and those above.
 
 
 class _Policed(RawConnection):

@@ -26,8 +26,6 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ◀── Node ───────▶      node numbers, until they differ
 #        ◀── Open ───────▶      for each hub: then the packets of `cluster_packets`, and messages
 #                               for each channel of applications: then messages, and Handled
-#
-# Packets are framed as in `cluster_packets`. All integers are big-endian.
 
 OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"

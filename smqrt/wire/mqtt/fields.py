@@ -473,7 +473,6 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
 
 # ---- Topic names and topic filters (MQTT 5 §4.7)
 
-_MAX_BYTES = 0xFFFF
 Value = TypeVar("Value")
 
 OnPub = Callable[[str, bytes, Props, int], object]
@@ -526,8 +525,8 @@ def _checked_text(topic: object) -> str:
         size = len(topic.encode())
     except UnicodeEncodeError:
         raise ArgumentError(f"topic {topic!r} must be UTF-8") from None
-    if not 0 < size <= _MAX_BYTES or "\0" in topic:
-        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {_MAX_BYTES} bytes and no NUL")
+    if not 0 < size <= MAX_TEXT_BYTES or "\0" in topic:
+        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {MAX_TEXT_BYTES} bytes and no NUL")
     return topic
 
 

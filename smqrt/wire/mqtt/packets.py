@@ -1,6 +1,6 @@
 """MQTT packets as tuples, their encoding and strict decoding.
 
-Sections and statements, here and in `smqrt.wire.mqtt.packets`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
+Sections and statements, here and in `smqrt.wire.mqtt.fields`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
 """
 
 from __future__ import annotations
