@@ -1,4 +1,4 @@
-"""Certificate orders at an ACME authority, by certbot's library `acme`.
+"""Certificate orders at an ACME authority, and automatic renewal.
 
 directory → account → order → a challenge for each name: publish the answers, let the authority verify them
           → certificate signing request → certificate with its chain
@@ -317,7 +317,7 @@ def _challenge(authorization: messages.AuthorizationResource, kind: str) -> tupl
     )
 
 
-# ---- Background service that orders and renews a server's certificate.
+# ---- Background service for orders and renewals
 #
 # One process of the server orders, in a thread. Every process answers challenges and reads the new files.
 

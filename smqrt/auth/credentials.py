@@ -1,4 +1,4 @@
-"""Logins with JSON Web Tokens (RFC 7519, RFC 8725)."""
+"""Logins with JSON Web Tokens and with client certificates."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _groups(value: object) -> tuple[str, ...]:
     return tuple(names)[:MAX_GROUPS]
 
 
-# ---- the settings
+# ---- Settings of tokens
 
 
 def accepts_tokens(settings: AuthSettings) -> bool:
@@ -267,7 +267,7 @@ def load_keys(settings: AuthSettings) -> list[VerifyKey]:
     return found
 
 
-# ---- Logins with client certificates: user name by a template, and revocation.
+# ---- Client certificates: user name by a template, and revocation
 
 _FIELD = re.compile(r"\{(\w*)\}")
 _SUBJECT = {

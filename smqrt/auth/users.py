@@ -1,4 +1,4 @@
-"""Users file: a line for each user, with password hash and groups.
+"""Users file and password checks.
 
 name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
 """
@@ -116,7 +116,7 @@ def check_hash(name: str, password_hash: str) -> Parameters:
     return found
 
 
-# ---- the file
+# ---- Users file
 
 
 def load(path: Path) -> dict[str, User]:
@@ -213,7 +213,7 @@ def with_groups(user: User, groups: Iterable[str]) -> User:
 Users = Mapping[str, User]
 
 
-# ---- Password checks with argon2id, in a few threads beside the event loop.
+# ---- Password checks with argon2id, in threads
 
 MAX_PARALLEL = 2
 """A hash takes 64 MiB and, with four lanes, up to four cores for about 50 ms."""

@@ -1,4 +1,4 @@
-"""Permissions of clients: checked at each request, and again when rules change.
+"""Permissions and publish limits of clients.
 
 A permission is checked when a client subscribes, observes or creates, and when a route is resolved, never for each
 message. A client without an identity has all permissions, and callers do not ask for it.
@@ -162,7 +162,7 @@ def disconnect_expired(clients: Collection[Client], now_s: float) -> Iterator[No
             yield
 
 
-# ---- Publish limits of one client: message size, messages and bytes per second.
+# ---- Publish limits: message size, messages and bytes per second
 #
 # Without such limits a client has no meter, and its routes do not change. With limits, the outermost route of a
 # client is a `MeteredRoute`. It charges a whole batch to token buckets at once, so the cost per message is small.

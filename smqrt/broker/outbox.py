@@ -1,8 +1,8 @@
-"""Per-client send queue.
+"""Per-client send queue and the policies for slow consumers.
 
 A queue of batches is flushed once per turn of the event loop. While the transport takes everything, the queue is empty
 at the end of each turn. When it does not, the queue grows up to `budget_bytes`. Beyond that, whole messages are
-dropped, newest first, for this subscriber only, and counted. `slow.py` has the other policies.
+dropped, newest first, for this subscriber only, and counted. The slow-consumer policies below do otherwise.
 """
 
 from __future__ import annotations
@@ -338,9 +338,9 @@ def _flush_backlog(clock: Callable[[], float]) -> None:
             return
 
 
-# ---- Slow-consumer policies: what is dropped when a client's queue is full.
+# ---- Slow-consumer policies
 #
-# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself (see `outbox.py`). For the
+# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself. For the
 # other policies a client that does not read gets a `Backlog`, which records where in the queue droppable messages
 # are. A dropped entry becomes an empty one, so that the positions of others do not change; many empty entries are
 # removed together. `Pressure` implements `WAIT`.
@@ -589,7 +589,7 @@ def _pieces(batch: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes:
     return tuple(pieces)
 
 
-# ---- backpressure
+# ---- Backpressure
 
 
 class WaitingPublisher(Protocol):

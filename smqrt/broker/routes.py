@@ -1,4 +1,4 @@
-"""Routes through hooks, journal and backpressure, and how they are resolved.
+"""Routes through traces, hooks, journal and backpressure, and their resolution.
 
 When no hook is set and nothing is recorded, a client's route cache holds the topic itself, so unused features cost the
 data path nothing. Otherwise routes are nested, the outermost first:
@@ -22,7 +22,7 @@ from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type, count_frames
 
-# ---- Traces of one client or one topic, for an operator.
+# ---- Traces of a client or a topic
 #
 # Without traces a broker's routes do not change. With traces, the routes that concern them go through a `TracedRoute`.
 # A trace holds a bounded number of events, and counts those that its reader missed.

@@ -1,4 +1,4 @@
-"""Session of one client at the broker.
+"""Sessions of clients at the broker, and their records for migration.
 
     WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
        └────────bad Connect, timeout───────┴──refused──────────────────────┘
@@ -454,7 +454,7 @@ class DiscardingQueue(list[bytes]):
         self._stats.drop(Drop.CLOSED, self._outbox.fitting(batch, 0)[1])
 
 
-# ---- Records of a broker's state, and restoring them at another broker.
+# ---- Records of broker state
 #
 # A record is a dictionary of numbers, texts, bytes and lists, so that it can be sent to another process. Migration of
 # sessions and hot restarts use them.
@@ -468,7 +468,7 @@ class EtidTaken(ValueError):
     """A session cannot be restored here, because its ETID or uid is in use."""
 
 
-# ---- names
+# ---- Records of names
 
 
 def names_of(broker: Broker) -> Record:
@@ -486,7 +486,7 @@ def adopt_names(broker: Broker, names: Record) -> list[bytes]:
     return renumbered + [name for number, name in names["subtopics"] if broker.subtopic_table.renumber(name, number)]
 
 
-# ---- counters
+# ---- Records of counters
 
 
 def counters_of(broker: Broker) -> Record:
@@ -513,7 +513,7 @@ def add_counters(broker: Broker, counters: Record) -> None:
         stats.refused[limit] += counters["refused"].get(limit.name, 0)
 
 
-# ---- last values
+# ---- Records of last values
 
 
 def values_of(broker: Broker) -> Iterator[Record]:
@@ -561,7 +561,7 @@ def send_restored_values(broker: Broker, greeted: set[int]) -> None:
             broker.send_last_values(topic, broker.server)
 
 
-# ---- clients
+# ---- Records of clients
 
 
 def client_record(session: Session) -> Record:

@@ -1,4 +1,4 @@
-"""Child processes on a pseudo terminal (spec: bas-api §7, §17: forkpty).
+"""Child processes: pseudo terminals and shell commands (spec: bas-api §7, §17).
 
 `posix_spawn` starts the child: no Python code runs between fork and exec, where locks of other threads would stay
 locked. The loop watches the terminal and the process. The child leads its own session and process group and inherits
@@ -449,7 +449,7 @@ def _set_mode(fd: int, stty: Sequence[str] | None) -> None:
     termios.tcsetattr(fd, termios.TCSANOW, mode)
 
 
-# ---- Shell commands as child processes, like `popen` and `system` of C.
+# ---- Shell commands, like `popen` and `system` of C
 #
 # `posix_spawn` starts the child (decision 0019): no Python code runs between fork and exec. The child leads its own
 # session and process group. It inherits standard output and standard error, but no other descriptor of the server. Its

@@ -1,4 +1,4 @@
-"""`smqrt servers`, `top`, `peers`, `topics` and `trace`: client commands of the admin listener.
+"""Client commands of the admin listener, and the health check.
 
 On a terminal `top` redraws a page; piped, it prints lines. With `--json` every command prints JSON lines.
 """
@@ -387,7 +387,7 @@ def dashboard() -> None:
     click.echo(resources.files("smqrt.operations").joinpath("grafana.json").read_text("utf-8"), nl=False)
 
 
-# ---- top
+# ---- `smqrt top`
 
 
 @click.command(cls=InterruptibleCommand)
@@ -465,7 +465,7 @@ class _Top:
         return Group(*parts, Text(), table(_HUB_COLUMNS, rows), Text("Stop with Ctrl-C.", "dim"))
 
 
-# ---- `smqrt cluster`: status, drain and capacity planning of clusters.
+# ---- `smqrt cluster`
 
 _LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
 _PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")
@@ -624,7 +624,7 @@ def _missing_links(row: dict[str, Any]) -> list[dict[str, Any]]:
     return missing
 
 
-# ---- `smqrt health`: check for containers and scripts whether a server is running.
+# ---- `smqrt health`
 
 DEFAULT_PORT = 9356
 _SHOWN_BYTES = 300

@@ -1,4 +1,4 @@
-"""`smqrt pub`, `smqrt sub` and `smqrt request`: clients of SMQ and MQTT brokers."""
+"""`smqrt pub`, `sub`, `request` and `bench`: clients of SMQ and MQTT brokers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _mqtt_options(command: _Command) -> _Command:
     return qos(version(command))
 
 
-# ---- pub
+# ---- `smqrt pub`
 
 
 @click.command()
@@ -189,7 +189,7 @@ def _lines_of_stdin() -> Iterator[bytes]:
         yield rest
 
 
-# ---- request
+# ---- `smqrt request`
 
 
 @click.command()
@@ -239,7 +239,7 @@ def request(
         write_line(_as_json(client, topic, *reply) if as_json else _as_text(topic, reply[0], raw, verbose=False))
 
 
-# ---- sub
+# ---- `smqrt sub`
 
 
 @click.command()
@@ -358,7 +358,7 @@ def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, su
     return json_line(fields | payload_fields(data))
 
 
-# ---- MQTT
+# ---- MQTT clients
 
 
 def is_mqtt(url: str) -> bool:
@@ -472,7 +472,7 @@ def _mqtt_failure(end: MqttCloseReason | None) -> Failure:
     return RejectedByBroker(str(end)) if end.code == "connect" else Failure(str(end))
 
 
-# ---- `smqrt bench`: short load tests of a running broker.
+# ---- `smqrt bench`
 #
 # Publisher and subscribers share one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are
 # unreceived at any time, so that a loss is the broker's and not an overrun of this process.

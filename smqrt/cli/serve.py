@@ -1,4 +1,4 @@
-"""`smqrt serve`: application discovery and server start.
+"""`smqrt serve` and `smqrt demo`: application discovery and server start.
 
 A folder or ZIP file with `.preload`, `index.*` or `*.lsp` at its top is one application. In any other folder, each
 sub-folder is an application, mounted under its name.
@@ -446,7 +446,7 @@ def _is_application(folder: _Folder) -> bool:
     return any(name in marks or name.startswith("index.") or name.endswith(".lsp") for name in names)
 
 
-# ---- `smqrt demo`: a server for a copy of the demonstration applications.
+# ---- `smqrt demo`
 
 _COPY = "_SMQRT_DEMO"
 """Environment variable with the folder of the copy, for the workers of the server."""

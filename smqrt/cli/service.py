@@ -1,4 +1,4 @@
-"""`smqrt restart`: hot restart of a running server."""
+"""`smqrt restart` and `smqrt systemd-unit`: service management."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def workers_of(pid: int) -> list[int]:
         return []
 
 
-# ---- `smqrt systemd-unit`: systemd units, a sandboxed service and its sockets.
+# ---- `smqrt systemd-unit`
 
 _FILES = {
     "cert", "key", "client_ca", "client_crl", "users", "acl", "jwt_key", "jwt_secret", "ca", "credentials"

@@ -1,4 +1,4 @@
-"""Node events for a hub's application: `onnode(node, event, why)`."""
+"""Node events, lost nodes, and migration of hubs to other processes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _identities(node: RemoteNode) -> tuple[object, object, object]:
     return node.send_queue.node_id, node.send_queue.process, node.send_queue.place
 
 
-# ---- Lost nodes that may return, and the messages that they miss.
+# ---- Lost nodes
 #
 # Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
 # for all queries, and nothing is queued for it.
@@ -250,7 +250,7 @@ class AbsentNodes:
         return not is_taken
 
 
-# ---- Migration of hubs to other processes: no message is lost, duplicated or reordered.
+# ---- Migration of hubs
 #
 #     the other node                 the old process            the new process
 #         ◀──────────── PAUSE ────────────┘                     is a node, and wants nothing yet

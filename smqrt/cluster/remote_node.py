@@ -1,4 +1,4 @@
-"""Another node of a cluster, as one hub sees it: its state, its clients, and routes of its messages."""
+"""Another node of a cluster, as one hub sees it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Announced, Key, LinkType, rewritten
 from smqrt.wire.smq import server_of
 
-# ---- Send queue to another node, and the routes that forward messages to it.
+# ---- Send queue to another node, and forwarding routes
 
 
 class NodeSendQueue(Outbox):

@@ -1,4 +1,4 @@
-"""Routes of messages from this hub to other nodes."""
+"""Routes of messages to other nodes, backpressure and remote clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Announced, Key, LinkType
 from smqrt.wire.smq import TOPIC_BIT, node_of, server_of
 
-# ---- Backpressure in a cluster: publishers wait for full links, and for clients of other nodes.
+# ---- Backpressure
 
 TIMER_TOLERANCE_S = 0.1
 """A timer of the event loop may fire before the clock shows its time."""
@@ -166,7 +166,7 @@ def paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
         yield
 
 
-# ---- Clients of other nodes, and the clients of this hub as other nodes see them.
+# ---- Remote clients
 
 MAX_SORTED = 16
 """Clients of one uid that are sorted by age. At most one for each node exists, and soon only the newest."""

@@ -1,4 +1,4 @@
-"""Shared state of one hub's membership in a cluster.
+"""Cluster state of one hub: nodes, topics, counts and last values.
 
 The parts of `ClusteredBroker` use it: the other nodes, the names of topics, and the ETIDs that other nodes use.
 """
@@ -18,7 +18,7 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Key, LinkType
 from smqrt.wire.smq import NameNumbers
 
-# ---- Topics that other nodes want.
+# ---- Topics with subscribers at other nodes
 #
 # Nodes exchange no topic names, only the two numbers that every node makes from a name (`smqrt.wire.smq.NameNumbers`).
 # A topic takes one dictionary entry, however many nodes want it: about 120 bytes.
@@ -195,7 +195,7 @@ class ClusterState:
         return (node for node in (*self.remotes, *others) if node.bit & bits)
 
 
-# ---- Numbers of subscribers of a topic at all nodes, for observers.
+# ---- Subscriber counts of all nodes
 
 
 class SubscriberCounts:
@@ -272,7 +272,7 @@ class SubscriberCounts:
             node.send_queue.send(wire.keys_and_numbers(LinkType.COUNT, counts))
 
 
-# ---- Last values of topics, shared between nodes.
+# ---- Last values
 
 # Positions in a frame: u16 length, u8 type, u32 tid, u32 ptid, u32 stid.
 _TID, _PTID, _STID = slice(3, 7), slice(7, 11), slice(11, 15)

@@ -1,4 +1,4 @@
-"""RSA and elliptic curve keys: load, generate, sign, encrypt (spec: bas-api §7).
+"""RSA and elliptic curve keys, and certificate requests (spec: bas-api §7, §10).
 
 A key is given as PEM text (private, public, or in a certificate) or as the numbers of a public key.
 """
@@ -145,7 +145,7 @@ def parameters(key: Key) -> tuple[bytes, bytes]:
     return point.x.to_bytes(key_size_bytes(half)), point.y.to_bytes(key_size_bytes(half))
 
 
-# ---- generating keys
+# ---- Key generation
 
 
 def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP256R1") -> bytes:
@@ -180,7 +180,7 @@ def pem_of(key: PrivateKey) -> bytes:
     )
 
 
-# ---- signatures
+# ---- Signatures
 
 
 def _digested(data: bytes, digest: str | None) -> tuple[bytes, hashes.HashAlgorithm]:
@@ -321,7 +321,7 @@ def decrypt(data: bytes, key: PrivateKey, padded: str = "pkcs1", digest: str | N
         raise CryptoError("failed", "encrypted for another key, or with another padding") from None
 
 
-# ---- Certificate signing requests, and certificates issued for them (spec: bas-api §10).
+# ---- Certificate requests and issued certificates (spec: bas-api §10)
 
 DEFAULT_DAYS = 397  # the longest lifetime that browsers accept
 MAX_NAMES = 100

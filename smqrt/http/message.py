@@ -1,4 +1,4 @@
-"""Requests as handlers see them, and connections detached from HTTP."""
+"""Requests as handlers see them, detached connections and uploads."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ class Request(Head, Posted):
         return self._body
 
 
-# ---- Uploads: request bodies written to files as they arrive, in bounded memory.
+# ---- Uploads, written to files in bounded memory
 
 PIECE_BYTES = 256 << 10
 """Bytes per write by a thread. A call of a thread costs 60 us; each upload has twice this in memory."""

@@ -1,4 +1,4 @@
-"""Open files for the loop and for threads.
+"""File access that does not block the loop.
 
 The loop reads only bytes in the page cache, and collects written bytes. All other operations run in threads.
 """
@@ -22,10 +22,12 @@ from gevent import get_hub
 from smqrt.http.resources import Io, IoError
 from smqrt.loop.threads import DiskThreads
 
-# ---- File operations that may block, called from greenlets through threads.
+# ---- File operations through threads
 
-# ---- Local disks: the loop itself may stat and open files on a file system of this machine's kernel. All other file
-# systems (network, FUSE) may block for long, so threads use them.
+# ---- Local disks
+#
+# The loop itself may stat and open files on a file system of this machine's kernel. All other file systems (network,
+# FUSE) may block for long, so threads use them.
 
 _LOCAL = """
 aufs bcachefs btrfs devtmpfs erofs exfat ext2 ext3 ext4 f2fs iso9660 jfs nilfs2 ntfs3 overlay ramfs rootfs squashfs
@@ -334,7 +336,7 @@ class DiskFile:
             os.close(self._fd)
 
 
-# ---- Files that replace another one when they are complete, for uploads.
+# ---- Replacement files for uploads
 
 PREFIX = ".smqrt-upload-"
 """Prefix of the names of incomplete files, which are hidden in the target's folder."""
@@ -422,7 +424,7 @@ def _try_unlink(path: str) -> None:
         pass
 
 
-# ---- Named pipes, serial lines and other special files: reading and writing blocks a greenlet, not a thread.
+# ---- Special files: named pipes, serial lines
 
 _READ, _WRITE = 1, 2
 _POLL_S = 0.05  # interval of trying to open a pipe for writing: the system has no event for its first reader

@@ -1,4 +1,4 @@
-"""HTTP sessions of browsers, identified by a cookie (spec: bas-api §5, runtime §8)."""
+"""HTTP sessions of browsers, in one or several workers (spec: bas-api §5)."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def cookie_field(session: HttpSession, secure: bool) -> str:
     return f"{COOKIE}={session.id}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if secure else "")
 
 
-# ---- Sessions of requests: found by their cookie, and ended by a timer when they have expired.
+# ---- Sessions of requests: lookup and expiry
 
 EXPIRE_EVERY_S = 5.0
 _SESSION = "session"  # in Request.env
@@ -364,7 +364,7 @@ def _set_cookie(request: SessionRequest, session: HttpSession) -> None:
     request.response.headers.set_cookie(COOKIE, cookie_field(session, request.secure))
 
 
-# ---- HTTP sessions shared by the workers of a server.
+# ---- Sessions shared by workers
 #
 # Each worker has all sessions in memory. The other workers receive the changes of a session before the response is sent
 # (help: workers, decision 0033).

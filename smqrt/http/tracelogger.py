@@ -1,4 +1,4 @@
-"""Trace logger: a directory that sends the server's log to a browser by WebSocket (spec: bas-api §4, §17).
+"""Trace logger: the server's log in a browser (spec: bas-api §4, §17).
 
     GET with X-Requested-With    204: no viewer, 503: there is a viewer
     WebSocket                    binary frames: byte 1 and a greeting, then byte 2 and lines of the trace;
@@ -6,7 +6,7 @@
     GET                          the page
 
 Lines for slow viewers are bounded and dropped; logging never waits for a viewer. A server with several workers has one
-trace and one viewer, see `smqrt.http.tracelogger`.
+trace and one viewer: see the part about several workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from smqrt.transport.stream import Stream
 from smqrt.wire import websocket
 from smqrt.workers.worker_rpc import Message, News, WorkerRpc
 
-# ---- Trace lines in bounded memory, merged from several workers by time.
+# ---- Trace lines, bounded, merged from several workers by time
 
 HOLD_S = 0.2
 """How long a line waits for older lines of other workers."""
@@ -202,7 +202,9 @@ class MergedLines:
             self._timer.start(self._deliver_due)
 
 
-# ---- The trace of a server with several workers. The worker with the viewer requests the lines of the others.
+# ---- Trace of a server with several workers
+#
+# The worker with the viewer requests the lines of the others.
 #
 #     request     {uri, claim, behind: [start, number]}
 #                     the trace logger, the claim of the viewer (the latest one counts), the lines it has already

@@ -1,4 +1,4 @@
-"""Peers: the clients of a hub as its application sees them."""
+"""Peers of a hub, and conversions of application values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smqrt.transport.stream import set_option
 from smqrt.transport.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 
-# ---- Conversions between the values of Python applications and those of a broker.
+# ---- Conversions between application and broker values
 #
 # Each `as_…` function takes the name of the argument, which its error names, and the value.
 

@@ -1,4 +1,4 @@
-"""The hub of the Python API: `create` and `Smq`."""
+"""The hub of the Python API: `create`, `Smq` and its methods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import NOT_SMQ, is_smq
 from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
 
-# ---- The methods of a hub by chapter of its manual: names and numbers, messages (help: hub-api).
+# ---- Methods of a hub (help: hub-api)
 #
 # `Smq` inherits them. It makes the attributes that they use.
 

@@ -1,4 +1,4 @@
-"""Columns of a journal's batches, from recorded frames and from small batches.
+"""Columns and Arrow batches of a journal, from frames and rows.
 
 The recorder collects a stream of Publish frames, exactly as they arrived, with two frames of its own between them. A
 *stamp* sets the time of all frames before it, back to the stamp before. A *toggle* switches flags for the frames after
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ---- Rows to Arrow's IPC stream format and back, without pyarrow.
+# ---- Arrow IPC streams without pyarrow
 #
 # See Arrow columnar format 1.5, "Serialization and IPC". All segments have the same columns, so the metadata of all
 # record batches has the same layout: a template, which `batch_header` fills with numbers. The body has the buffers of
@@ -55,7 +55,7 @@ FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMEN
 _PADDING = [bytes(size) for size in range(8)]
 
 
-# ---- flatbuffers, as far as Arrow's messages need them (flatbuffers.dev, "Internals")
+# ---- Flatbuffers, as far as Arrow needs them (flatbuffers.dev, "Internals")
 #
 # A table is a vtable, which has the position of each slot, then its fields. Objects are written after the field that
 # refers to them: every offset points forward.
@@ -199,7 +199,7 @@ class _FlatTable:
         return str(self.data[start + 4 : start + 4 + size], "utf-8")
 
 
-# ---- batches and schemas of segments
+# ---- Batches and schemas of segments
 
 
 def _type(column: Column) -> tuple[int, _Object]:
@@ -680,7 +680,7 @@ def fastest_columns() -> Columns:
         return PureColumns()
 
 
-# ---- small batches joined to large ones
+# ---- Joined small batches
 #
 # A hub writes a batch every 10 ms; pyarrow needs some 8 us for each, however few rows it has. All batches of a journal
 # have the same header layout, so that their columns can be copied together at 0.02 us a row (decision 0013).

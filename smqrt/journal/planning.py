@@ -1,4 +1,4 @@
-"""Read plans: the files with a range of rows.
+"""Topic filters and read plans: the files with requested rows.
 
 Rows below a node's `compacted_through` are in Parquet files, the others in segments.
 """
@@ -18,7 +18,7 @@ from smqrt.errors import ArgumentError
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
 from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, result_ranges
 
-# ---- Topic filters as in MQTT, and Bloom filters of topics.
+# ---- Topic filters and Bloom filters
 #
 # `+` matches one level, `#` at the end matches this level and all below. A compacted file with too many topics to list
 # has a Bloom filter of their names and of their parent levels. For `site1/a/temp` it also contains `site1/` and
@@ -134,7 +134,7 @@ class Filter:
         return f"Filter({list(self.topics)!r}, exclude={list(self.exclude)!r})"
 
 
-# ---- the topics of a file that has too many to list them
+# ---- Topic lists of files with too many topics
 
 
 def bloom_filter(topics: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Reader of a journal: one sequence of rows per node, from segments and Parquet files."""
+"""Reader of a journal: one sequence of rows per node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# ---- Files of a journal for readers, and the rows in them.
+# ---- Journal files and their rows
 #
 # `JournalFiles` is what a reader needs of a journal's storage: `FolderFiles` here, `HubFiles` in `remote`.
 # `ChunkReader` reads rows and Arrow batches from either.

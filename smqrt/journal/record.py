@@ -1,4 +1,4 @@
-"""Rows and columns of the journal.
+"""Rows, columns and timestamps of the journal.
 
 A segment has the columns of `Row`. `node` and `broker` are the same for all its rows and are stored in its schema. A
 reader adds them, which gives `COLUMNS`.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from smqrt.errors import ArgumentError
 from smqrt.settings.option_types import parse_duration
 
-# ---- Timestamps of a journal: parsing, formatting, and the clock of rows.
+# ---- Timestamps
 #
 # The clock of a hub's rows follows the machine's clock, but not its short jumps. A row that is an hour ahead would
 # close every open window of a pipeline, and most jumps are undone within seconds (decision 0015).
@@ -73,7 +73,7 @@ def iso(ts_us: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ts_us % 1_000_000:06d}Z"
 
 
-# ---- the clock of rows
+# ---- Clock of rows
 
 
 def _elapsed_us() -> int:

@@ -1,4 +1,4 @@
-"""Recovery of a node's journal after a crash.
+"""Recovery and verification of a node's journal.
 
 Recovery finds the end of the rows, and cuts off the torn end of the newest segment. An incomplete end is *torn*: a
 crash left it. A batch that is invalid and is followed by valid batches is *damaged*: the disk changed it.
@@ -172,7 +172,7 @@ def _write_index(path: Path, entries: Iterable[BatchEntry]) -> None:
     os.replace(beside, path)
 
 
-# ---- the valid batches of a segment
+# ---- Valid batches of a segment
 
 
 class Salvaged(NamedTuple):
@@ -353,7 +353,7 @@ def is_nearly(path: Path, schema: bytes, size: int) -> bool:
     return len(head) == len(schema) and differ <= _MAX_DIFFERENT_BYTES
 
 
-# ---- Verification of a journal: batches, compacted files, and missing rows.
+# ---- Verification: batches, compacted files, missing rows
 
 _RESTORE = "bring it back from a backup, or read on after it (--from, startingOffsets)"
 _REBUILD = "the hub rebuilds it from the batches when it starts, or do it now with --repair"
@@ -453,7 +453,7 @@ def repair(journal: Path, report: VerifyReport) -> int:
     return removed
 
 
-# ---- segments
+# ---- Verification of segments
 
 
 def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
@@ -599,7 +599,7 @@ def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
     return ""
 
 
-# ---- compacted files
+# ---- Verification of compacted files
 
 
 def _manifest(journal: Path, report: VerifyReport) -> Manifest | None:
@@ -696,7 +696,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
     return ""
 
 
-# ---- the small files
+# ---- Verification of the small files
 
 
 def _small_file_faults(journal: Path) -> Iterator[JournalFault]:

@@ -1,4 +1,4 @@
-"""Segments of a node: Arrow files, their indexes and their lock.
+"""Segments of a node: sequence numbers, files, indexes and lock.
 
 In `wal/<node>/`:
 
@@ -24,14 +24,14 @@ from smqrt.errors import JournalError
 from smqrt.journal import columns
 from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, write_whole
 
-# ---- Reserved sequence numbers: no number is used twice, even after a power failure.
+# ---- Reserved numbers: none is used twice, even after a power failure
 #
 # Readers see rows before the disk has them, and remember their position. When such rows are lost, their numbers must
 # not be used again: readers would take the new rows for rows they have read. Therefore numbers are reserved in
 # advance, many at once, and the disk has the reservation before the first of them is used:
 #
-# wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one "gaps": [[E, N], …]: no row has,
-# or had, a number from E up to but not including N
+#     wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one
+#                                  "gaps": [[E, N], …]: no row has, or had, a number from E up to but not including N
 #
 # On an orderly shutdown a hub writes the number of its next row. After a crash the reservation is still there, and
 # the next hub continues after it, with a multiple of `STEP`. This distinguishes a gap in the numbers from missing
@@ -174,7 +174,7 @@ class NumberReserve:
         sync_folder(self._folder)
 
 
-# ---- The index of a segment, 64 bytes per batch, its summary, and the names of the files.
+# ---- Index of a segment
 #
 # A batch exists once its index record is complete, which is written after the batch. So a reader that goes by the index
 # sees complete batches only, while the writer appends.
@@ -349,7 +349,7 @@ def check(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> N
             )
 
 
-# ---- the summary
+# ---- Summary of a segment
 
 
 class Summary(NamedTuple):
@@ -444,7 +444,7 @@ def _index_bytes(path: _SegmentPath) -> int:
         return 0
 
 
-# ---- writing
+# ---- Writing
 
 
 LOCK = "lock"

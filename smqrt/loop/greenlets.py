@@ -1,4 +1,4 @@
-"""Pooled greenlets for code that may block in gevent's way.
+"""Pooled greenlets, callback queues and the rate limit of logged errors.
 
 A pooled greenlet is a raw greenlet whose parent is the Hub greenlet, gevent's own, which calls the callbacks of
 watchers. A job that is started there runs at once, without a turn of the loop. That costs less than a microsecond,
@@ -193,7 +193,7 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         hub.handle_error(fn, type(error), error, error.__traceback__)
 
 
-# ---- Queue of an application's callbacks, run in order in one greenlet of their own.
+# ---- Callback queue of an application
 
 Answer = TypeVar("Answer")
 
@@ -308,7 +308,7 @@ def _stop() -> None:
     """Mark the end in the queue of jobs."""
 
 
-# ---- Rate limit for logged errors that remote clients can cause.
+# ---- Rate limit for logged errors that remote clients can cause
 
 ERRORS_PER_S = 10  # per callback, each with its traceback: a client can repeat a message that makes it fail
 

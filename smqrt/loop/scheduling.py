@@ -1,4 +1,4 @@
-"""Time of the event loop: shares of a turn, deadlines, and passes of Python's garbage collector."""
+"""Time slices, deadlines, garbage collection and readiness of the event loop."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Turn:
         return True
 
 
-# ---- deadlines
+# ---- Deadlines
 
 
 class Timed(Protocol):
@@ -168,7 +168,7 @@ class Deadlines:
                 log.exception("error when a deadline passed")
 
 
-# ---- garbage
+# ---- Garbage collection
 
 YOUNG_OBJECTS = 10_000
 """The threshold for Python's own passes. With the default of 700 objects they would take 8 % of the CPU time of a
@@ -221,7 +221,7 @@ class GarbageCollector:
         self._made, self._rests_until_s = 0, now_s + RESTS * (now_s - began_s)
 
 
-# ---- Waiting for events and file descriptors without a greenlet.
+# ---- Readiness of events and file descriptors
 #
 # A `Wait` is settled when the event occurs or the descriptor is ready, after its timeout, or when the descriptor is
 # closed. That happens in the Hub greenlet only, so that its continuation may switch. `block` waits in a greenlet.

@@ -1,4 +1,4 @@
-"""SMTP client (RFC 5321): `smtplib` over connections that block only their greenlet.
+"""MIME messages and the SMTP client that sends them (RFC 5321).
 
 Limits: a deadline for each mail, a maximum size of the server's replies, and a maximum of concurrent deliveries.
 """
@@ -26,7 +26,7 @@ from smqrt.loop import threads
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
 
-# ---- MIME messages (RFC 2045 to 2049), encoded by the standard library's `email`.
+# ---- MIME messages (RFC 2045 to 2049)
 #
 # Subjects, names and addresses may be user input. A control character in one of them raises an error, so input cannot
 # add header fields or recipients.

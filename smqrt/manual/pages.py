@@ -1,4 +1,4 @@
-"""Pages of the manual, their titles and their groups; the Markdown files are in `smqrt/help`."""
+"""Pages of the manual and their search."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def plain(text: str) -> str:
     return _MARKS.sub("", _LINK.sub(r"\1", text))
 
 
-# ---- Search in the sections of the manual.
+# ---- Search
 #
 # The pages at `/help/` and the static site search in the browser (`smqrt/rtl/manual.js`), with the same sections and
 # weights; `smqrt help WORD` uses this module.

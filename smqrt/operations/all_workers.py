@@ -1,4 +1,4 @@
-"""Answers of all workers of a server to operators, as those of one process."""
+"""Answers to operators, from this process and from all workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire.smq import MAX_NAME_BYTES
 from smqrt.workers.worker_rpc import END, Events, Message, News, WorkerRpc, WorkerRpcServer, worker_of_hub
 
-# ---- Answers of this process to operators: snapshots and actions.
+# ---- Answers of this process
 
 log = logging.getLogger("smqrt.admin")
 
@@ -88,7 +88,7 @@ def response_of(call: Callable[[], Answer]) -> Response:
         return error.status, {"error": error.detail}
 
 
-# ---- actions of operators
+# ---- Actions of operators
 
 
 def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None) -> snapshots.Snapshot:
@@ -184,7 +184,7 @@ def _destination(what: str, value: object) -> bytes | int | None:
     raise ArgumentError(f"{what}: a name or a number is needed")
 
 
-# ---- addresses
+# ---- Addresses
 
 
 PLAIN: dict[str, Callable[[Parts], Answer]] = {
@@ -240,7 +240,7 @@ PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
 }
 
 
-# ---- answers of several workers merged into one
+# ---- Merged answers
 
 Answers = dict[int, Any]
 """Answers by the number of the worker, in that order."""
@@ -399,7 +399,7 @@ def metrics(texts: dict[int, str]) -> str:
     return "".join(f"{line}\n" for family in families.values() for line in family)
 
 
-# ---- questions to all workers
+# ---- Requests to all workers
 
 
 RESTART_S = 60.0
@@ -581,7 +581,7 @@ def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Respons
     return found, thread_time() - begun_s
 
 
-# ---- answers to another worker
+# ---- Answers to another worker
 
 
 def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:

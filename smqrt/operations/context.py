@@ -1,4 +1,4 @@
-"""Parts of a server that the admin listener reads."""
+"""Parts of a server that the admin listener reads, and its health."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from smqrt.http.server import HttpServer
 from smqrt.operations.logs import LogTail
 from smqrt.server.listeners import Listeners
 
-# ---- Health of a server process: usage, delay of the event loop, readiness.
+# ---- Health of a server process
 
-# ---- CPU, memory and files of this process, read from /proc
+# ---- CPU, memory and open files, from /proc
 
 
 class Usage(NamedTuple):
@@ -79,7 +79,7 @@ def _booted_s() -> float:
         return float(next(line for line in file if line.startswith(b"btime ")).split()[1])
 
 
-# ---- delay of the event loop
+# ---- Event loop delay
 
 TICK_S = 0.05
 """20 wake-ups a second cost 0.05 % of a core. Longer turns of the loop are always noticed."""

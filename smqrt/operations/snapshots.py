@@ -1,4 +1,4 @@
-"""Snapshots of a server for the API, the console and the command line.
+"""Snapshots of a server for the API, the console and commands.
 
 They are dicts and lists for JSON. Keys are stable, and those of quantities have the unit in the name. Long lists are
 pages: `{"items", "after", "total"}`. These functions run in a greenlet and yield to the event loop.
@@ -42,9 +42,9 @@ from smqrt.transport.admission import open_connections
 from smqrt.transport.origins import is_loopback
 from smqrt.wire.cluster_packets import Refusal
 
-# ---- Pages of long lists, and the arguments of API requests.
+# ---- Pages of long lists
 
-# ---- arguments of API requests
+# ---- Arguments of API requests
 
 Arguments = dict[str, str]
 GivenArguments = TypeVar("GivenArguments", bound=Mapping[str, object])
@@ -76,7 +76,7 @@ def limit_of(arguments: Arguments) -> int:
     return whole("limit", arguments["limit"]) if "limit" in arguments else LIMIT
 
 
-# ---- pages, chosen without sorting the whole list
+# ---- Page selection without sorting the whole list
 
 LIMIT, MAX_LIMIT = 100, 1000
 """Items on a page: the default and the maximum."""
@@ -187,7 +187,7 @@ def check_limit(limit: int) -> None:
 
 Snapshot = dict[str, object]
 
-# ---- clusters (help: cluster)
+# ---- Clusters (help: cluster)
 
 _MAX_ROWS = 1024
 """Maximum number of links, addresses, hubs and channels: a node has at most 1023 other nodes."""
@@ -265,7 +265,7 @@ def clustered_hubs() -> Iterable[tuple[GeventBroker, ClusteredBroker]]:
     return [(one, one.cluster) for one in all_brokers() if isinstance(one.cluster, ClusteredBroker)]
 
 
-# ---- queries of pipelines: they run in other processes, which write status files
+# ---- Pipeline queries, from the status files of their processes
 
 log = logging.getLogger("smqrt.admin")
 
@@ -309,7 +309,7 @@ def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
     return by_folder
 
 
-# ---- the last records of the log and of traces
+# ---- Recent log records and traces
 
 _LOG_TIME = "microseconds"
 """Precision of times in the log, by which lines of several workers are ordered."""
@@ -367,7 +367,7 @@ def text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-# ---- the server
+# ---- Server
 
 
 def server(parts: Parts) -> Snapshot:
@@ -427,7 +427,7 @@ def listeners(parts: Parts) -> list[Snapshot]:
     ]
 
 
-# ---- hubs, their clients and topics
+# ---- Hubs, clients and topics
 
 
 def hubs(parts: Parts) -> list[Snapshot]:
@@ -626,7 +626,7 @@ def topic(hub: int, one: Topic) -> Snapshot:
     }
 
 
-# ---- applications, journals, pipelines
+# ---- Applications, journals, pipelines
 
 
 def apps(parts: Parts) -> list[Snapshot]:
@@ -676,7 +676,7 @@ def pipelines(parts: Parts) -> list[Snapshot]:
     return [{"path": str(folder), "state": state, "queries": known.get(folder, [])} for folder, state in states]
 
 
-# ---- closed connections and limits
+# ---- Closed connections and limits
 
 
 def closed(
@@ -734,7 +734,7 @@ def limits(parts: Parts) -> list[Snapshot]:
     ]
 
 
-# ---- arguments and pages
+# ---- Arguments and pages
 
 
 def _size(name: str, known: dict[str, Callable[[T], float]]) -> Callable[[T], float]:

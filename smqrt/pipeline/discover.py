@@ -1,4 +1,4 @@
-"""Discovery of the declarations in a folder of pipelines: `load(folder)` returns its `Catalog`."""
+"""Discovery of pipeline declarations, SQL files and reference tables."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _sentence(error: Exception) -> str:
     return f"it can't be loaded: {type(error).__name__}: {error}."
 
 
-# ---- SQL files: their first comments declare the query, and its FROM and JOIN name the inputs.
+# ---- SQL files
 #
 #     -- @publish to=alerts/{topic} mode=append
 #     -- @expect "temp is not null"
@@ -419,7 +419,7 @@ def _spans(query: str) -> Iterator[tuple[int, int]]:
         before = [before[-1], text]
 
 
-# ---- Reference tables that streams are joined with: small files beside the pipelines.
+# ---- Reference tables
 #
 # The driver reads them and sends them with the query plan, so workers on other machines need no access to the files,
 # and a micro-batch reads nothing. When a file changes, `ReferenceWatch` reports a new version, and the queries that
@@ -427,7 +427,9 @@ def _spans(query: str) -> Iterator[tuple[int, int]]:
 #
 # (help: pipeline-rules)
 
-# ---- Names of columns as Spark needs them. Without quotes `service.name` is a field of a struct.
+# ---- Column names for Spark
+#
+# Without quotes `service.name` is a field of a struct.
 
 
 def quoted(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Spark's JVM: the Java it runs on, private names of PySpark, and its time for garbage collection.
+"""Spark's JVM: Java, private PySpark names, garbage collection and warm-up.
 
 All private names of PySpark are used in this file. They exist in 4.2 and 4.3; check this file when a later version
 lacks one of them. Under Spark Connect there is no JVM in this process, and no py4j: `jvm_of` raises PipelineError.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Java: first where Spark looks for it, then in Debian's folder
+# ---- Java installation
 
 JAVA_VERSIONS = (17, 21)
 """Major versions that Spark 4 supports."""
@@ -276,7 +276,9 @@ class _ForwardToDriver:
         implements: ClassVar = ["sun.misc.SignalHandler"]
 
 
-# ---- Garbage collection. A JVM without free memory does not respond, but HotSpot's counters in a file can be read.
+# ---- Garbage collection
+#
+# A JVM without free memory does not respond, but HotSpot's counters in a file can be read.
 # The file is that of `jstat`: a header, then entries, each with a name and the position of its value (`perfMemory.hpp`
 # of OpenJDK, version 2.0). A JVM without such a file (-XX:-UsePerfData, or not HotSpot) can't be measured.
 
@@ -365,7 +367,7 @@ def _counters(data: bytes) -> Iterator[tuple[str, int]]:
         at += size
 
 
-# ---- Warm-up of Spark's JVM: a class archive (AppCDS), which Java maps instead of loading 15,000 classes.
+# ---- Warm-up by a class archive (AppCDS)
 #
 # The archive is in the cache folder, and is used as long as Java and pyspark are those with which it was made. A child
 # process that uses most features makes it, and prints the seconds of a first job as JSON:
@@ -474,7 +476,7 @@ def _train(found: Java, jvm: list[str], *words: str) -> float:
     return float(json.loads(output.splitlines()[-1])["seconds"])
 
 
-# ---- The child process
+# ---- Child process of the warm-up
 
 _STREAM_S = 4.0
 _CONF = {

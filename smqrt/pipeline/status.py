@@ -1,4 +1,4 @@
-"""Status of queries: `<state>/<query>/status.json`, written by the process that runs the query.
+"""Processes, status files and metrics of pipeline queries.
 
 The file is replaced atomically, so readers always see a complete file. Reading it does not need Spark.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ---- Process of a query: its pid file, its stop file, and crash points for tests.
+# ---- Query process: pid file, stop file, crash points
 #
 # <state>/<query>/pid     "4711 83541 HOST": the process, when the kernel started it, and its machine. The start
 #                         time distinguishes it from a later process with the same number.
@@ -104,7 +104,7 @@ def _started(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[_START_TIME_FIELD]
 
 
-# ---- Crash points, at which tests end a pipeline to check that no result is lost or duplicated
+# ---- Crash points for tests
 
 CRASH_VARIABLE = "SMQRT_FAULT"
 """POINT or POINT:NUMBER, such as "after_commit:3"; without a number every number matches."""
@@ -513,7 +513,7 @@ def _offsets(value: Any) -> dict[str, int]:
     return {str(node): seq for node, seq in numbers if isinstance(seq, int) and not isinstance(seq, bool)}
 
 
-# ---- Metrics of running queries for Prometheus: `smqrt pipeline run --metrics PORT` serves /metrics.
+# ---- Metrics for Prometheus
 #
 # Each request reads the status files.
 

@@ -1,4 +1,4 @@
-"""Start folder, command line, CPU count and user folders of this process.
+"""This process: environment, running application and child processes.
 
 `FOLDER` and `COMMAND` are read when this module is imported, before applications can change the working folder or the
 environment. Processes that replace this one start with them.
@@ -67,7 +67,7 @@ def cores(quota: Path = _CGROUP_CPU_MAX) -> int:
     return max(usable, 1)
 
 
-# ---- Folders of the user who runs the program (XDG Base Directory Specification)
+# ---- User folders (XDG Base Directory Specification)
 
 
 def cache_folder() -> Path:
@@ -106,7 +106,7 @@ def home_folder() -> Path:
         ) from None
 
 
-# ---- The application whose code is running: its folder, and the objects that close with it.
+# ---- Current application
 
 log = logging.getLogger("smqrt")
 
@@ -232,7 +232,7 @@ def running_app(app: AppScope) -> Iterator[None]:
         current_app.reset(token)
 
 
-# ---- Child processes: restart delays, exit states, and the signal on a parent's death.
+# ---- Child processes
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec, loading a library can deadlock

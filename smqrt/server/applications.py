@@ -1,4 +1,4 @@
-"""The applications of a server: loading, reload of their code, and their pipelines.
+"""Applications of a server, their reload, and their side processes.
 
 Pages need no restart: the server reads a changed page at the next request. A change of `.preload` or of a module
 restarts the application. Polling finds such changes: it works on every mount and needs no thread.
@@ -30,7 +30,7 @@ from smqrt.journal.writer import JournalWriter
 from smqrt.process.current_process import RestartDelays, failure, terminate_with_parent
 from smqrt.server.configuration import FileState, file_state
 
-# ---- Child processes of the server: pipelines and compaction, restarted when they fail.
+# ---- Side processes: pipelines and compaction
 #
 # start ──▶ running ──exit code 0──▶ ended
 #             │  ▲

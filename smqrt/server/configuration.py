@@ -1,4 +1,4 @@
-"""Reload of settings, certificates and users, at SIGHUP or when their files change.
+"""Startup checks, application and reload of settings, certificates and users.
 
 A poll compares size, time and inode of the files, which works on every mount. A change counts when two polls in a row
 see the same, so that a half-written file is not read. Polling and reading run in a thread: a network disk that hangs
@@ -182,7 +182,7 @@ class FileReloader:
         return fault
 
 
-# ---- The settings of a running server: applied at its start, and again when they change.
+# ---- Live settings
 #
 # A reload applies settings that are marked `live`. It logs the names of other changed settings: they need a restart.
 
@@ -291,7 +291,7 @@ def _named_groups() -> dict[str, bool]:
     return groups
 
 
-# ---- settings applied
+# ---- Application of settings
 
 
 def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -> None:
@@ -376,7 +376,7 @@ def http_limits(settings: Settings) -> HttpLimits:
     )
 
 
-# ---- Checks of settings before a server starts, for `smqrt serve` and `smqrt config check`.
+# ---- Startup checks, for `smqrt serve` and `smqrt config check`
 #
 # They open and create nothing. Whether a port is free, for instance, is known only when the server starts.
 

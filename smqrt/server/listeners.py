@@ -1,4 +1,4 @@
-"""The open ports of a server, plain or with TLS, all in front of one HTTP server."""
+"""Open ports of a server, plain or with TLS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smqrt.transport.admission import Balance, open_connections
 from smqrt.transport.listener import Listener, listening_sockets, sockets_per_port
 from smqrt.transport.server_tls import ListenerTls, TlsFiles
 
-# ---- The ports that the settings ask for, and their listening sockets.
+# ---- Ports of the settings
 
 OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
 _MAX_ALPN_BYTES = 255  # ALPN has one byte for the length of a name
@@ -151,7 +151,7 @@ def admin_files(settings: Settings) -> TlsFiles | None:
     return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
 
 
-# ---- listening sockets
+# ---- Listening sockets
 #
 # A port has the same number of sockets for each worker, and the kernel spreads connections over all of them
 # (SO_REUSEPORT). Every process has all of them open, so that the death of a worker closes none, with the connections in

@@ -1,4 +1,4 @@
-"""Worker side of the channel between supervisor and worker.
+"""Channel between supervisor and worker, both sides.
 
     supervisor                                   worker
     place {version, number, …, ports}       ──▶
@@ -238,7 +238,7 @@ class WorkerEnd:
             shutil.rmtree(self.place.directory, ignore_errors=True)
 
 
-# ---- Supervisor side of the channel to a worker, with the worker's process.
+# ---- Supervisor side
 
 SEND_S = 2.0
 LAST_MESSAGES_S = 1.0

@@ -1,4 +1,4 @@
-"""Settings of limits (`[limits]`) and topics (`[topics."a/#"]`), and their values in this process.
+"""Settings of limits and topics, and the register of limits.
 
 A program without an smqrt server has the defaults. Code that enforces a limit calls `in_force`, or registers with
 `on_change`.
@@ -217,7 +217,7 @@ def apply_limits(limits: LimitSettings, topics: Mapping[str, TopicSettings]) -> 
         apply(limits)
 
 
-# ---- Register of limits: counts and logs how often each limit was reached, and by which client.
+# ---- Register of limits
 #
 # The code that enforces a limit declares it as a `Limit` with a name, its setting and its rule. `snapshot` returns
 # all of them, for metrics and the admin API.

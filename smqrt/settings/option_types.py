@@ -1,4 +1,4 @@
-"""Declarations of options: name, type, range, default and help, with one wording of errors.
+"""Declarations of options and trees of settings.
 
 A table of options is a dataclass whose fields `option` makes:
 
@@ -189,7 +189,7 @@ def shown_default(item: Field[object]) -> str:
     return "" if item.default in (None, "", MISSING) else f"`{str(item.default).lower()}`"
 
 
-# ---- rules
+# ---- Rules
 
 
 def _finite(value: object) -> float | None:
@@ -397,7 +397,7 @@ def parse_size(value: object) -> int:
     return int(float(match[1]) * factor)
 
 
-# ---- Settings in a tree of tables: paths, spellings, values, manual page and schema.
+# ---- Trees of settings
 #
 # A table is a dataclass whose fields `option`, `group` and `tables` made.
 
@@ -515,7 +515,7 @@ def environment_name(path: Path) -> str:
     return ENVIRONMENT + "__".join(path).upper()
 
 
-# ---- manual and schema
+# ---- Manual page and schema
 
 
 def settings_manual(table: type) -> str:

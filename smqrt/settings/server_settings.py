@@ -702,7 +702,7 @@ def named_table() -> tuple[Setting, ...]:
     return tuple(named_settings_of(Settings))
 
 
-# ---- limits of the manual
+# ---- Limits in the manual
 
 _UNITS = (
     ("_bytes_per_s", "bytes/s"),

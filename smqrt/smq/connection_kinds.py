@@ -1,4 +1,4 @@
-"""SMQ connections over WebSocket, over TLS, and over both.
+"""SMQ connections by transport, slow consumers and idle clients.
 
 They are `RawConnection`s with a layer between. Each layer may hold data back, in both directions.
 """
@@ -258,10 +258,10 @@ class TlsWsConnection(OverTls, WsConnection):
     __slots__ = ()
 
 
-# ---- Connections of hubs with slow-consumer policies.
+# ---- Connections with slow-consumer policies
 #
 # Their queue is a `Backlog` while the client does not read. The policies themselves are in `broker/outbox.py`.
-# Connections of other hubs use the classes of `connection.py` and `connection_kinds.py`.
+# Connections of other hubs use the classes of `connection.py` and those above.
 
 
 class _Policed(RawConnection):
@@ -410,7 +410,7 @@ def police(connection: RawConnection, policed: bool) -> None:
         connection._drop_over_budget()
 
 
-# ---- Idle clients: pinged after a time of silence, and disconnected if they do not answer.
+# ---- Idle clients
 #
 # The kernel knows how long a client has been silent (`TCP_INFO`), so reading has no extra cost. Over WebSockets the
 # ping is a WebSocket frame, which every client answers (RFC 6455); over raw sockets it is an SMQ packet.

@@ -1,4 +1,4 @@
-"""SMQ handshake: from an HTTP request to a connected client (spec: smq §1.1, §12.1).
+"""SMQ handshake and client authentication (spec: smq §1.1, §12.1).
 
 There are three ways: a raw socket with the header `SimpleMQ`, the same with an HTTP reply, and a WebSocket.
 """
@@ -341,7 +341,7 @@ def limit_chunks(session: BrokerClient, size_bytes: int) -> None:
         connection.sock = _Chunked(connection.sock, min(max(size_bytes, 257), 8192))
 
 
-# ---- Authentication of a hub's clients by the server's users and rules.
+# ---- Authentication
 #
 # The application's `authenticate` is called for accepted clients only. A client may present, in this order: credentials
 # in its Connect packet (`name:password`, or a token), the header `Authorization` of its request (Basic, Bearer), the
@@ -436,7 +436,7 @@ def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
     return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, browser)
 
 
-# ---- SMQ connections of WSGI applications on other servers.
+# ---- Connections of WSGI applications on other servers
 #
 # The handler of `smqrt.wsgi` passes the connection itself on, which is then served as any other. The WebSocket
 # objects of gevent-websocket (`wsgi.websocket` in the environ) are supported, too. They have no callbacks, so each

@@ -1,4 +1,4 @@
-"""The `persist` file of a hub: topic names with their numbers, and last values (SQLite).
+"""The `persist` file of a hub: names and last values (SQLite).
 
 A thread commits names in groups: while the disk syncs one group, the next one collects. A client gets its answer when
 the `Deferred` of its name is resolved. Last values are written behind: publishing does not wait for them. After a

@@ -1,4 +1,4 @@
-"""Limits of accepted connections: in all, per address, per listener and per second.
+"""Admission of connections: trusted proxies, limits and distribution over workers.
 
 A connection over a limit gets status 503; it is counted and logged.
 """
@@ -34,7 +34,7 @@ from smqrt.transport.origins import is_loopback
 from smqrt.transport.tls import Address
 from smqrt.wire.addresses import NoProxyHeader, parse
 
-# ---- Trusted proxy networks, and connections that begin with a PROXY header.
+# ---- Trusted proxies
 #
 # No proxy is trusted by default. A connection from a trusted network may name the client behind the proxy: by the PROXY
 # protocol at listeners that require it, or by HTTP header fields (`smqrt.http.forwarded`).
@@ -470,7 +470,7 @@ open_connections = ConnectionLimit()
 on_change(open_connections.rate)
 
 
-# ---- Even distribution of connections over the workers of a server.
+# ---- Distribution over workers
 #
 # The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers
 # split 50 to 50, give or take 10. When a worker has died, its clients reconnect to all workers, and the imbalance stays

@@ -1,4 +1,4 @@
-"""TCP and TLS connections for greenlets and for callbacks of the loop.
+"""TCP, TLS and UDP sockets for greenlets and loop callbacks.
 
 `read` and `write` block only the calling greenlet. `try_read`, `try_write` and the `Wait`s of `readable` and `writable`
 do not block: the loop greenlet and Lua code may call them.
@@ -24,7 +24,7 @@ from smqrt.transport.tls import Address, Buffer, TlsTransport, Transport, send_a
 from smqrt.wire.connection_state import Life, moved
 from smqrt.workers.worker_rpc import worker_place
 
-# ---- Socket options by the names of `sock:setoption` (spec: bas-api §8.2).
+# ---- Socket options (spec: bas-api §8.2)
 
 
 class OptionSocket(Protocol):
@@ -572,7 +572,7 @@ def _failed(word: str, error: OSError) -> StreamError:
     return StreamError(word, error.strerror or str(error))
 
 
-# ---- UDP sockets.
+# ---- UDP sockets
 
 MAX_BYTES = 65535
 

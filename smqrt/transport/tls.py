@@ -1,4 +1,4 @@
-"""Non-blocking TLS transports and the handshakes of accepted connections.
+"""Non-blocking TLS transports, handshakes and graceful close.
 
 All data passes through `ssl.MemoryBIO`, so no call blocks, and monkey patching has no effect.
 """
@@ -514,7 +514,7 @@ class _Handshake:
         self._queue.finished(self)
 
 
-# ---- Graceful close of connections, in the background.
+# ---- Graceful close
 #
 # Queued data is sent, this side is shut down, and the peer gets some time to read everything and to close its side. An
 # immediate close would lose the queue, and would reset the connection when there is unread input.

@@ -1,4 +1,4 @@
-"""TLS contexts of clients and servers, and the verification of peers.
+"""Certificates, TLS contexts and verification of peers.
 
 The handshake of a client accepts every server. Afterwards the application asks for a verdict and decides (spec: bas-api
 §8.2). OpenSSL verifies the peer's chain, by the same rules as in other TLS clients.
@@ -37,7 +37,7 @@ from OpenSSL.crypto import Error as OpenSslError
 from smqrt.errors import ArgumentError
 from smqrt.process.current_process import cache_folder
 
-# ---- X.509 certificates: description (spec: bas-api §8.2), host names, self-signed pairs.
+# ---- Certificates (spec: bas-api §8.2)
 
 _PARTS = {
     NameOID.COMMON_NAME: "commonname",
@@ -88,7 +88,7 @@ def _parts(name: x509.Name) -> dict[str, str]:
     return {_PARTS[part.oid]: str(part.value) for part in name if part.oid in _PARTS}
 
 
-# ---- host names and purposes of a certificate (RFC 6125, RFC 5280)
+# ---- Host names and purposes of a certificate (RFC 6125, RFC 5280)
 
 
 def matches(der: bytes, name: str) -> bool:
@@ -168,7 +168,7 @@ def _covers(pattern: str, name: str) -> bool:
     return bool(dot) and "." in parent and parent == pattern[2:]
 
 
-# ---- a self-signed certificate for tests, created at first use and stored for the user
+# ---- Self-signed certificate for tests, stored for the user
 
 VALID_DAYS = 397  # the longest lifetime that browsers accept
 

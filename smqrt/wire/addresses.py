@@ -1,4 +1,4 @@
-"""URLs of HTTP and WebSocket servers, and the parts of any URL."""
+"""URLs of servers, and client addresses in PROXY protocol headers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def basic_authorization(user: str, password: str | None) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()
 
 
-# ---- PROXY protocol, versions 1 and 2, without I/O.
+# ---- PROXY protocol, versions 1 and 2, without I/O
 #
 # A proxy sends this header before the client's first byte, with the client's address (HAProxy's proxy-protocol.txt,
 # sections 2.1 and 2.2).

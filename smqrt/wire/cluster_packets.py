@@ -1,4 +1,4 @@
-"""Packets between the nodes of a cluster.
+"""Packets between cluster nodes: link handshake, channels and hub packets.
 
 They have the framing of raw sockets: `u16 length`, which includes itself, `u8 type`, body. Publish frames like those of
 clients are between them, so that the same kernels split the stream. All integers are big-endian.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 
-# ---- Packets of a link between two nodes: handshake, channels and keep-alive.
+# ---- Packets of a link: handshake, channels and keep-alive
 #
 #     connecting node   accepting node
 #        ── Hello ───────▶
@@ -26,8 +26,6 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ◀── Node ───────▶      node numbers, until they differ
 #        ◀── Open ───────▶      for each hub: then the packets of `cluster_packets`, and messages
 #                               for each channel of applications: then messages, and Handled
-#
-# Packets are framed as in `cluster_packets`. All integers are big-endian.
 
 OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"

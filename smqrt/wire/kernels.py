@@ -1,6 +1,6 @@
-"""Inner loops of the data path, in Python: scan, partition, unmask, encode.
+"""Inner loops of the data path, in Python and in LuaJIT.
 
-`luajit_kernels.py` has the same loops for LuaJIT. All of them work on one shared receive buffer. Both kinds return the
+The second part has the same loops for LuaJIT. All of them work on one shared receive buffer. Both kinds return the
 same bytes for the same input, which a property test checks; they differ in speed only.
 """
 
@@ -224,7 +224,7 @@ class PureKernels:
         return measure_frames(batch)
 
 
-# ---- Kernels of `kernels.py` in LuaJIT.
+# ---- Kernels in LuaJIT
 #
 # LuaJIT is part of lupa's wheel, so no compiler is needed. `load` chooses these kernels when they work.
 

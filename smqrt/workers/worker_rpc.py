@@ -1,4 +1,4 @@
-"""Requests between the workers of a server, for operators above all.
+"""Requests between the workers of a server.
 
 Each worker answers at a Unix socket in the folder that the workers share. A connection carries one question and then
 one answer, or a stream of messages (news) until one side closes.
@@ -27,7 +27,7 @@ from gevent.queue import Empty, Queue
 from smqrt.errors import SmqrtError
 from smqrt.settings.limits import LineLimit
 
-# ---- Number and shared data of this process among the workers of a server.
+# ---- Worker identity
 #
 # `smqrt serve --workers 4` has four workers, numbered from 0 to 3. The supervisor assigns each number before the worker
 # does anything else. Every other process, also a server without workers, is number 0 of 1. Worker 0 does what must be
@@ -117,7 +117,7 @@ def anew(place: WorkerPlace) -> WorkerPlace:
     return replace(place, start=place.start + 1)
 
 
-# ---- Messages with file descriptors between two processes of one user, over a Unix socket.
+# ---- Messages with file descriptors over a Unix socket
 #
 # A message is a dictionary of JSON values, with bytes anywhere in it. On the wire: the length of the JSON text, the
 # length of the bytes behind it, the number of descriptors; then the text and the bytes. In the text an object

@@ -1,4 +1,4 @@
-"""Loading, unloading and reloading of applications in Lua and Python (spec: runtime §2).
+"""Loading, unloading and reloading of applications (spec: runtime §2).
 
 An application is a folder or a ZIP file. The server serves its files as soon as it is opened, and its pages after
 `.preload` has succeeded. For applications in Python see `smqrt.app`.
@@ -32,7 +32,7 @@ from smqrt.hub.smq import Smq
 from smqrt.manual.pages import first_sentence
 from smqrt.process import current_process
 
-# ---- Configuration files in Lua, such as mako.conf, whose globals are settings.
+# ---- Configuration files in Lua, such as mako.conf
 
 Value = Any
 _NO_LOG = logging.Logger("none", logging.CRITICAL)

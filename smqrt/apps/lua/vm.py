@@ -1,4 +1,4 @@
-"""Lua runtime of a server: Lua 5.4 or 5.5, safe under gevent.
+"""Lua runtime of a server, and activities that may block.
 
 Lua functions and tables never cross to Python: a table in Lua holds them, and Python refers to them by integers. Only
 None, bool, int, float and bytes cross from Python to Lua. See decisions 0003 and 0040.
@@ -31,15 +31,16 @@ from smqrt.loop import greenlets
 from smqrt.loop.greenlets import ErrorLimit
 from smqrt.loop.scheduling import Share, TimedDeferred, share
 
-# ---- Activities: Lua functions that run in pooled coroutines and may block (help: cosockets).
+# ---- Activities
 #
 # An activity starts inline. As long as it does not block, it costs about a microsecond and no greenlet. To block, it
 # yields an `Op`: the Lua frames leave the C stack, and the result of the op resumes the activity.
 #
-# call, start ──> send ──> ended: result, coroutine back to the pool ├────> yielded an op that parks: performed in
-# place; while its `Deferred` is pending the activity │      needs no greenlet, and the loop's greenlet resumes it
-# └────> yielded another op: a pooled greenlet runs it and resumes the activity run          the same, with the
-# calling greenlet instead of the others
+#     call, start ──> send ──> ended: result, coroutine back to the pool
+#                       ├────> yielded an op that parks: performed in place; while its `Deferred` is pending the
+#                       │      activity needs no greenlet, and the loop's greenlet resumes it
+#                       └────> yielded another op: a pooled greenlet runs it and resumes the activity
+#     run          the same, with the calling greenlet instead of the others
 
 log = logging.getLogger("smqrt.lua")
 
@@ -189,7 +190,7 @@ class Activities:
             log.error("%s", error)
         else:
             if type(result) is Deferred:
-                result.then(_log_error)
+                result.then(_log_failure)
 
     def run(self, ref: int, *args: LuaValue) -> LuaValues:
         """Run a Lua function in the current greenlet, which may block, and return its values.
@@ -411,7 +412,7 @@ def _text_of(error: Exception) -> bytes | str:
     return detail if isinstance(detail, bytes | str) else str(detail)
 
 
-def _log_error(_values: LuaValues | None, error: BaseException | None) -> None:
+def _log_failure(_values: LuaValues | None, error: BaseException | None) -> None:
     if error is not None and not isinstance(error, GreenletExit):
         log.error("%s", error)
 
@@ -523,7 +524,7 @@ class Vm:
         _live.add(self)
         functions: dict[str, Function] = {
             "module_source": _module_source,
-            "log_error": _log_error_vm,
+            "log_error": _log_error,
             "clock": clock_ms,
         }
         self.namespace("core.python", functions, {"pause": pause}, parking={"sleep": sleep_ms})
@@ -703,7 +704,7 @@ _limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)
 """By the kind of failure: "Cosocket failed", "Thread job failed" and others."""
 
 
-def _log_error_vm(text: bytes) -> None:
+def _log_error(text: bytes) -> None:
     if (others := _limits[text.partition(b":")[0]].others()) is not None:
         log.error("%s%s", text.decode("utf-8", "replace"), others)
 

@@ -20,7 +20,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.resources import Io, IoError
 from smqrt.process.current_process import AppScope
 
-# ---- Modules of a Python application, loaded from the folder of its `.preload.py`.
+# ---- Application modules
 #
 # `.preload.py` runs as a package of its own, for example `smqrt_app_chat` for the application chat; `store.py` beside
 # it is `smqrt_app_chat.store`. In the application's code `import store` imports that module, in preference to an

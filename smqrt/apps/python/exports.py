@@ -1,4 +1,4 @@
-"""Variables of a Python application, as a mapping and as attributes."""
+"""Variables, file responses and threads for code of Python applications."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Namespace(MutableMapping[str, Any]):
         return f"<application with {', '.join(name for name in self if not name.startswith('__'))}>"
 
 
-# ---- Files as responses of functions.
+# ---- File responses
 
 _MAX_READERS = 8
 """Folders of an application whose small files are cached; an application that creates an io for each request gains
@@ -109,7 +109,7 @@ def _files(io: Io | None) -> StaticFiles:
     return files
 
 
-# ---- Threads for code of applications that would block the event loop.
+# ---- Threads
 
 THREADS = 8
 """Threads of all applications together. The server reads files in other threads, so that no application delays it."""

@@ -1,4 +1,4 @@
-"""`MqttClient`: the MQTT client for applications (spec: smq §8)."""
+"""`MqttClient`, the MQTT client for applications, and its reconnection (spec: smq §8)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from smqrt.wire.mqtt.fields import (
 )
 from smqrt.wire.mqtt.packets import PublishPacket
 
-# ---- Reconnecting MQTT client: the MQTT part of `smqrt.clients.reconnect`.
+# ---- Reconnection
 #
 # It starts connections with CONNECT, asks `onstatus`, and delivers what is queued before DISCONNECT.
 

@@ -1,4 +1,4 @@
-"""Addresses of MQTT brokers, connections to them, and their close reasons."""
+"""Options, broker addresses, close reasons and sockets of MQTT clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from smqrt.wire.addresses import split_url
 from smqrt.wire.mqtt.fields import PacketType, Props, Reason, check_topic, encode_properties, reason_words
 from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
 
-# ---- Options of MQTT clients (spec: smq §8).
+# ---- Options (spec: smq §8)
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
@@ -224,7 +224,7 @@ def to_bytes(data: object) -> bytes:
 
 log = logging.getLogger("smqrt.mqtt")
 
-# ---- Close reasons of connections, and the decisions of `onstatus` (spec: smq §8).
+# ---- Close reasons and `onstatus` decisions (spec: smq §8)
 
 DEFAULT_DELAY_S = 5.0
 MAX_DELAY_S = 86_400.0
@@ -346,7 +346,7 @@ def delay_of(answer: object, default_s: float | None) -> float | None:
     return default_s
 
 
-# ---- Sockets of an application as streams, and the trust in their certificates.
+# ---- Sockets of applications
 #
 # An application may pass a connection: a socket of the standard library or of gevent, with or without TLS, or a
 # `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the application closes

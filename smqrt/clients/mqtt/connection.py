@@ -1,4 +1,4 @@
-"""One connection of an MQTT client: a `Stream` around the endpoint.
+"""One connection of an MQTT client, and the client's send queue.
 
 The greenlet of the client reads, a second one writes, and a timer of the loop checks the keep-alive.
 """
@@ -27,7 +27,7 @@ from smqrt.wire.mqtt.client import MqttClientEndpoint
 from smqrt.wire.mqtt.endpoint import ConnectionState, OutgoingMessage
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, Props, Routes
 
-# ---- Send queue of an MQTT client: messages and subscriptions, in the order of the calls.
+# ---- Send queue
 
 HEADER_BYTES = 10  # the most that PUBLISH has beside topic, properties and payload
 

@@ -1,4 +1,4 @@
-"""`SmqClient`: the SMQ client for applications (spec: smq §7)."""
+"""`SmqClient`, the SMQ client for applications, and its reconnection (spec: smq §7)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
 from smqrt.transport.stream import Stream
 from smqrt.wire.addresses import Url
 
-# ---- Reconnecting SMQ client: the SMQ part of `smqrt.clients.reconnect` (spec: smq §7).
+# ---- Reconnection
 #
 # It answers the handshake with `onauth`, hands messages to the callbacks, and checks what `onauth` and `onclose`
 # return.

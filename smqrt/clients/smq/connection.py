@@ -1,4 +1,4 @@
-"""One connection of an SMQ client: a `Stream` around a `ClientProtocol`.
+"""One connection of an SMQ client, and the client's options.
 
 The greenlet of the client reads, a second one writes. A silent connection is pinged after `ping` seconds, and lost when
 no answer comes within `pong` seconds.
@@ -42,7 +42,7 @@ from smqrt.wire import smq
 from smqrt.wire.addresses import Url, parse_url
 from smqrt.wire.smq import MIN_UID_BYTES
 
-# ---- Options of SMQ clients and of their subscriptions.
+# ---- Options of clients and subscriptions
 
 log = logging.getLogger("smqrt.client")
 

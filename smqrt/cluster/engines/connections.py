@@ -1,4 +1,4 @@
-"""Connection of a link on the data path.
+"""Connections of links: sockets and NATS.
 
 The kernels split what arrives into runs, which are delivered. What is sent goes out once per turn of the event loop.
 """
@@ -301,7 +301,7 @@ def connection_of(sock: Transport) -> LinkConnection:
     return _TlsLink(sock) if type(sock) is TlsTransport else LinkConnection(sock)
 
 
-# ---- Links through NATS: their bytes travel as messages of NATS core.
+# ---- Links through NATS
 #
 #     smqrt.<site>.hello     each node publishes a hello every second: its id, its start time, a sequence number
 #     smqrt.<site>.n.<id>    messages for one node: the sender's id, the link, a sequence number, then bytes

@@ -1,4 +1,4 @@
-"""Connection to a NATS server: its handshake, reading in shares of a turn, and pings.
+"""Connection to a NATS server, its handshake and send queue.
 
 After the handshake, which blocks a greenlet, it consists of callbacks of the event loop.
 """
@@ -28,7 +28,7 @@ from smqrt.wire import nats
 from smqrt.wire.connection_state import Life, moved
 from smqrt.wire.nats import PONG, NatsDecoder, ServerInfo
 
-# ---- Send queue of a NATS client.
+# ---- Send queue
 #
 # It writes once per turn of the event loop, and lasts longer than a connection.
 
@@ -226,7 +226,7 @@ class NatsOutbox(Outbox):
         return True
 
 
-# ---- The handshake with a NATS server: TCP, INFO, TLS, CONNECT, and the PONG that says "accepted".
+# ---- Handshake: TCP, INFO, TLS, CONNECT, PONG
 
 _AUTHENTICATION = ("authorization", "authentication", "credentials")
 """Words, in lower case, of -ERR texts about authentication."""

@@ -1,4 +1,4 @@
-"""Options and credentials of a NATS client."""
+"""Options, credentials and server lists of NATS clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smqrt.settings.option_types import instance, number, option, optional, path
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire.addresses import split_url
 
-# ---- Credentials: user and password, a token, an nkey, or a credentials file with a JWT.
+# ---- Credentials
 #
 # An nkey is a pair of Ed25519 keys; its texts are base32 with a prefix and a checksum (docs.nats.io, "NKeys"). The
 # server sends a nonce, and the client its signature: the seed never leaves the process.
@@ -179,7 +179,7 @@ class NatsOptions:
         return self.tls is not None or self.tls_first or bool(self.tls_ca or self.tls_cert)
 
 
-# ---- Servers of a NATS cluster, and when a client tries which of them.
+# ---- Server list
 
 PORT = 4222
 MAX_SERVERS = 200

@@ -1,4 +1,4 @@
-"""WebDAV properties: XML checks, properties that clients set, and PROPFIND responses (RFC 4918).
+"""WebDAV locks and properties, and PROPFIND responses (RFC 4918).
 
 Properties that clients set ("dead" ones in RFC 4918) are in memory, bounded, and saved in the folder of the locks.
 """
@@ -25,9 +25,9 @@ from smqrt.http.open_files import call_blocking
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.static_files import content_type, etag
 
-# ---- Locks of a file server, bounded and saved in a folder (RFC 4918 §6, §7).
+# ---- Locks (RFC 4918 §6, §7)
 
-# ---- State of a file server that survives restarts: JSON in a folder of its io.
+# ---- Saved state: JSON in a folder of the file server's io
 
 log = logging.getLogger("smqrt")
 
@@ -218,7 +218,7 @@ def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
     return {**texts, **times, "owner": str(lock["owner"]).encode()}
 
 
-# ---- Checks of XML from clients, before it is parsed.
+# ---- XML checks before parsing
 
 MAX_XML_BYTES = 64 << 10
 MAX_DEPTH = 16  # lockinfo with an owner of several elements has 4
@@ -266,7 +266,7 @@ class _Counter:
         raise HttpError(400, "XML with a document type is not accepted")
 
 
-# ---- Properties that clients set.
+# ---- Properties that clients set
 
 MAX_PROPERTIES = 1000
 """Limit for one file server; beyond it, setting a property gets a response 507."""
@@ -344,7 +344,7 @@ class DeadProperties(SavedState):
         return [each for each in self._of if each == name or not name or each.startswith(name + "/")]
 
 
-# ---- Responses to PROPFIND (RFC 4918 §9.1), entry by entry, because a folder may have many.
+# ---- PROPFIND responses (RFC 4918 §9.1)
 
 MAX_NAMES = 64  # of requested properties
 MAX_NAMES_CHARACTERS = 4096  # of all requested properties: each entry repeats its missing ones

@@ -1,4 +1,4 @@
-"""Files of a file server that a client may see and change."""
+"""Names and visible files of a file server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smqrt.http.headers import BadRequest, HttpError
 from smqrt.http.open_files import NewFile, call_blocking, call_blocking_file
 from smqrt.http.resources import Io, IoError, Stat, segments
 
-# ---- File names in the forms for the WebDAV engine, URLs and XML.
+# ---- File names for the WebDAV engine, URLs and XML
 
 _URL_SYNTAX = re.compile("[%?;#\udc80-\udcff]")
 _SAFE = "/!*'(),$-_.~+@:=&"

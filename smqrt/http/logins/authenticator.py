@@ -1,4 +1,4 @@
-"""Authenticators: Basic, Digest and login forms (spec: bas-api §5, §17 A1 to A5)."""
+"""Authenticators, authorizers and login guards (spec: bas-api §5, §17)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 
-# ---- The default login page.
+# ---- Default login page
 
 
 _PAGE = """<!doctype html>
@@ -391,7 +391,7 @@ def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
     return not has_form and (content == "application/json" or by_script)
 
 
-# ---- Authorizers, and the login guard of a directory (spec: bas-api §5, §17 A5).
+# ---- Authorizers (spec: bas-api §5, §17 A5)
 
 
 class Authorizer(Protocol):
@@ -515,7 +515,7 @@ def _texts(name: str, entry: Mapping[str, Any], field: str) -> list[str]:
     return list(values)
 
 
-# ---- The login guard of a directory (spec: bas-api §4, `dir:setauth`).
+# ---- Login guard of a directory (spec: bas-api §4, `dir:setauth`)
 
 _PASSED_GUARDS = "guards"  # in Request.env
 

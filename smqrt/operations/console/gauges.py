@@ -1,4 +1,4 @@
-"""Figures of a server: samples, rates, growth and the history of the last hour."""
+"""Figures of a server: samples, rates, growth and the last hour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.snapshots import LATELY_S, Snapshot
 from smqrt.printable import printable
 
-# ---- rates and growth of counters
+# ---- Rates and growth of counters
 
 
 class Rates:
@@ -44,7 +44,7 @@ class Rates:
         return (count - before) / (self._now_s - at_s)
 
 
-# ---- the last hour, in memory of a fixed size
+# ---- History of the last hour, of fixed size
 
 STEP_S = 5.0
 POINTS = 720
@@ -102,7 +102,7 @@ def _json_number(value: float) -> float | None:
     return None if value != value else float(f"{value:.5g}")  # only NaN differs from itself
 
 
-# ---- samples
+# ---- Samples
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
 """The names of the figures."""
@@ -228,7 +228,7 @@ def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
     return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]
 
 
-# ---- Hubs and topics of several workers merged into those of one server.
+# ---- Merged hubs and topics of several workers
 
 
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:

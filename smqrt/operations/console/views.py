@@ -1,4 +1,4 @@
-"""Views of the console: the data that each page shows.
+"""Views of the console and their live updates.
 
 A view is created when a page opens it, and is read every second. Expensive parts are refreshed less often.
 """
@@ -33,7 +33,7 @@ from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
 from smqrt.smq.close_log import explanation_of
 
-# ---- the lines of a file around an error
+# ---- Source lines around an error
 
 _CONTEXT_LINES = 4
 """Lines shown before and after the line of the error."""
@@ -96,7 +96,7 @@ def _read(application: Path, name: PurePosixPath) -> bytes:
         return member.read(_FILE_BYTES)
 
 
-# ---- what views share
+# ---- Shared parts of views
 
 PAGE = 50
 """Clients on a page."""
@@ -167,7 +167,7 @@ def _text(options: Options, name: str) -> str:
     return value[:SEARCH_CHARACTERS] if isinstance(value, str) else ""
 
 
-# ---- views
+# ---- Views
 
 
 class View(Protocol):
@@ -497,7 +497,7 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
 """The views by the name in the request of a page."""
 
 
-# ---- Live updates of the console: one round a second while a page shows a view.
+# ---- Live updates, once a second while a page shows a view
 #
 # A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates, as
 # for a page in the background. The answer is JSON, {"data"} or {"error"}, in pieces: each has a line

@@ -1,4 +1,4 @@
-"""Old process of a hot restart: hands over to a new process, hub by hub, or rolls back."""
+"""Old process of a hot restart, and the control of restarts."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def _batches(clients: Sequence[MovingClient]) -> Iterator[list[MovingClient]]:
         yield batch
 
 
-# ---- Hot restarts of one process, at SIGUSR2 or by its control socket.
+# ---- Control of hot restarts: SIGUSR2 and the control socket
 
 
 CANCEL_S, _CANCEL_POLL_S = 2.0, 0.01

@@ -1,4 +1,4 @@
-"""Protocol state of an MQTT connection that clients and servers share, without I/O.
+"""Protocol state of an MQTT connection and of its session, without I/O.
 
 `feed` adds received bytes, `next` handles one packet, `take` returns the bytes to send. An object receives the events
 (`EndpointEvents`). The caller passes the time. `MqttClientEndpoint` and `MqttServerEndpoint` add what only one side
@@ -26,7 +26,7 @@ from smqrt.wire.mqtt.packets import (
     encode_publish,
 )
 
-# ---- State of an MQTT session (MQTT 5 §4.1): QoS 1 and 2 in both directions (§4.3, §4.4).
+# ---- Session state: QoS 1 and 2 (MQTT 5 §4.1, §4.3, §4.4)
 #
 # Client and server have the same state: the messages in flight to the peer, in the order of sending, and the packet
 # identifiers of received QoS 2 messages that are not released yet. After a reconnect the messages in flight are sent

@@ -1,4 +1,4 @@
-"""Reason codes of MQTT 5 (§2.4), and return codes of MQTT 3.1.1 (§3.2.2.3)."""
+"""Reason codes, properties and topic names of MQTT."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def reason_words(code: int, version: int) -> str:
     return (_WORDS if version == 5 else _RETURN_CODE_WORDS).get(code, f"reason {code}")
 
 
-# ---- Properties of MQTT 5 (§2.2.2), decoded to a dict and encoded.
+# ---- Properties of MQTT 5 (§2.2.2)
 #
 # Applications use one dict, with the names of the standard in lower case and without spaces:
 # `{"contenttype": "text/plain", "messageexpiryinterval": 60, "colour": "red"}`. Other names are user properties.
@@ -129,7 +129,7 @@ class TooManyPropertiesError(MqttError):
         super().__init__(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
 
 
-# ---- types of values (§1.5): readers return the value and the position after it, and never read beyond `end`
+# ---- Value types (§1.5)
 
 
 def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
@@ -306,7 +306,7 @@ TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
 """Names of the properties whose values are texts or bytes."""
 _SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
 
-# ---- decoding
+# ---- Decoding of properties
 
 
 def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Properties, int]:
@@ -425,7 +425,7 @@ def _add(found: Properties, name: str, value: Any) -> None:
         found[name] = [known, value]  # both are numbers, or both texts
 
 
-# ---- encoding
+# ---- Encoding of properties
 
 
 def encode_properties(properties: Props | None, packet: PacketType) -> bytes:
@@ -471,9 +471,8 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
         raise ArgumentError(f"property {name!r} can't be {value!r}: {error}") from None
 
 
-# ---- MQTT topic names, topic filters and their matching (MQTT 5 §4.7).
+# ---- Topic names and topic filters (MQTT 5 §4.7)
 
-_MAX_BYTES = 0xFFFF
 Value = TypeVar("Value")
 
 OnPub = Callable[[str, bytes, Props, int], object]
@@ -526,8 +525,8 @@ def _checked_text(topic: object) -> str:
         size = len(topic.encode())
     except UnicodeEncodeError:
         raise ArgumentError(f"topic {topic!r} must be UTF-8") from None
-    if not 0 < size <= _MAX_BYTES or "\0" in topic:
-        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {_MAX_BYTES} bytes and no NUL")
+    if not 0 < size <= MAX_TEXT_BYTES or "\0" in topic:
+        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {MAX_TEXT_BYTES} bytes and no NUL")
     return topic
 
 

@@ -1,6 +1,6 @@
-"""MQTT packets as tuples, and their encoding, for MQTT 3.1.1 and 5.
+"""MQTT packets as tuples, their encoding and strict decoding.
 
-Sections and statements, here and in `smqrt.wire.mqtt.packets`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
+Sections and statements, here and in `smqrt.wire.mqtt.fields`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ Packet = (
     | AuthPacket
 )
 
-# ---- encoding
+# ---- Encoding
 
 PINGREQ, PINGRESP = b"\xc0\0", b"\xd0\0"
 
@@ -308,7 +308,7 @@ _ENCODERS: dict[type[Packet], Callable[..., tuple[bytes, bytes]]] = {
 }
 
 
-# ---- Strict decoder of MQTT packets.
+# ---- Decoding
 #
 # A packet is a first byte (its type in the upper half, flags in the lower one), the length of its body, and the body
 # (§2.1). `PacketSplitter` cuts a stream into first bytes and bodies, `decode` makes tuples of them. A malformed packet,
@@ -319,7 +319,7 @@ MAX_FILTERS = 1000
 _MAX_LENGTH_BYTES = 4
 _TYPES = tuple(PacketType)  # by number; calling the enum takes longer than the rest of a PUBACK
 
-# ---- packets of a stream
+# ---- Stream splitting
 
 
 class PacketSplitter:
@@ -384,7 +384,7 @@ class PacketSplitter:
         return None
 
 
-# ---- tuples of packets
+# ---- Tuples of packets
 
 
 def decode(first: int, body: bytes, version: int, is_from_client: bool) -> Packet:
