@@ -88,8 +88,8 @@ def methods(text: str, name: str) -> Names:
 
 MQTT_LUA = part("mqtt-lua")
 LUA_OPTIONS = part("mqtt-lua", "`op`:", "`properties` are")
-PYTHON_MQTT = part("mqtt-python", "## Messages", "All methods may be called")
-DOCUMENTED = part("mqtt-python", "| function | protocol | returns |")
+PYTHON_MQTT = part("mqtt-python", "## Messages", "You can call all methods")
+DOCUMENTED = part("mqtt-python", "| function | protocol | returns |", "## Limits")
 HOOKS = "on_answer on_connack on_disconnect on_end on_left_out on_message on_room on_wake shutdown"
 
 
@@ -106,7 +106,7 @@ def lua_mqtt_options() -> Names:
 
 
 def lua_options_documented() -> Names:
-    of_connect = re.search(r"broker's return code\. `op`: (.*?)\. `mqtt:run", MQTT_LUA, re.DOTALL)
+    of_connect = re.search(r"number of a refusal\. `op`: (.*?)\. `mqtt:run", MQTT_LUA, re.DOTALL)
     assert of_connect
     names = in_code(LUA_OPTIONS) | in_code(of_connect[1])
     return names - {"publish"}  # what the option queuefull is about

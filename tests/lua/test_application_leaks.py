@@ -15,6 +15,7 @@ import greenlet
 import pytest
 from gevent import socket
 
+from smqrt.loop import greenlets
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -154,7 +155,7 @@ class Standing:
 def _is_over(task: greenlet.greenlet) -> bool:
     """Whether it is dead, or a worker without work, which waits in its loop."""
     frame = task.gr_frame
-    return task.dead or (frame is not None and frame.f_code.co_name == "_work")
+    return task.dead or (frame is not None and frame.f_code is greenlets._run_jobs.__code__)
 
 
 def children() -> list[int]:
