@@ -118,7 +118,7 @@ class JournalSettings:
     path: Path = option(
         Path(FOLDER),
         Rule("a folder, relative to the application's", _path),
-        "The folder, relative to the application's",
+        "The folder, relative to that of the application",
     )
     name: str = option(
         "journal",
@@ -129,60 +129,58 @@ class JournalSettings:
     node: str = option(
         "n1",
         _NAMED,
-        "The writer's name, in every row. Several hubs may [share a folder](#several-hubs-one-folder) when each has "
-        "its own",
+        "The name of the writer, in every row. Hubs that [share a folder](#several-hubs-one-folder) need "
+        "different names",
     )
     topics: tuple[str, ...] = option(
         ("#",), _TOPICS, "The topics to record, with the wildcards `+` and `#`", shown='`["#"]`'
     )
-    exclude: tuple[str, ...] = option((), _TOPICS, "Topics of these that are not recorded", shown="`[]`")
+    exclude: tuple[str, ...] = option((), _TOPICS, "Topics among these that are not recorded", shown="`[]`")
     direct: bool = option(True, switch(), "Also record messages to one client (an etid)")
     flush_ms: float = option(
-        10.0, number(0.1, 60_000, "ms"), "The longest time until a message is in a file, ms", shown="`10`"
+        10.0, number(0.1, 60_000, "ms"), "Maximum time until a message is in a file, in ms", shown="`10`"
     )
     sync: str = option(
         "interval",
         Rule("'publish', 'always' or a time from '10ms' to '1h'", _sync),
-        "When messages are synced to the disk, see [below](#what-is-promised): a time, `publish`, or `always`",
+        "When messages are synced to the disk, see [guarantees](#guarantees): a time, `publish`, or `always`",
         shown="`1s`",
     )
     sync_s: float = 1.0
     retain_s: float | None = option(
         7 * 86400.0,
         optional(positive_duration()),
-        "How long messages are kept; null for as long as there is space",
+        "How long messages are kept; null: while there is space",
         name="retain",
         shown="`7d`",
     )
-    max_bytes: int | None = option(
-        _DEFAULT_MAX_BYTES, optional(size()), "How large the journal may become", shown="`20GB`"
-    )
+    max_bytes: int | None = option(_DEFAULT_MAX_BYTES, optional(size()), "Maximum size of the journal", shown="`20GB`")
     hard_bytes: int | None = option(
         _HARD_FACTOR * _DEFAULT_MAX_BYTES,
         optional(size()),
-        "The hard limit, even for messages that a pipeline has yet to read. The default lets a stopped pipeline lag by "
-        "`max_bytes` more. null for no limit",
+        "Maximum size including messages that a pipeline has not read. The default lets a stopped pipeline "
+        "lag by `max_bytes` more; null: no limit",
         shown="twice `max_bytes`",
     )
     reader_timeout_s: float | None = option(
         7 * 86400.0,
         optional(positive_duration()),
-        "After this time without a read, messages are no longer kept for a pipeline. null for never",
+        "Time without a read after which messages are no longer kept for a pipeline; null: never",
         shown="`7d`",
     )
     min_free_bytes: int = option(
         10**9,
         size(),
-        "With less free space on the disk, age and `max_bytes` remove messages that pipelines have yet to read, too",
+        "With less free space on the disk, unread messages of pipelines are also removed by age and `max_bytes`",
         shown="`1GB`",
     )
     segment_bytes: int = option(
-        64 * 10**6, size(65536), "The size at which a segment is complete and the next one begins", shown="`64MB`"
+        64 * 10**6, size(65536), "Size at which a segment is complete and the next one begins", shown="`64MB`"
     )
     compact: CompactSettings | None = option(
         None,
         Rule("true, false or a table with after, json and schema", _compact),
-        "The server writes complete segments to Parquet files: true, or a table with `after` (`10m`), `json` and "
+        "Convert complete segments to Parquet files: true, or a table with `after` (`10m`), `json` and "
         "`schema`, see [compaction](#compaction)",
         shown="none",
     )

@@ -66,100 +66,100 @@ class HubOptions:
     """The options of `create` that are neither callbacks nor the journal (spec: smq §2.2)."""
 
     keepidle_s: int = option(
-        KEEPALIVE_IDLE_S, KEEPALIVE_SECONDS, "TCP keep-alive of clients: seconds of silence before", name="keepidle"
+        KEEPALIVE_IDLE_S,
+        KEEPALIVE_SECONDS,
+        "TCP keep-alive of clients: seconds of silence before the first probe",
+        name="keepidle",
     )
     keepintv_s: int = option(
-        0, KEEPALIVE_SECONDS, "and seconds between", name="keepintv", shown="a tenth of `keepidle`, at least 3"
+        0, KEEPALIVE_SECONDS, "seconds between probes", name="keepintv", shown="a tenth of `keepidle`, at least 3"
     )
     readtmo_ms: int | None = option(
         None,
         optional(whole(1, unit="ms")),
-        "Milliseconds in which a client must send Connect",
+        "milliseconds in which a client must send Connect",
         name="readtmo",
         shown="`limits.handshake_s`, 4000",
     )
     queuesize: int = option(
         200,
         whole(1),
-        "How many messages of the server may wait while `onpublish` blocks; further ones are dropped and counted",
+        "messages of the server that may be queued while `onpublish` blocks; further ones are dropped and counted",
     )
     budget_bytes: int | None = option(
         None,
         optional(whole(1, unit="bytes")),
-        "What may wait for one client that does not read, in bytes, see [the data path](data-path.md)",
+        "size of a client's send queue in bytes, see [the data path](data-path.md)",
         name="budget",
         shown="`limits.queue_bytes`, 1 MiB",
     )
     slow: str | None = option(
         None,
         optional(choice(*SLOW)),
-        "What happens when more waits for a client than `budget` allows: `newest` (new ones are dropped), `oldest`, "
-        "`latest`, `disconnect` or `wait`, see [slow consumers](slow-consumers.md)",
+        "the policy for a full send queue: `newest`, `oldest`, `latest`, `disconnect` or `wait`, see [slow "
+        "consumers](slow-consumers.md)",
         shown="`limits.slow`, `newest`",
     )
     origins: Origins | None = option(
         None,
         optional(_ORIGINS),
-        "Pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
-        "`https://*.example.com`, `null`; `*` for all. The setting `origins` opens all hubs",
+        "pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
+        "`https://*.example.com`, `null`; `*` for all. The setting `origins` applies to all hubs",
     )
     maxnames: int | None = option(
         None,
         optional(whole(1)),
-        "Topics in all, and sub-topics in all; see [limits](hub-api.md#limits)",
+        "maximum number of topics, and of sub-topics; see [limits](hub-api.md#limits)",
         shown="`limits.names`, 250000",
     )
     clientnames: int | None = option(
         None,
         optional(whole(1)),
-        "Names that one client may create; its subscriptions; what it observes",
+        "maximum number of names that a client may create, of its subscriptions, and of topics and clients it observes",
         shown="`limits.client_names`, 10000",
     )
     auth: bool = option(
         True,
         switch(),
-        "Apply the server's [users and rules](identity.md), when it has some; false: anonymous clients are accepted",
+        "apply the server's [users and rules](identity.md), if it has any; false: accept all clients",
     )
     name: str | None = option(
         None,
         optional(_NAME),
-        "Identifies the hub for its clients after a [hot restart](hot-restart.md), also when the application makes "
-        "its hubs in another order; unique in the application",
-        shown="its number in the order they are made",
+        "identifies the hub in a [hot restart](hot-restart.md), also if the application creates its hubs in "
+        "another order; unique in an application",
+        shown="its number in the order of creation",
     )
     keep: bool = option(
         False,
         switch(),
-        "Keep clients connected while the application [starts again](hot-restart.md#one-application) in this process",
+        "keep clients connected while the application [restarts](hot-restart.md#one-application) in this process",
     )
-    rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
+    rndtid: bool = option(False, switch(), "use a random etid for the server instead of 1")
     cluster: str | None = option(
         None,
         optional(_NAME),
-        "The name of a cluster: the hub works as one with those of the same name in other processes, see "
+        "the name of a cluster, which joins the hub with those of the same name in other processes, see "
         "[clusters](cluster.md)",
         shown="none",
     )
     observe: str | None = option(
         None,
         optional(choice("node", "cluster")),
-        "Which subscribers `observe` counts: those of this `node`, or of the whole `cluster`",
+        "subscribers that `observe` counts: those of this `node`, or of the whole `cluster`",
         shown="`node`; with [workers](workers.md) and no other nodes `cluster`",
     )
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),
-        "Topics whose newest message new subscribers get first: filters such as `site1/#`, a list or a text with "
-        "commas, see [last values](last-value.md). With `persist` they survive a restart",
+        "topics whose newest message is sent to new subscribers: filters such as `site1/#`, a list or a text "
+        "with commas, see [last values](last-value.md)",
         shown="none",
     )
     persist: str | None = option(
         None,
         optional(path()),
-        "A file that keeps topic and sub-topic names with their numbers over restarts (SQLite, for one hub only). A "
-        "client gets a number when it is on the disk; names of one turn share a commit. While the disk is full or "
-        "fails, or takes longer than 10 s, clients that ask for new names are denied them, and the log says so once; "
-        "the commit is repeated until it succeeds. Names of the server itself are saved soon, at the latest by `close`",
+        "a file that keeps names with their numbers, and last values, over restarts (SQLite, for one hub only)",
         shown="none",
     )
 
