@@ -32,7 +32,7 @@ def json_line(value: object) -> str:
     Values without a JSON equivalent, such as `bytes`, become their `repr`.
 
     Raises:
-        TypeError: a key of an object is no JSON key.
+        TypeError: a key of an object is not a JSON key.
     """
     return _IN_A_LINE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False, default=repr))
 

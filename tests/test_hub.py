@@ -175,7 +175,7 @@ def test_translations_never_create() -> None:
     tid, stid = smq.create("ä"), smq.createsub(b"\xff")
     assert smq.topic2tid("ä") == smq.topic2tid("ä".encode()) == tid
     assert smq.tid2topic(tid) == "ä"
-    assert smq.tid2subtopic(stid) == b"\xff", "what is no UTF-8 stays bytes"
+    assert smq.tid2subtopic(stid) == b"\xff", "what is not UTF-8 stays bytes"
     assert list(smq.subtopics()) == [(stid, b"\xff")]
 
 
@@ -954,7 +954,7 @@ def test_a_name_is_safe_when_its_ack_is_sent(tmp_path: Path) -> None:
 
 def test_a_hub_that_could_not_be_made_leaves_its_number_to_the_next(tmp_path: Path) -> None:
     """Another process, of the same server, could perhaps make it: the hubs behind it are found by their numbers."""
-    (tmp_path / "names.db").write_text("this is no database" * 100)
+    (tmp_path / "names.db").write_text("this is not a database" * 100)
     with running_app(AppScope(tmp_path, "shop")), hub.create() as first:
         for wrong in (
             {"persist": tmp_path / "names.db"},
@@ -969,7 +969,7 @@ def test_a_hub_that_could_not_be_made_leaves_its_number_to_the_next(tmp_path: Pa
 
 
 def _garbage(file: Path) -> None:
-    file.write_bytes(b"this is no database, but it is long enough to look like a file of one" * 100)
+    file.write_bytes(b"this is not a database, but it is long enough to look like a file of one" * 100)
 
 
 def _half(file: Path) -> None:

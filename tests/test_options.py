@@ -39,8 +39,8 @@ def test_values_are_found_by_the_names_of_users() -> None:
         ({"keepalive": "often"}, "x.keepalive must be a whole number from 0 to 65535 (seconds), not 'often'."),
         ({"keepalive": 65536}, "x.keepalive must be a whole number from 0 to 65535 (seconds), not 65536."),
         ({"timeout": 0}, "x.timeout must be a number greater than 0, at most 86400 (seconds), not 0."),
-        ({"keepaliv": 1}, "x.keepaliv is no option; did you mean keepalive? There are: keepalive, timeout, words."),
-        ({"derived": 1}, "x.derived is no option. There are: keepalive, timeout, words."),
+        ({"keepaliv": 1}, "x.keepaliv is not an option; did you mean keepalive? There are: keepalive, timeout, words."),
+        ({"derived": 1}, "x.derived is not an option. There are: keepalive, timeout, words."),
         ({"words": ()}, "x.words must be a list, not ()."),
     ],
     ids=str,
@@ -117,7 +117,7 @@ def test_durations(text: Any, seconds: float) -> None:
     "text", ["", "10", "m", "-1s", "1 fortnight", None, True, -3, float("inf"), float("nan"), "1s2"]
 )
 def test_no_durations(text: Any) -> None:
-    with pytest.raises(ArgumentError, match="is no duration; it's a number and a unit, such as '200 ms'"):
+    with pytest.raises(ArgumentError, match="is not a duration; write a number and a unit, such as '200 ms'"):
         parse_duration(text)
 
 
@@ -131,5 +131,5 @@ def test_sizes(text: Any, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1B", "1XB", None, True, -1, 1.5])
 def test_no_sizes(text: Any) -> None:
-    with pytest.raises(ArgumentError, match="is no size; it's a number and a unit"):
+    with pytest.raises(ArgumentError, match="is not a size; write a number and a unit"):
         parse_size(text)

@@ -97,15 +97,15 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_mako_conf_over_the_
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("\nprot = 80", r"smqrt.toml, line 2: prot is no setting; did you mean port\?"),
+        ("\nprot = 80", r"smqrt.toml, line 2: prot is not a setting; did you mean port\?"),
         ("port 80", "smqrt.toml, line 1 is not valid TOML: Expected"),
         ("port = 80\nport = 81", "smqrt.toml, line 2: this name is given a second time"),
-        ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is no setting; did you mean pages.manual\?"),
-        ("manual = true", r"line 1: manual is no setting; did you mean pages.manual\?"),
+        ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is not a setting; did you mean pages.manual\?"),
+        ("manual = true", r"line 1: manual is not a setting; did you mean pages.manual\?"),
         ("pages = true", r"line 1: pages is a table of settings: write \[pages\] and its settings below"),
         ('hosts = """\na"""\nport = "x"', "line 3: port must be a whole number from 0 to 65535, not 'x'"),
         ("pages.manual = 7", "line 1: pages.manual must be true or false, not 7"),
-        ("[page]\nmanual = true", r"line 2: page.manual is no setting; did you mean pages.manual\?"),
+        ("[page]\nmanual = true", r"line 2: page.manual is not a setting; did you mean pages.manual\?"),
         ("[[port]]\nx = 1", r"line 1: port must be a whole number from 0 to 65535, not \[\{'x': 1\}\]"),
         ("x = " + "[" * 5000, "is not valid TOML"),
     ],
@@ -184,9 +184,9 @@ def test_a_wrong_table_that_a_user_names(house: type[House], tmp_path: Path) -> 
     with pytest.raises(StartError) as told:
         Sources(file=file(tmp_path, "[door.main]\nprot = 2\n[door.back]\nport = -1\n[door]\nport = 4\n")).read()
     assert [line.partition("smqrt.toml, ")[2] for line in str(told.value).splitlines()] == [
-        "line 2: door.main.prot is no setting; did you mean door.NAME.port?",
+        "line 2: door.main.prot is not a setting; did you mean door.NAME.port?",
         "line 4: door.back.port must be a whole number of at least 0, not -1.",
-        "line 6: door.port is no setting; did you mean door.NAME.port?",
+        "line 6: door.port is not a setting; did you mean door.NAME.port?",
     ]
 
 
@@ -263,7 +263,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert lines['host = "::"'] == "smqrt.toml, line 1"
     assert (lines["port = 1"], lines["pages.manual = false"]) == ("SMQRT_PORT", "smqrt.toml, line 3")
     assert lines["drain_s = 2.0"] == "default"
-    assert shown.stderr == "SMQRT_PROT is no setting; did you mean SMQRT_PORT?\n"
+    assert shown.stderr == "SMQRT_PROT is not a setting; did you mean SMQRT_PORT?\n"
     assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
     assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings, all checks passed\n"
     other = tmp_path / "other.toml"
@@ -271,7 +271,7 @@ def test_the_commands(tmp_path: Path) -> None:
     checked = config("check", other, folder=tmp_path)
     assert checked.returncode == 1
     assert f"{other}, line 1: port must be" in checked.stderr
-    assert f"{other}, line 2: prot is no setting; did you mean port?" in checked.stderr
+    assert f"{other}, line 2: prot is not a setting; did you mean port?" in checked.stderr
 
 
 def test_the_line_that_says_who_is_let_in() -> None:
@@ -323,8 +323,8 @@ def test_a_command_takes_a_former_flag() -> None:
 def test_unknown_variables_are_told() -> None:
     environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
     assert Sources(environment=environment).read().warnings == (
-        "SMQRT_PAGES_MANUAL is no setting; did you mean SMQRT_PAGES__MANUAL?",
-        "SMQRT_XYZZY is no setting; `smqrt help settings` names them all.",
+        "SMQRT_PAGES_MANUAL is not a setting; did you mean SMQRT_PAGES__MANUAL?",
+        "SMQRT_XYZZY is not a setting; `smqrt help settings` names them all.",
     )
 
 

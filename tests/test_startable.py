@@ -20,8 +20,11 @@ LONG = "/tmp/" + "x" * 110
 REFUSED = {
     "nodes without a password": ('[cluster]\nnodes = ["10.0.0.2:1900"]', "links over the network need a password"),
     "listening without a password": ('[cluster]\nlisten = "0.0.0.0:1900"', "links over the network need a password"),
-    "a node that is no address": ('[cluster]\npassword = "x"\nnodes = ["a:b"]', "'a:b' is no address of a node"),
-    "listening without a port": ('[cluster]\npassword = "x"\nlisten = "0.0.0.0:"', "'0.0.0.0:' is no address"),
+    "a node that is not an address": (
+        '[cluster]\npassword = "x"\nnodes = ["a:b"]',
+        "'a:b' is not an address",
+    ),
+    "listening without a port": ('[cluster]\npassword = "x"\nlisten = "0.0.0.0:"', "'0.0.0.0:' is not an address"),
     "NATS beside addresses": ('[cluster]\npassword = "x"\nnodes = ["nats://a", "10.0.0.2"]', "give one kind only"),
     "a long directory of a cluster": (f'[cluster]\ndirectory = "{LONG}"', "cluster.directory: /tmp/xxx"),
     "a long socket for restarts": (f'[restart]\nsocket = "{LONG}"', "restart.socket: /tmp/xxx"),
@@ -29,7 +32,7 @@ REFUSED = {
         '[cluster]\npassword = "x"\nlisten = "0.0.0.0:1"\nca = "no"\ncert = "no"',
         "cannot read no",
     ),
-    "a filter that is none": ('[topics."a/#/b"]\nlast_value = true', "'a/#/b' is no filter"),
+    "a filter that is none": ('[topics."a/#/b"]\nlast_value = true', "'a/#/b' is not a filter"),
     "a missing file of users": ('[auth]\nusers = "no-users"', "no-users can't be read"),
     "a missing list of rules": ('[auth]\nanonymous = true\nacl = "no-acl"', "no-acl can't be read"),
     "rules and nobody who can log in": ('[auth]\nacl = "no-acl"', "no login is possible"),
@@ -38,7 +41,7 @@ REFUSED = {
     "a missing certificate": ('tls_port = 0\ncert = "a.pem"\nkey = "b.pem"', "cannot read a.pem"),
     "a listener without a port": ("[listener.more]", "listener.more has no port"),
     "a missing authority of clients": ('tls_port = 0\nclient_ca = "no-ca"', "cannot read no-ca"),
-    "an admin listener for all": ('[admin]\nhost = "0.0.0.0"', "admin.host = 0.0.0.0 would let everybody in"),
+    "an admin listener for all": ('[admin]\nhost = "0.0.0.0"', "admin.host = 0.0.0.0 gives access to everyone"),
     "an origin that is none": ('origins = "foo bar"', "'foo bar' is not an origin"),
     "an access log in no folder": ('[log]\naccess = "no/log"', "log.access: no/log can't be written"),
 }

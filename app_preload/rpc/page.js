@@ -27,7 +27,7 @@ function parseArguments() {
     try {
         return JSON.parse("[" + byId("arguments").value + "]");
     } catch (error) {
-        byId("help").textContent = "These are no JSON values with commas between them: " + error.message;
+        byId("help").textContent = "These are not JSON values with commas between them: " + error.message;
     }
 }
 

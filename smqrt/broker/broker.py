@@ -417,7 +417,7 @@ class Broker(BrokerNames):
         """
         found = self._topic(topic)
         if found is None or (found.name is None and found is not self.server.topic):
-            raise ArgumentError(f"topic: {topic!r} is no topic's id; subscribe by name, or create the topic first")
+            raise ArgumentError(f"topic: {topic!r} is not a topic's id; subscribe by name, or create the topic first")
         self._check_open()
         self.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic), once)
         return found.id

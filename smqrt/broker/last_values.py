@@ -227,7 +227,7 @@ def check_filters(filters: Iterable[str]) -> None:
     """Raise ArgumentError when one of `filters` is not a topic filter."""
     for one in filters:
         if not is_topic_filter(one):
-            raise ArgumentError(f"{one!r} is no filter of topics, such as 'site1/#' or 'site1/+/state'")
+            raise ArgumentError(f"{one!r} is not a filter of topics, such as 'site1/#' or 'site1/+/state'")
 
 
 class LastValues:

@@ -308,7 +308,7 @@ class Link:
         elif self.remote is not None and self.state is LinkState.UP:
             self.remote.control(packet)
         elif self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
 
     def receive(self, data: bytes) -> None:
         """Process whole frames, for engines without the kernels of the data path. Raises as `control`."""
@@ -331,7 +331,7 @@ class Link:
     def stray(self) -> None:
         """Drop a message for a hub that has left the cluster. Raises ProtocolError before the handshake is complete."""
         if self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
 
     def heard(self, now_s: float) -> None:
         """Record that data has arrived, and acknowledge if enough was processed."""

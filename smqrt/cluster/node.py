@@ -449,6 +449,6 @@ def _check_cluster(name: str) -> None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise ArgumentError(f"name: {name!r} is no text; the name of a cluster is UTF-8") from None
+        raise ArgumentError(f"name: {name!r} is not text; the name of a cluster is UTF-8") from None
     if not 1 <= size <= MAX_NAME_BYTES:
         raise ArgumentError(f"name: {size} bytes; the name of a cluster has 1 to {MAX_NAME_BYTES}")

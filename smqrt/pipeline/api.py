@@ -363,8 +363,8 @@ def source(
         topics: topic names, with MQTT's wildcards `+` and `#`.
         exclude: topics to leave out of these.
         json: the fields of a JSON payload as Spark DDL, such as "device string, temp double"; each becomes a column.
-            Rows whose payload is no JSON object are left out and counted. A field of another type becomes NULL and is
-            counted. With "variant" the whole payload becomes a VARIANT, in the column `variant`.
+            Rows whose payload is not a JSON object are left out and counted. A field of another type becomes NULL and
+            is counted. With "variant" the whole payload becomes a VARIANT, in the column `variant`.
         prefix: prefix of the names of these columns, for fields whose names are columns of the journal.
         watermark: how late messages may be, such as "10 seconds".
         event_time: the column of the watermark; by default "ts", the time of arrival.

@@ -359,7 +359,7 @@ def _parse_offsets(text: str) -> Offsets:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
-        raise PipelineError(f'{text!r} is no offset: write JSON with a seq for each node, such as {{"n1": 12345}}.')
+        raise PipelineError(f'{text!r} is not an offset: write JSON with a seq for each node, such as {{"n1": 12345}}.')
     return found
 
 

@@ -116,8 +116,8 @@ def read_journal(
         start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON by node; `end` is exclusive.
         columns: columns of the journal; by default all.
         json: fields of JSON payloads as DDL, such as "device string, temp double": adds a column `json`, a struct of
-            these fields, NULL where the payload is no JSON object. It is read from files that were compacted with the
-            same fields (`compact --schema`), and computed elsewhere.
+            these fields, NULL where the payload is not a JSON object. It is read from files that were compacted with
+            the same fields (`compact --schema`), and computed elsewhere.
         variant: adds a column `variant`, the whole payload where it is JSON. It is read from files that were compacted
             with `--json variant`, and computed elsewhere.
         include_pipeline: whether to include rows that pipelines have published.

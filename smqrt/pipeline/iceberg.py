@@ -373,7 +373,7 @@ def _condition_errors(table: Table, condition: str) -> Iterator[None]:
     try:
         yield
     except ParseBaseException:  # its text is the whole grammar
-        raise PipelineError(f"""{condition!r} is no condition: write it like "n < 5 and k = 'a'".""") from None
+        raise PipelineError(f"""{condition!r} is not a condition: write it like "n < 5 and k = 'a'".""") from None
     except Exception as error:  # of its parser, of types, of columns
         raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
 

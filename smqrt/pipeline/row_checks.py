@@ -59,7 +59,7 @@ def split_expectations(
         goes to the topic of the first expectation that it fails; its column `reason` lists all that it fails.
 
     Raises:
-        PipelineError: a condition can't be resolved on these columns, or is no condition.
+        PipelineError: a condition can't be resolved on these columns, or is not a condition.
     """
     from pyspark.sql import functions as F
 
@@ -258,7 +258,7 @@ def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, Data
 # ---- JSON payloads as columns
 
 BAD_JSON, WRONG_TYPE = "bad_json", "wrong_type"
-"""Columns of the observation: payloads that are no JSON object, and rows with a field of another type."""
+"""Columns of the observation: payloads that are not a JSON object, and rows with a field of another type."""
 
 TYPED = "_smqrt_typed"
 """A column of a batch: the fields that compaction has written beside the payload; NULL elsewhere."""
@@ -305,7 +305,7 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
         source: a source with the options "json" and "prefix".
 
     Returns:
-        The rows with a column for each field, and those whose payload is no JSON object, with a column `reason`.
+        The rows with a column for each field, and those whose payload is not a JSON object, with a column `reason`.
 
     Raises:
         PipelineError: the DDL can't be read, or a field has the name of a column of the journal.
@@ -324,7 +324,7 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
     fields = [F.col(f"{_JSON}.{quoted(field)}").alias(options["prefix"] + field) for field in names]
     columns = [column(name) for name in frame.columns if name != TYPED]
     good = marked.where(F.col(_STATE) < _BAD).select(*columns, *fields)
-    reason = F.when(F.col(_STATE) == _BAD, "the payload is no JSON object").otherwise(FAR_TIME)
+    reason = F.when(F.col(_STATE) == _BAD, "the payload is not a JSON object").otherwise(FAR_TIME)
     bad = _marked(frame, options["json"]).where(F.col(_STATE) >= _BAD)
     return good, bad.select(*columns, reason.alias(REASON))
 
@@ -382,7 +382,7 @@ def _any_inside(value: Column, kind: DataType, wrong: Callable[[Column, str], Co
     return wrong(value, kind.typeName())
 
 
-NO_TEXT = "a text is no UTF-8"
+NO_TEXT = "a text is not UTF-8"
 _MAX_NAME_BYTES = 255
 """The limit of a folder's name in nearly all file systems."""
 FITS_TABLE = "fits the table"
@@ -415,7 +415,7 @@ def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[t
             value = column(field.name).cast("string")
             subject = f"the value of {field.name} in partition_by"
             is_long = _folder_bytes(field.name) > _MAX_NAME_BYTES
-            reasons.append(F.when(~F.is_valid_utf8(value), f"{subject} is no UTF-8 text"))
+            reasons.append(F.when(~F.is_valid_utf8(value), f"{subject} is not UTF-8 text"))
             reasons.append(F.when(is_long, f"{subject} is too long for a folder's name"))
     topic = table.options.get("dead_letter")
     if not reasons:  # every row fits, so the query of its dead letters has no rows
@@ -463,7 +463,7 @@ def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
     is_bad = F.col(VARIANT).isNull()
     counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
     good = frame.observe(json_observation(name), *counts).where(~is_bad)
-    return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is no JSON"))
+    return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is not JSON"))
 
 
 def _field_names(ddl: str, prefix: str, where: str) -> list[str]:

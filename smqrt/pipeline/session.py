@@ -196,7 +196,7 @@ def memory_bytes(text: str, name: str = "") -> int:
     """
     found = re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", text.strip().lower())
     if not found:
-        raise PipelineError(f"{name}{text!r} is no size of memory; write it as Spark does, such as 512m or 4g.")
+        raise PipelineError(f"{name}{text!r} is not a size of memory; write it as Spark does, such as 512m or 4g.")
     return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
 
 

@@ -166,7 +166,7 @@ class Status:
         dropped_by_watermark: rows, or groups of them, that were too late for a window or a join since `since`.
         future: rows that were left out since `since` because their time was in the future.
         published: rows published since `since`.
-        bad_json: payloads that were no JSON object since `since`; wrong_type: rows with a JSON field of another type.
+        bad_json: payloads since `since` that were not a JSON object; wrong_type: rows with a field of another type.
         expectations: rows that failed one since `since`, by its name. "on_error" counts rows that make a function fail,
             "fits the table" and "fits a message" those that can't be stored or published.
         ui: address of Spark's own user interface; empty when it is off.
@@ -537,7 +537,7 @@ _COUNTERS = {
         "Rows, or groups of them, that were too late for windows and joins.",
     ),
     "future": ("smqrt_pipeline_future", "Rows left out because their time was in the future."),
-    "bad_json": ("smqrt_pipeline_bad_json", "Payloads that were no JSON object."),
+    "bad_json": ("smqrt_pipeline_bad_json", "Payloads that were not a JSON object."),
     "wrong_type": ("smqrt_pipeline_wrong_type", "Rows with a JSON field of another type."),
 }
 

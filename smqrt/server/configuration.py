@@ -483,6 +483,6 @@ def _check_admin_host(admin: AdminSettings, auth: AuthSettings) -> None:
         return  # a name: the server resolves it at its start
     if admin.enabled and is_open and not auth.users:
         raise StartError(
-            f"admin.host = {admin.host} would let everybody in who reaches this machine; name a file of users in"
+            f"admin.host = {admin.host} gives access to everyone who can reach this machine; name a file of users in"
             " auth.users, or leave the admin listener on 127.0.0.1."
         )

@@ -114,7 +114,7 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
     alpn = tls.alpn if table.alpn is None else table.alpn
     for protocol in alpn:
         if not protocol.isascii() or len(protocol) > _MAX_ALPN_BYTES:
-            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is no name of ALPN: 1 to 255 ASCII characters.")
+            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is not a name of ALPN: 1 to 255 ASCII characters.")
     return TlsFiles(
         pairs,
         table.client_ca or settings.client_ca,

@@ -166,7 +166,7 @@ def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # shortened: it takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{name} is no option{meant} There are: {', '.join(known)}."
+    return f"{name} is not an option{meant} There are: {', '.join(known)}."
 
 
 def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:
@@ -367,7 +367,7 @@ def parse_duration(value: object) -> float:
         value: a text such as "200 ms", "10m", "7d", "1 hour"; or a number of seconds.
 
     Raises:
-        ArgumentError: it is no duration, or negative.
+        ArgumentError: it is not a duration, or negative.
     """
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf:
         return float(value)
@@ -375,7 +375,9 @@ def parse_duration(value: object) -> float:
     unit = match[2].lower() if match else ""
     factor = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
     if not match or not factor:
-        raise ArgumentError(f"{value!r} is no duration; it's a number and a unit, such as '200 ms', '10m', '2h', '7d'")
+        raise ArgumentError(
+            f"{value!r} is not a duration; write a number and a unit, such as '200 ms', '10m', '2h', '7d'"
+        )
     return float(match[1]) * factor
 
 
@@ -386,14 +388,14 @@ def parse_size(value: object) -> int:
         value: a text such as "64MB" (10⁶), "64MiB" (2²⁰), "20 GB"; or a number of bytes.
 
     Raises:
-        ArgumentError: it is no size, or negative.
+        ArgumentError: it is not a size, or negative.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     factor = _BYTES.get(match[2].lower()) if match else None
     if not match or not factor:
-        raise ArgumentError(f"{value!r} is no size; it's a number and a unit, such as '64MB', '20GB', '512MiB'")
+        raise ArgumentError(f"{value!r} is not a size; write a number and a unit, such as '64MB', '20GB', '512MiB'")
     return int(float(match[1]) * factor)
 
 

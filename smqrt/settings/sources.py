@@ -169,7 +169,7 @@ def _unknown(path: tuple[str, ...]) -> str:
         or [one for one in known if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
     )
     hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
-    return f"{name} is no setting{hint}"
+    return f"{name} is not a setting{hint}"
 
 
 # ---- smqrt.toml
@@ -305,7 +305,7 @@ def from_environment(
             rests = [one.removeprefix(ENVIRONMENT) for one in known]
             near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], rests, 1)
             hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
-            warnings.append(f"{variable} is no setting{hint}")
+            warnings.append(f"{variable} is not a setting{hint}")
     return found
 
 

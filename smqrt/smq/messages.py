@@ -50,7 +50,7 @@ def payload(data: object) -> bytes:
         try:
             made = data.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
-            raise ArgumentError(f"data: {error}; send bytes when it is no text") from None
+            raise ArgumentError(f"data: {error}; send bytes when it is not text") from None
     else:
         made = json_bytes(data)
     if len(made) > MAX_PAYLOAD_BYTES:
@@ -78,7 +78,7 @@ def json_value(data: bytes) -> Any:
     """
 
     def reject(word: str) -> Any:
-        raise ValueError(f"{word} is no JSON")
+        raise ValueError(f"{word} is not JSON")
 
     return json.loads(data.decode(), parse_constant=reject)
 
@@ -122,7 +122,7 @@ class Message:
         try:
             return json_value(self.data)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"a message from {self.etid} to {self.topic!r} is no JSON: {error}") from None
+            raise ValueError(f"a message from {self.etid} to {self.topic!r} is not JSON: {error}") from None
 
     def reply(self, data: Payload) -> None:
         """Send `data` to the publisher, with the same sub-topic: that answers a `request`.

@@ -311,7 +311,7 @@ def test_a_server_that_is_not_ready_yet_says_so(serve: Callable[..., Served], tm
 def test_other_addresses_need_users(serve: Callable[..., Served], tmp_path: Path) -> None:
     (tmp_path / "index.html").touch()
     served = serve(tmp_path, "--admin-host", "0.0.0.0")
-    served.wait_for("admin.host = 0.0.0.0 would let everybody in")
+    served.wait_for("admin.host = 0.0.0.0 gives access to everyone")
     assert served.wait() == 1
 
 

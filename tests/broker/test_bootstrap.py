@@ -121,7 +121,7 @@ NOT_SMQ = {
     "no version": WS_UPGRADE + f"Sec-WebSocket-Key: {WS_KEY}\r\n",
     "old version": WS_HEADERS.replace("13", "8"),
     "short key": WS_HEADERS.replace(WS_KEY, "c2hvcnQ="),
-    "key that is no base64": WS_HEADERS.replace(WS_KEY, "!!!"),
+    "key that is not a base64": WS_HEADERS.replace(WS_KEY, "!!!"),
     "no Upgrade": WS_HEADERS.replace("Upgrade: websocket\r\n", ""),
     "another Upgrade": WS_HEADERS.replace("websocket\r\n", "h2c\r\n", 1),
     "no Connection": WS_HEADERS.replace("Connection: Upgrade\r\n", ""),

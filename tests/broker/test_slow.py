@@ -490,6 +490,6 @@ def test_a_lost_node_presses_no_more() -> None:
     waits.pressure.forget(waits.one)
     assert waits.pressure.topics == {b"b": {waits.two}}
     waits.pressure.press(waits.one, b"c")
-    assert waits.pressure.here() == [b"c"], "it is no node any more"
+    assert waits.pressure.here() == [b"c"], "it is not a node any more"
     waits.pressure.remove_all_remote()
     assert list(waits.pressure.topics) == [b"c"]

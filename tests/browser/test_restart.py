@@ -75,7 +75,7 @@ class RawDevice:
             missing.discard(self.receive(Type.PUBLISH)[13:])
 
     def expect_bare_end(self) -> None:
-        """The socket closes; what comes before is no Disconnect."""
+        """The socket closes; what comes before is not a Disconnect."""
         self._sock.settimeout(WAIT_S)
         while head := self._sock.recv(2, socket.MSG_WAITALL):
             packet = self._sock.recv(int.from_bytes(head, "big") - 2, socket.MSG_WAITALL)

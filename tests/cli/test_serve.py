@@ -263,7 +263,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
     assert status() == 403
     served.wait_for(r"^configuration: .*/smqrt\.toml$")
     served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; select it with --config")
-    served.wait_for(r"^SMQRT_PROT is no setting; did you mean SMQRT_PORT\?$")
+    served.wait_for(r"^SMQRT_PROT is not a setting; did you mean SMQRT_PORT\?$")
     config.write_text('json_values = 8\nhosts = "b.example"\n')
     served.process.send_signal(signal.SIGHUP)
     served.wait_for("^settings that need a restart to change: json_values$")
@@ -473,7 +473,7 @@ def test_wrong_certificates_get_one_sentence(tmp_path: Path) -> None:
 def test_wrong_settings_get_one_sentence(tmp_path: Path) -> None:
     application(tmp_path)
     (tmp_path / "smqrt.toml").write_text("prot = 1")
-    assert "smqrt.toml, line 1: prot is no setting; did you mean port?" in refused(cwd=tmp_path)
+    assert "smqrt.toml, line 1: prot is not a setting; did you mean port?" in refused(cwd=tmp_path)
     assert "missing.toml can't be read" in refused("--config", "missing.toml", cwd=tmp_path)
 
 

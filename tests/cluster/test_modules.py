@@ -209,7 +209,7 @@ def test_wrong_calls(nodes: tuple[Node, Node]) -> None:
         "port: 70000; a port is 1 to 65535": lambda: one.conn.add("127.0.0.1", 70_000),
         "shark, sshark: links over TLS need both": lambda: conn.create(one.links, 0, sshark=1),  # type: ignore[arg-type]
         "name: 1001 bytes; the name of a cluster": lambda: cluster.create(hub.create(), one.links, name="x" * 1001),
-        "is no text": lambda: cluster.create(hub.create(), one.links, name="\udcff"),
+        "is not text": lambda: cluster.create(hub.create(), one.links, name="\udcff"),
         "these links belong to the server": lambda: conn.create(mtl.server(), 0),
     }
     for message, call in wrong.items():

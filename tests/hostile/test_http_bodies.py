@@ -73,7 +73,7 @@ def test_a_body_at_full_speed(besieged: Besieged) -> None:
         ("4 MiB of blanks", lambda: b"a=" + b"+" * ((4 << 20) - 2)),
         ("1,000 parameters", lambda: b"&".join(b"n%d=%b" % (n, b"%e4" * 1000) for n in range(999))),
         ("a million parameters", lambda: b"a&" * 1_000_000),
-        ("4 MiB of bytes that are no UTF-8", lambda: b"a=" + b"\xff" * ((4 << 20) - 2)),
+        ("4 MiB of bytes that are not UTF-8", lambda: b"a=" + b"\xff" * ((4 << 20) - 2)),
     ],
 )
 def test_parameters(besieged: Besieged, name: str, body: Callable[[], bytes]) -> None:

@@ -21,7 +21,7 @@ smq = hub.create()
 
 
 def fails(data):
-    raise ValueError("this is no JSON: " + data)
+    raise ValueError("this is not JSON: " + data)
 
 
 smq.subscribe("spawned", onmsg=lambda data, *more: gevent.spawn(fails, data.decode()))
@@ -45,9 +45,9 @@ IN_LUA = """
 smq = require "smq.hub".create()
 smq:subscribe("decoded", {json = true, onmsg = function() end})
 smq:subscribe("spawned", {onmsg = function(data)
-  ba.thread.run(function() error("this is no JSON: " .. data) end)
+  ba.thread.run(function() error("this is not JSON: " .. data) end)
 end})
-smq:subscribe("asked", {onmsg = function(data) error("this is no JSON: " .. data) end})
+smq:subscribe("asked", {onmsg = function(data) error("this is not JSON: " .. data) end})
 """
 MESSAGES = 3000
 
@@ -73,7 +73,7 @@ def test_messages_that_a_handler_fails_at(
     device: Device = broker.Stranger(besieged, b"writes-logs")
     tid = device.create(topic.encode())
     frame = smq.frame(publish(tid, device.etid, b"no JSON", 7))
-    with besieged.attack(f"SMQ: {MESSAGES:,} messages that are no JSON to a handler of {path}{topic}") as attack:
+    with besieged.attack(f"SMQ: {MESSAGES:,} messages that are not JSON to a handler of {path}{topic}") as attack:
         for _ in range(MESSAGES // 100):
             device.send_bytes(frame * 100)
             attack.sent(len(frame) * 100)

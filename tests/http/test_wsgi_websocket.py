@@ -244,7 +244,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
     "a number": lambda sock: sock.send(5),
     "an opcode": lambda sock: sock.send_frame(b"", 5),
     "a ping of 126 bytes": lambda sock: sock.send_frame(bytes(126), sock.OPCODE_PING),
-    "bytes that are no text": lambda sock: sock.send(b"\xff", binary=False),
+    "bytes that are not text": lambda sock: sock.send(b"\xff", binary=False),
 }
 
 

@@ -86,7 +86,7 @@ def test_limits_that_are_off() -> None:
         (3, "journal must be true, false, a path, or a table of settings, not 3."),
         (
             {"topic": "a"},
-            "journal.topic is no option; did you mean topics? There are: path, name, node,",
+            "journal.topic is not an option; did you mean topics? There are: path, name, node,",
         ),
         ({"path": ""}, "journal.path must be a folder, relative to the application's, not ''."),
         ({"path": 3}, "journal.path must be a folder, relative to the application's, not 3."),
@@ -115,7 +115,7 @@ def test_limits_that_are_off() -> None:
         ({"compact": 3}, "journal.compact must be true, false or a table with after, json and schema, not 3."),
         (
             {"compact": {"afer": 1}},
-            "journal.compact.afer is no option; did you mean after?",
+            "journal.compact.afer is not an option; did you mean after?",
         ),
         ({"compact": {"after": "x"}}, "journal.compact.after must be a time such as"),
         ({"compact": {"json": "text"}}, "journal.compact.json must be 'variant', or nothing, not 'text'."),

@@ -61,7 +61,7 @@ end
 
 local function made(case, arguments)
   local f, object = function_of(case)
-  if not is_callable(f) then return {case.is_extra, case.name .. " is no function", n = 2} end
+  if not is_callable(f) then return {case.is_extra, case.name .. " is not a function", n = 2} end
   local all = arguments
   if case.kind then
     all = {n = arguments.n + 1, object}
@@ -102,7 +102,7 @@ local function fault_of(results)
   if not results or results[1] then return nil end
   local message = results[2]
   if message == nil then return nil end -- a page that was ended
-  if rawtype(message) ~= "string" then return "the error is no text: " .. tostring(message) end
+  if rawtype(message) ~= "string" then return "the error is not text: " .. tostring(message) end
   if message:find("internal error", 1, true) or message:find("^smqrt/apps/lua/") or message:find("attempt to ", 1, true) then return message end
 end
 

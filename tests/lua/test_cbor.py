@@ -1,4 +1,4 @@
-"""The module org.conman.cbor: the examples of RFC 8949, tags, references, and what is no CBOR."""
+"""The module org.conman.cbor: the examples of RFC 8949, tags, references, and what is not CBOR."""
 
 from __future__ import annotations
 

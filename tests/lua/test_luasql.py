@@ -159,7 +159,7 @@ def test_cursor(server: AppServer) -> None:
         equal(select(2, conn:execute "SELECT zeroblob(30000000)"), "TOOBIG")
         equal(list(pcall(conn.execute, conn, "SELECT '" .. ("x"):rep(5000000) .. "'")):sub(1, 15), "true nil TOOBIG")
 
-        -- bytes that are no text, and none at all
+        -- bytes that are not text, and none at all
         equal((conn:execute("SELECT '\xe9\xff', length('\xe9')"):fetch()), "\xe9\xff")
         equal((conn:execute("SELECT " .. env.quotestr "a\0b"):fetch()), "a\0b")
         equal(select(2, conn:execute "SELECT \0"), "ERROR")

@@ -342,7 +342,7 @@ CONNECT_REFUSED = {
     "password without user name": (connect(4, "c", flags=0x42, rest=text("p")), b""),
     "bytes behind the end": (connect(5, "c", rest=b"x"), 0x81),
     "truncated": (connect(5, "c", flags=0x82), 0x81),
-    "identifier is no UTF-8": (connect(5, b"\xed\xa0\x80"), 0x81),  # type: ignore[arg-type]
+    "identifier is not UTF-8": (connect(5, b"\xed\xa0\x80"), 0x81),  # type: ignore[arg-type]
     "identifier has NUL": (connect(5, "a\0"), 0x81),
     "enhanced authentication": (connect(5, "c", properties=prop(0x15, text("SCRAM"))), 0x8C),
     "receive maximum 0": (connect(5, "c", properties=prop(0x21, b"\0\0")), 0x82),
@@ -388,7 +388,7 @@ REFUSED = {
     "no topic": (publish(5, ""), 0x90),
     "wildcard in a topic": (publish(5, "a/#"), 0x90),
     "plus in a topic": (publish(5, "a/+"), 0x90),
-    "topic is no UTF-8": (publish(5, b"\xff"), 0x81),
+    "topic is not UTF-8": (publish(5, b"\xff"), 0x81),
     "topic has NUL": (publish(5, "a\0b"), 0x81),
     "topic cut off": (packet(0x30, b"\0\5ab"), 0x81),
     "empty PUBLISH": (packet(0x30), 0x81),
@@ -403,7 +403,7 @@ REFUSED = {
     "retain handling 3": (subscribe(5, "t", options=0x30), 0x82),
     "subscription identifier 0": (subscribe(5, "t", properties=prop(0x0B, b"\0")), 0x82),
     "subscription identifier twice": (subscribe(5, "t", properties=prop(0x0B, b"\1") * 2), 0x82),
-    "filter is no UTF-8": (subscribe(5, b"\xc0\x80"), 0x81),
+    "filter is not UTF-8": (subscribe(5, b"\xc0\x80"), 0x81),
     "UNSUBSCRIBE flags": (unsubscribe(5, "t", first=0xA0), 0x81),
     "UNSUBSCRIBE without filters": (unsubscribe(5), 0x82),
     "second CONNECT": (connect(5, "x"), 0x82),

@@ -118,7 +118,7 @@ def test_attributes_are_the_same_everywhere(pair: tuple[AppServer, AppServer]):
     do(second, "s.n = nil")
     assert do(first, "app.kept = s.cart print(s.n, s:attributes().n, app.kept == s.cart)") == "nil\tnil\ttrue"
 
-    # In place, in an activity that is no page.
+    # In place, in an activity that is not a page.
     do(first, "ba.thread.run(function() ba.sleep(100) s.cart[3] = 'later' end)")
     wait_until(lambda: do(second, "print(s.cart[3])") == "later")
 

@@ -26,7 +26,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "a wanted tid": (
         "record(smq:create('a', 7), smq:create('a', 8), smq:create('b', 7) == 7, smq:create('c', 0) > 1)",
         (7, 7, False, True)),
-    "the server's ETID is no topic's": ("record(smq:create('a', 1) > 1, smq:tid2topic(1))", (True, None)),
+    "the server's ETID is not a topic's": ("record(smq:create('a', 1) > 1, smq:tid2topic(1))", (True, None)),
     "a wanted stid": (
         "record(smq:createsub('a', 7), smq:createsub('a', 8), smq:createsub('b', 7) == 7, smq:createsub('c', 0) > 0)",
         (7, 7, False, True)),

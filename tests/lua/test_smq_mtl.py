@@ -251,7 +251,7 @@ WRONG = {
     CREATE_CLUSTER + "({}, mtls[1])": "bad argument #1 to 'create' (smq expected, got table)",
     CREATE_CLUSTER + "(hub.create(), true)": "bad argument #2 to 'create' (mtl or password expected, got boolean)",
     CREATE_CLUSTER + "(hub.create(), '')": "password: it is empty; without one, any client of the port could join",
-    CREATE_CLUSTER + "(hub.create(), mtls[1], {name = '\\255'})": "name: '\\udcff' is no text; "
+    CREATE_CLUSTER + "(hub.create(), mtls[1], {name = '\\255'})": "name: '\\udcff' is not text; "
     "the name of a cluster is UTF-8",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = ('x'):rep(1001)})": "name: 1001 bytes; "
     "the name of a cluster has 1 to 1000",

@@ -136,7 +136,7 @@ def test_rules_of_the_server_reach_hubs_that_are_there(make_site: Callable[..., 
     set_topic_rules(TopicRules(("news",)))
     publisher.publish(tid, b"2").sync()
     assert greeting(site.device(b"late-1"), b"news") == [(0, b"2")]
-    with pytest.raises(ArgumentError, match="'a#' is no filter of topics, such as 'site1/#'"):
+    with pytest.raises(ArgumentError, match="'a#' is not a filter of topics, such as 'site1/#'"):
         set_topic_rules(TopicRules(("a#",)))
     set_topic_rules(TopicRules())
     assert greeting(site.device(b"late-2"), b"news") == []
@@ -159,7 +159,7 @@ def test_limits(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch)
         last_values.VALUES: 1,
         last_values.MEMORY: 1,
     }
-    assert greeting(site.device(b"late-1"), b"a") == [(2, b"2"), (3, b"3")], "an old value is no value"
+    assert greeting(site.device(b"late-1"), b"a") == [(2, b"2"), (3, b"3")], "an old value is not a value"
 
 
 def test_a_publisher_who_lost_the_right_is_heard_no_more(make_site: Callable[..., Site]) -> None:

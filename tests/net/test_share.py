@@ -160,7 +160,7 @@ def test_a_client_that_ends_in_the_middle_of_its_burst_leaves_nothing(site: Site
             gevent.sleep(0.001)
 
 
-# ---- what is no protocol
+# ---- what is not a protocol
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])

@@ -94,7 +94,7 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a", every="1 s"), "@publish has no option 'every'; its options are to, subtopic, mode"),
         (lambda: view(to="a"), "@view has no option 'to'; it has no options."),
         (lambda: source(topics=[]) and source(topics=[1]), "topics=[1] must be a string or a list of strings."),
-        (lambda: source(watermark="soon"), "watermark: 'soon' is no duration; it's a number and a unit"),
+        (lambda: source(watermark="soon"), "watermark: 'soon' is not a duration; write a number and a unit"),
         (lambda: source(max_rows=0), "max_rows=0 must be an integer above 0."),
         (lambda: source(include_pipeline="yes"), "include_pipeline='yes' must be True or False."),
         (lambda: source(dead_letter="dlq"), "@source has dead_letter= but no json="),
@@ -102,7 +102,7 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a/{b"), "to: 'a/{b' has a brace without a column"),
         (lambda: publish(to="a/{}"), "to: 'a/{}' has a brace without a column"),
         (lambda: publish(to="a", mode="overwrite"), "mode='overwrite' must be one of 'append', 'update', 'complete'."),
-        (lambda: publish(to="a", trigger="often"), "trigger: 'often' is no duration"),
+        (lambda: publish(to="a", trigger="often"), "trigger: 'often' is not a duration"),
         (lambda: alert(to="a", key="device"), "@alert needs a condition that raises it: when=, absent= or rate="),
         (lambda: expect("a", on_fail="panic"), "on_fail='panic' must be one of 'drop', 'dead_letter', 'fail'."),
         (lambda: expect("a", on_fail="dead_letter"), "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
@@ -161,7 +161,7 @@ def test_durations(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "10", "seconds", "-1 s", "1 fortnight", 5])
 def test_no_durations(text: Any) -> None:
-    with pytest.raises(PipelineError, match="is no duration"):
+    with pytest.raises(PipelineError, match="is not a duration"):
         milliseconds(text)
 
 

@@ -344,7 +344,7 @@ def test_letters_of_long_payloads_are_cut(app: Application) -> None:
     assert run(app) == 0, app.told
     bad, large = app.results("bad"), app.results("large")
     assert [letter["payload_bytes"] for letter in bad] == [65_000, 60_000]
-    assert all(letter["reason"] == "the payload is no JSON object" and letter["node"] == "n1" for letter in bad)
+    assert all(letter["reason"] == "the payload is not a JSON object" and letter["node"] == "n1" for letter in bad)
     assert large[0]["row_begin"].startswith('{"n":20,"t":')
 
 

@@ -80,7 +80,7 @@ def test_bad_json_is_counted_and_told(catalog: Any, frames: Any) -> None:
     [(topic, bad)] = graph.rejected(declared.get("readings"))
     assert topic == "dlq/json"
     assert found(bad, "seq") == [(2,), (3,), (4,), (5,), (7,)]
-    assert found(bad.limit(1), "reason") == [("the payload is no JSON object",)]
+    assert found(bad.limit(1), "reason") == [("the payload is not a JSON object",)]
 
 
 def test_counts_are_observed(spark: Any, catalog: Any, frames: Any) -> None:

@@ -90,7 +90,7 @@ def test_small_files_are_joined_and_old_ones_removed(app: LakeApplication, monke
     shutil.rmtree(app.state / "checkpoint")
     app.keep(9, start="latest")
     assert kept(app) == [0, 3, 6, 9]
-    for condition, why in (("n <", "is no condition"), ("x = 3", "field with name x"), ("n < 'b'", "convert b")):
+    for condition, why in (("n <", "is not a condition"), ("x = 3", "field with name x"), ("n < 'b'", "convert b")):
         with pytest.raises(PipelineError, match=why) as refused:
             found.delete(condition)
         assert len(str(refused.value)) < 300

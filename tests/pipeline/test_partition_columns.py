@@ -29,7 +29,7 @@ GOOD: list[dict[str, Any]] = [
 ]
 BAD = [
     ({"n": 6, "k": "é" * 60}, "the value of k in partition_by is too long for a folder's name"),
-    ({"n": 7, "hex": "FF00"}, "the value of raw in partition_by is no UTF-8 text"),
+    ({"n": 7, "hex": "FF00"}, "the value of raw in partition_by is not UTF-8 text"),
     ({"n": 8, "hex": "61" * 300}, "the value of raw in partition_by is too long for a folder's name"),
 ]
 

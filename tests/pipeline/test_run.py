@@ -145,7 +145,7 @@ def test_one_failure_leaves_the_others_alone(app: Application) -> None:
     assert app.told == [f"{app.folder}/pipelines/p.py:10: bad: ZeroDivisionError: integer division or modulo by zero"]
     assert app.results("good") == [{"n": 2}, {"n": 0}]
     assert [(letter["reason"], letter["payload"]) for letter in app.results("dead")] == [
-        ("the payload is no JSON object", "no JSON")
+        ("the payload is not a JSON object", "no JSON")
     ]
     assert [(letter["reason"], letter["payload"]) for letter in app.results("high")] == [
         ("low", '{"n": "two"}'),

@@ -169,7 +169,7 @@ def test_a_variant_of_a_stream(spark: Any, tmp_path: Path) -> None:
     )
     good, bad = row_checks.parse_json(rows, declared(json="variant"))
     assert streamed(good.selectExpr("to_json(variant) AS text"), tmp_path / "good") == ['{"temp":21.5}', "[1]"]
-    assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is no JSON"]
+    assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is not JSON"]
 
 
 def test_the_source_gives_fields_in_streams_and_batches(spark: Any, tmp_path: Path) -> None:

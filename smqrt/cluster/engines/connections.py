@@ -136,7 +136,7 @@ class LinkConnection(RawConnection):
         if self.link.is_proven or received_bytes <= MAX_UNAUTHENTICATED_BYTES:
             return False
         self.link.lose(
-            f"peer sent more than {MAX_UNAUTHENTICATED_BYTES >> 10} KiB before authenticating; it is no node of smqrt"
+            f"peer sent more than {MAX_UNAUTHENTICATED_BYTES >> 10} KiB before authenticating; it is not an smqrt node"
         )
         return True
 
@@ -463,7 +463,7 @@ class NatsConnection(LinkConnection):
             get_hub().loop.run_callback(self._work_off_waiting)
 
     def _is_next(self, place: int, message: bytes) -> bool:
-        """Return whether a message is signed by the other node, and is no replay."""
+        """Return whether a message is signed by the other node, and is not a replay."""
         signed = self.signature(not self.link.connects, place, memoryview(message)[_FRAMES_AT:])
         # In constant time, so that a forger learns nothing from the duration.
         if not compare_digest(message[_HEAD.size : _FRAMES_AT], signed):

@@ -179,7 +179,7 @@ LASTED_S = 0.3
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
 """The delay before a link is reported as ended. Nodes that connect to each other at once keep one of two links, and the
-end of the other is no event."""
+end of the other is not an event."""
 
 
 open_meshes: list[Mesh] = []

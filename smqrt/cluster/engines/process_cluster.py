@@ -243,7 +243,7 @@ def address(text: str) -> tuple[str, int]:
     if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
         return text.strip("[]"), PORT
     if not port.isdigit() or not int(port) <= 0xFFFF:
-        raise ArgumentError(f"{text!r} is no address of a node; write host:port, such as 10.0.0.2:{PORT}")
+        raise ArgumentError(f"{text!r} is not an address of a node; write host:port, such as 10.0.0.2:{PORT}")
     return host.strip("[]"), int(port)
 
 

@@ -214,7 +214,7 @@ class Subscriptions:
             return
         try:
             subscription.callback(subject, payload, reply, headers)
-        except (Exception, Timeout):  # a Timeout that was never cancelled is no Exception
+        except (Exception, Timeout):  # a Timeout that was never cancelled is not an Exception
             self._counters.failed_callbacks += 1
             if (suffix := self._lines.others()) is not None:
                 log.exception("the callback for messages to %s failed%s", subscription.pattern, suffix)

@@ -65,7 +65,7 @@ def _decoded(text: str) -> bytes:
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) < 4 or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise ArgumentError("this is no nkey: it is damaged, or another text")
+        raise ArgumentError("this is not an nkey: it is damaged, or another text")
     return raw[:-2]
 
 
@@ -105,7 +105,7 @@ def _content(path: str, what: str) -> str:
     except OSError as error:
         raise ArgumentError(f"{what}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ArgumentError(f"{what}: {path} is no text") from None
+        raise ArgumentError(f"{what}: {path} is not text") from None
 
 
 _MAX_S = 86_400.0
@@ -243,7 +243,7 @@ def parse_server(text: str) -> NatsAddress:
     try:
         parts = split_url(text if mark else f"//{text}")
     except ValueError as error:
-        raise ArgumentError(f"servers: {shown!r} is no address: {error}") from None
+        raise ArgumentError(f"servers: {shown!r} is not an address: {error}") from None
     if parts.scheme in ("ws", "wss"):
         raise ArgumentError(f"servers: {shown!r}: NATS over WebSocket is not supported; use nats:// or tls://")
     if not parts.host or parts.path.strip("/") or parts.query or (mark and parts.scheme not in _SCHEMES):

@@ -209,4 +209,4 @@ def _check_replaceable(path: str) -> None:
     """Raise FileExistsError when the path is a file other than a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "the file exists and is no socket")
+            raise FileExistsError(errno.EEXIST, "the file exists and is not a socket")

@@ -1,4 +1,4 @@
-"""The HTTP client's responses: every way a body ends, cut anywhere, and what is no response."""
+"""The HTTP client's responses: every way a body ends, cut anywhere, and what is not a response."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def encode_date(seconds: float) -> bytes:
 
 
 def parse_date(text: bytes) -> int | None:
-    """Unix time of a date as HTTP and mail headers have it, None when it is no date."""
+    """Unix time of a date as HTTP and mail headers have it, None when it is not a date."""
     if len(text) > MAX_DATE_BYTES:
         return None
     parsed = parsedate_tz(text.decode("latin-1"))

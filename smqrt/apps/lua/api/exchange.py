@@ -479,7 +479,7 @@ class ResponseBinding:
 
     def set_status(self, handle: int, status: int) -> None:
         if not 100 <= status <= 999:
-            raise ArgumentError(f"setstatus: {status} is no status code, they have three digits")
+            raise ArgumentError(f"setstatus: {status} is not a status code, they have three digits")
         self._of(handle).response.status = status
 
     def response_header(self, handle: int, name: bytes) -> bytes | None:

@@ -320,7 +320,7 @@ class LuaIoBinding:
         get_hub().loop.run_callback(self._vm.start, self._serve, 0, b"close", number)
 
     def facts(self, handle: int) -> tuple[int, bytes] | None:
-        """The reference of the callbacks and the prefix; None when it is no io in Lua."""
+        """The reference of the callbacks and the prefix; None when it is not an io in Lua."""
         io = self._files.io(handle)
         return (io.callbacks.ref, utf8(io.prefix)) if isinstance(io, LuaIo) else None
 

@@ -37,7 +37,7 @@ local function fail(self, word)
   return nil, word
 end
 
--- Adds what the parser makes of `data`; nil and an error when it is no JSON, or a document that is too large.
+-- Adds what the parser makes of `data`; nil and an error when it is not JSON, or a document that is too large.
 local function take(self, data, is_message)
   local ok, values = self.parser:parse(data, true)
   if not ok then return fail(self, values) end

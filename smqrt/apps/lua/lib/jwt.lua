@@ -49,7 +49,7 @@ end
 local function verified(header, payload)
   if not header then return nil, payload end
   payload = ba.json.decode(payload)
-  if not payload then return nil, "failed", "the payload is no JSON object" end
+  if not payload then return nil, "failed", "the payload is not a JSON object" end
   local word = untimely(payload, os.time())
   if word then return nil, word end
   -- Who takes only the first value finds the claims in it as well.

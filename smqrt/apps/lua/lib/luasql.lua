@@ -92,7 +92,7 @@ function cursor:getcolnames()
   return {unpack_table(self.names)}
 end
 
--- syntax: cursor:getcoltypes() -> array      as declared; "" for what is no column of a table
+-- syntax: cursor:getcoltypes() -> array      as declared; "" for what is not a column of a table
 function cursor:getcoltypes()
   check_open(self, cur_class, "cursor", "getcoltypes")
   local packed, code, text = py.column_types(self.conn.handle, self.sql)

@@ -44,18 +44,18 @@ end
 
 local function number_of(element)
   local number = tonumber(text_of(element))
-  return number or error("'" .. text_of(element) .. "' is no number", 0)
+  return number or error("'" .. text_of(element) .. "' is not a number", 0)
 end
 
 local function integer_of(element)
-  return tointeger(number_of(element)) or error("'" .. text_of(element) .. "' is no integer", 0)
+  return tointeger(number_of(element)) or error("'" .. text_of(element) .. "' is not an integer", 0)
 end
 
 -- Seconds since 1970; times before that stay text. (Days of the civil calendar, with the year from March on.)
 local function time_of(element)
   local text = text_of(element)
   local year, month, day, hour, minute, second = match(text, "^%s*(%d%d%d%d)%-?(%d%d)%-?(%d%d)T(%d%d):?(%d%d):?(%d%d)")
-  if not year then error("'" .. text .. "' is no dateTime.iso8601", 0) end
+  if not year then error("'" .. text .. "' is not a dateTime.iso8601", 0) end
   local y, m = tonumber(year), tonumber(month)
   if m <= 2 then y, m = y - 1, m + 12 end
   local days = 365 * y + y // 4 - y // 100 + y // 400 + (153 * (m - 3) + 2) // 5 + tonumber(day) - 719469

@@ -37,7 +37,7 @@ function ba.encdate(seconds)
   return py.encdate(arg.optional(arg.time, seconds, os.time(), 1, "encdate"))
 end
 
---- ba.parsedate(text): Unix time, nil when the text is no date.
+--- ba.parsedate(text): Unix time, nil when the text is not a date.
 function ba.parsedate(text)
   return py.parsedate(arg.string(text, 1, "parsedate"))
 end

@@ -55,7 +55,7 @@ end
 function ba.socket.udpcon(host, port, op)
   if core.type(host) == "table" then host, op = nil, host end
   if core.type(port) == "table" then port, op = nil, port end
-  if port == nil and tonumber(host) then host, port = nil, host end -- the text of a number is no host's name
+  if port == nil and tonumber(host) then host, port = nil, host end -- the text of a number is not a host's name
   host, port = arg.optional(arg.string, host, nil, 1, "udpcon"), arg.optional(arg.integer, port, nil, 2, "udpcon")
   local intf
   op, intf = options(op, 3, "udpcon")

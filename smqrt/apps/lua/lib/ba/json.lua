@@ -118,7 +118,7 @@ end
 
 --- ba.json.encode(table [,table...]): the JSON text of the tables, one behind the other.
 -- A table with a positive length is an array, holes are null; another one is an object. What JSON has no form for is null.
--- Returns nil, "stackoverflow" for tables nested too deeply. Raises when an argument is no table.
+-- Returns nil, "stackoverflow" for tables nested too deeply. Raises when an argument is not a table.
 function ba.json.encode(...)
   local texts = {}
   for i = 1, select("#", ...) do

@@ -1,7 +1,7 @@
 -- ba.json.parser: JSON documents that arrive in pieces (spec: bas-api §7).
 --
 -- Only the ends of documents are searched for as the pieces come, so a byte is looked at once however small they are.
--- The first piece of a document is parsed as well: who sends what is no JSON hears of it at once, not when brackets close.
+-- The first piece of a document is parsed as well: who sends what is not JSON hears of it at once, not when brackets close.
 local core = ...
 
 local arg, byte, concat, count, decode = core.arg, string.byte, table.concat, core.json_count, core.json_decode
@@ -63,7 +63,7 @@ local function end_of_document(parser, text, position)
   end
 end
 
---- The values of the documents that end in `text`, and the rest of it; nil and a word for what is no JSON.
+--- The values of the documents that end in `text`, and the rest of it; nil and a word for what is not JSON.
 local function documents_of(parser, text)
   local values, from = {}, 1
   while true do
@@ -88,7 +88,7 @@ local function can_begin(rest)
 end
 
 --- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
--- all: the values come in one table. Returns nil, "parse" for what is no JSON, and nil, "mem" when a document grows beyond
+-- all: the values come in one table. Returns nil, "parse" for what is not JSON, and nil, "mem" when a document grows beyond
 -- MAX_DOCUMENT_BYTES or a table in it beyond what `decode` takes, or when a piece ends more than MAX_DOCUMENTS; the parser can be used again then.
 function methods:parse(piece, all)
   local parser = arg.instance(self, Parser, 1, "parse")

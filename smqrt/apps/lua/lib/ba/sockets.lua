@@ -166,7 +166,7 @@ fact("setoption", function(handle, name, on, ...)
   for i = 1, count do
     local kind = rawtype(values[i])
     if kind ~= "number" and kind ~= "string" then core.bad_argument(i + 2, "setoption", "number or string", values[i]) end
-    values[i] = tonumber(values[i]) or values[i] -- an address is no number
+    values[i] = tonumber(values[i]) or values[i] -- an address is not a number
   end
   return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), unpack(values, 1, count))
 end)

@@ -218,7 +218,7 @@ end
 local function check_first(self, data)
   if self.begun or data == "" then return end
   self.begun = true
-  if byte(data) ~= CONNECT << 4 then refusal.protocol_error("the first packet is no CONNECT") end
+  if byte(data) ~= CONNECT << 4 then refusal.protocol_error("the first packet is not a CONNECT") end
 end
 
 local function take_packets(self)

@@ -119,7 +119,7 @@ function methods.createsub(self, subtopic, onack)
   return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
 end
 
--- Decodes JSON before onmsg is called; what is no JSON comes as it is.
+-- Decodes JSON before onmsg is called; what is not JSON comes as it is.
 local function decoding(onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)

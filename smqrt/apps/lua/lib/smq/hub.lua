@@ -345,7 +345,7 @@ end
 -- syntax: smq:close()     -> ends the broker: clients are closed without a word and come back; blocks while the journal is written
 function smq.close(self) py.close(handle(self)) end
 
--- Decodes JSON before onmsg is called; what is no JSON goes to the global handler as it came.
+-- Decodes JSON before onmsg is called; what is not JSON goes to the global handler as it came.
 local function decoding(number, onmsg, deliver_default)
   local told_s -- one line a second: who sends them must not fill the log
   return function(data, ptid, tid, subtid)

@@ -23,7 +23,7 @@ local function header_lines(headers)
   local lines = {}
   for name, value in pairs(headers) do
     value = arg.string(value, name, "message")
-    if find(name, "[^!-9;-~]") then raise("message: '" .. name .. "' is no name of a header") end
+    if find(name, "[^!-9;-~]") then raise("message: '" .. name .. "' is not a name of a header") end
     if find(gsub(value, "\r?\n[ \t]", " "), "[\r\n]") then raise("message: line end in the header '" .. name .. "'") end
     lines[#lines + 1] = canonic(name) .. ": " .. value .. "\r\n"
   end
