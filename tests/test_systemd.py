@@ -160,14 +160,14 @@ except StartError as error:
             "udp",
             "http",
             "http",
-            "systemd passes 'http' (descriptor 3), which is not a socket of TCP; write ListenStream=9357 in the socket "
+            "systemd passes 'http' (descriptor 3), which is not a TCP socket; write ListenStream=9357 in the socket "
             "unit.",
         ),
         (
             "unix",
             "http",
             "http",
-            "systemd passes 'http' (descriptor 3), which is not a socket of TCP; write ListenStream=9357 in the socket "
+            "systemd passes 'http' (descriptor 3), which is not a TCP socket; write ListenStream=9357 in the socket "
             "unit.",
         ),
         (

@@ -59,7 +59,7 @@ def shared(settings: Settings, place: WorkerPlace) -> Settings:
         value = value_at(settings, path)
         if isinstance(value, float):
             value /= place.count
-        elif isinstance(value, int):  # not None, which is no limit
+        elif isinstance(value, int):  # not None: no limit
             value = place.share(value)
         values[path] = value
     listeners = {

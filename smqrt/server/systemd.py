@@ -149,7 +149,7 @@ def _listening_socket(fd: int, name: str) -> _socket.socket:
     except OSError as error:
         raise StartError(f"{what} no socket: {error.strerror}.") from None
     if sock.family not in (_socket.AF_INET, _socket.AF_INET6) or sock.type != _socket.SOCK_STREAM:
-        raise StartError(f"{what} no socket of TCP; write ListenStream=9357 in the socket unit.")
+        raise StartError(f"{what} not a TCP socket; write ListenStream=9357 in the socket unit.")
     if not sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN):
         raise StartError(f"{what} a connection; the socket unit needs Accept=no.")
     sock.setblocking(False)

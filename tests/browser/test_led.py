@@ -11,7 +11,8 @@ from tests.conftest import Served
 
 
 def led(page: Any, lamp: str, colour: str) -> Any:
-    return page.get_by_role("article", name=lamp).get_by_role("switch", name=colour)
+    lamps = page.get_by_role("article", name=lamp, exact=True)  # "Lamp 79" is part of "Lamp 799"
+    return lamps.get_by_role("switch", name=colour)
 
 
 def open_switch(served: Served, new_page: Callable[..., Any], phone: bool = False) -> Any:
@@ -59,9 +60,9 @@ def test_a_click_goes_to_one_lamp_and_one_colour(served_demos: Served, new_page:
 def test_a_lamp_that_comes_and_goes(served_demos: Served, new_page: Callable[..., Any]) -> None:
     switch = open_switch(served_demos, new_page)
     lamp, name = open_lamp(served_demos, new_page)
-    expect(switch.get_by_role("article", name=name)).to_be_visible()
+    expect(switch.get_by_role("article", name=name, exact=True)).to_be_visible()
     lamp.close()
-    expect(switch.get_by_role("article", name=name)).to_have_count(0)
+    expect(switch.get_by_role("article", name=name, exact=True)).to_have_count(0)
 
 
 def test_a_lamp_on_a_device(served_demos: Served, new_page: Callable[..., Any], device: Callable[..., Any]) -> None:

@@ -82,9 +82,7 @@ def test_one_identity_everywhere(operated: Any, tmp_path: Path) -> None:
         assert page.gettid()
     other = {"ba_username": "bob", "ba_password": "hunter2"}
     login = requests.post(f"{url}/form/in/", data=other, timeout=10, allow_redirects=False)
-    assert requests.get(f"{url}/form/in/", cookies=login.cookies, timeout=10).status_code == 403, (
-        "bob has no role"
-    )
+    assert requests.get(f"{url}/form/in/", cookies=login.cookies, timeout=10).status_code == 403, "bob has no role"
 
     port = re.search(r"admin at http://\S+:(\d+)/", operated.output)
     assert port

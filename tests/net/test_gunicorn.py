@@ -92,7 +92,7 @@ def test_flask_under_gunicorn(gunicorn: tuple[subprocess.Popen[bytes], int]) -> 
     look_at_page(port)
     for device in (raw, browser):
         told = device.receive()
-        assert told.endswith(b"somebody looks at the page"), told
+        assert told.endswith(b"page viewed"), told
     page = Device(("127.0.0.1", port), RAW)
     page.send_bytes(request("", target="/smq")).read_head()
     assert page.head.startswith(b"HTTP/1.1 404 "), page.head

@@ -200,7 +200,7 @@ class ApplicationDirectory(ResourceReader):
         *,
         body_bytes: int | None = BODY_BYTES,
     ) -> WsgiDirectory:
-        """Mount a WSGI application (PEP 3333: Flask, Django, …), for paths that are no files of this folder.
+        """Mount a WSGI application (PEP 3333: Flask, Django, …), for paths that are not files of this folder.
 
         Args:
             application: the WSGI application.

@@ -268,7 +268,7 @@ class ReadOptions:
         topics, exclude: MQTT filters; no topics means every row, also those addressed to an ETID.
         starting, ending: "earliest", "latest" or offsets; None is the default of the kind of read.
         starting_us, ending_us: times instead of offsets, microseconds since 1970, UTC.
-        max_rows: the maximum number of rows in a micro-batch; None is no limit.
+        max_rows: the maximum number of rows in a micro-batch; None: no limit.
         max_bytes: the approximate maximum size of a micro-batch; None is `MAX_BYTES`.
         min_partitions: the minimum number of Spark tasks, if there are as many rows.
         rows_per_partition, bytes_per_partition: the maximum of a task.

@@ -47,7 +47,7 @@ class WillMessage(NamedTuple):
 
 
 class ConnectPacket(NamedTuple):
-    """CONNECT (§3.1); `keepalive_s` 0 is no keep-alive."""
+    """CONNECT (§3.1); `keepalive_s` 0: no keep-alive."""
 
     version: int
     client_identifier: str

@@ -38,7 +38,7 @@ _GZIP_WINDOW = 31
 def b64decode(data: bytes) -> bytes:
     """Decode either alphabet; what belongs to neither is ignored. Never fails."""
     digits = data.translate(_TO_PLAIN, _NOISE)
-    if len(digits) % 4 == 1:  # six bits are no byte
+    if len(digits) % 4 == 1:  # six bits are less than a byte
         digits = digits[:-1]
     return a2b_base64(digits + b"=" * (-len(digits) % 4))
 

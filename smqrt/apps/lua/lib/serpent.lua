@@ -16,7 +16,7 @@ for word in ("and break do else elseif end false for function goto if in local n
   KEYWORDS[word] = true
 end
 
--- ---- values that are no tables
+-- ---- values other than tables
 
 local GLOBAL_NAMES = {} -- of the functions of the language
 for _, library in ipairs{"_G", "coroutine", "debug", "io", "math", "string", "table", "os", "utf8"} do
