@@ -385,8 +385,8 @@ class BodySource(Protocol):
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
         """Iterate over the body as it arrives."""
 
-    def hold(self, count: int) -> None:
-        """Count bytes as memory of the body."""
+    def reader(self) -> Body:
+        """Return the reader of the body."""
 
 
 def media_type(request: BodySource) -> str:
@@ -571,7 +571,7 @@ class Form:
             self._is_complete = True
             return
         pieces = _at_most(limit_bytes, request.chunks(), "The form")
-        for file, content in self._parts(pieces, request.hold):
+        for file, content in self._parts(pieces, request.reader().hold):
             yield Upload(file, content)
             for _ in content:
                 pass

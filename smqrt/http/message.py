@@ -197,17 +197,13 @@ class Request(Head, Posted):
                 bodies is full.
         """
         if self._whole is None:
-            self._whole = self.rest(limit_bytes)
+            self._whole = self.reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
         return self._whole
 
     @property
     def is_read(self) -> bool:
         """Whether the body was read as a whole and is in memory."""
         return self._whole is not None
-
-    def rest(self, limit_bytes: int | None = None) -> bytes:
-        """Return the unread rest of the body. Args and raises as `body`."""
-        return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
 
     def _posted(self) -> Form:
         if self._form is None:
@@ -219,7 +215,7 @@ class Request(Head, Posted):
         if self._whole is not None:
             whole = self._whole  # an authenticator has looked for a login form in it
             return (whole[at : at + size_bytes] for at in range(0, len(whole), size_bytes))
-        return self._reader().pieces(size_bytes)
+        return self.reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
         """Return the parameters of the query, then those of a urlencoded body. Raises as
@@ -341,29 +337,6 @@ class Request(Head, Posted):
             fields.append((_SUBPROTOCOL, chosen))
         return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
 
-    def report_failure(self, language: str, failure: str) -> None:
-        """Log a failure of a page or a directory function with a number, and write it into the open response.
-
-        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head
-        is sent: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Afterwards: a
-        block of HTML at the end.
-
-        Args:
-            language: language of the code, "Lua" or "Python".
-            failure: message with file and line, followed by the traceback.
-        """
-        number = self.log_failure(failure)
-        if not self.access.shows_errors(self):
-            failure = f"number {number} in the server's log"
-        by_script = (self.get("X-Requested-With") or "").lower() == "xmlhttprequest"
-        self.response.show_failure(language, failure, by_script)
-
-    def log_failure(self, failure: str) -> str:
-        """Log a failure of a page or a directory function; return its number in the log."""
-        number = secrets.token_hex(4)
-        log.error("error %s in %s: %s", number, self.path, failure)
-        return number
-
     @property
     def is_answered(self) -> bool:
         """Whether the response has begun, or the connection was detached."""
@@ -398,27 +371,15 @@ class Request(Head, Posted):
         Raises:
             BadRequest: the chunked body is malformed.
         """
-        return self.content_length == 0 or self._reader().skip_buffered()
+        return self.content_length == 0 or self.reader().skip_buffered()
 
     @property
     def body_is_here(self) -> bool:
         """Whether all of the body has arrived, so that the beginning of the next request is known."""
-        return self.content_length == 0 or self._reader().is_here
-
-    def hold(self, count: int) -> None:
-        """Count `count` bytes as memory of the body until the request ends. `body` does this itself.
-
-        Raises:
-            HttpError: 503, memory for bodies is full.
-        """
-        self._reader().hold(count)
-
-    def tap(self, max_bytes: int) -> None:
-        """Keep a copy of the first `max_bytes` of the body as it is read, for `tapped`."""
-        self._reader().tap(max_bytes)
+        return self.content_length == 0 or self.reader().is_here
 
     def tapped(self) -> bytes:
-        """Return the copy that `tap` has kept."""
+        """Return the copy of the body that `Body.tap` has kept."""
         return b"" if self._body is None else self._body.tapped
 
     def forget(self) -> None:
@@ -429,13 +390,44 @@ class Request(Head, Posted):
         if self._body is not None:
             self._body.forget()
 
-    def _reader(self) -> Body:
+    def reader(self) -> Body:
+        """Return the reader of the body.
+
+        Raises:
+            RuntimeError: the request has ended.
+        """
         if self._is_over:
             raise RuntimeError("the request has ended: read its body before the directory function returns")
         if self._body is None:
             source, server = self._connection, self._connection.server
             self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)
         return self._body
+
+
+def report_failure(request: Request, language: str, failure: str) -> None:
+    """Log a failure of a page or a directory function with a number, and write it into the open response.
+
+    `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head
+    is sent: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Afterwards: a
+    block of HTML at the end.
+
+    Args:
+        request: the request of the page or function.
+        language: language of the code, "Lua" or "Python".
+        failure: message with file and line, followed by the traceback.
+    """
+    number = log_failure(request, failure)
+    if not request.access.shows_errors(request):
+        failure = f"number {number} in the server's log"
+    by_script = (request.get("X-Requested-With") or "").lower() == "xmlhttprequest"
+    request.response.show_failure(language, failure, by_script)
+
+
+def log_failure(request: Request, failure: str) -> str:
+    """Log a failure of a page or a directory function; return its number in the log."""
+    number = secrets.token_hex(4)
+    log.error("error %s in %s: %s", number, request.path, failure)
+    return number
 
 
 # ---- Uploads, written to files in bounded memory
@@ -525,7 +517,7 @@ def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: UploadWat
 
 
 def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher: UploadWatcher) -> None:
-    events = read_form(request.chunks(_RECEIVED_BYTES), boundary, request.hold)
+    events = read_form(request.chunks(_RECEIVED_BYTES), boundary, request.reader().hold)
     event = next(events, None)
     found = False
     while event is not None:

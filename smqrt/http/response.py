@@ -215,7 +215,7 @@ class Response:
         self.end(error_page(status, detail))
 
     def show_failure(self, language: str, failure: str, as_json: bool) -> None:
-        """Write a failure into the response, see `Request.report_failure`."""
+        """Write a failure into the response, see `smqrt.http.message.report_failure`."""
         if self.committed:
             self.write(f"\n<pre>{language} error: {escape(failure)}</pre>\n".encode())
             return

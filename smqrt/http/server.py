@@ -27,7 +27,7 @@ from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
 from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.http.logins.registry import Logins
-from smqrt.http.message import Request
+from smqrt.http.message import Request, report_failure
 from smqrt.loop import greenlets
 from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import NEVER, Deadlines, Turn, Watcher, share
@@ -374,7 +374,7 @@ class HttpConnection:
                 self._respond_error(request, HttpError(500))
             else:
                 response.ended = False
-                request.report_failure("Python", traceback.format_exc())
+                report_failure(request, "Python", traceback.format_exc())
                 response.end()
 
     def _respond_error(self, request: Request, error: HttpError) -> None:

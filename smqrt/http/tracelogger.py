@@ -504,7 +504,7 @@ class TraceLogger(Directory):
     def began(self, request: Request) -> None:
         """See `HttpServer.observers`."""
         if self.options.requestbody and request.has_body:
-            request.tap(BODY_BYTES)
+            request.reader().tap(BODY_BYTES)
 
     def ended(self, request: Request, is_detached: bool) -> None:
         """See `HttpServer.observers`."""

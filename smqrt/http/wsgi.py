@@ -477,7 +477,7 @@ class _ArrivingBody(io.RawIOBase):
         rest, self._rest = bytes(self._rest), memoryview(b"")
         if self._request.is_read:  # an authenticator has looked for a login form in it
             return rest + self._guarded(lambda: b"".join(self._pieces))
-        return rest + self._guarded(self._request.rest)
+        return rest + self._guarded(lambda: self._request.reader().whole(self._request.body_limit_bytes))
 
     def _next(self) -> bytes:
         piece = next(self._pieces, b"")

@@ -311,7 +311,7 @@ def _staged_pieces(request: Request, staged: StagedResults, query: str, batch: i
     """Yield the pieces of staged rows, which count as memory of the request."""
     with in_thread(staged.open, query, batch, part) as file:
         while piece := in_thread(file.read, _PIECE):
-            request.hold(len(piece))
+            request.reader().hold(len(piece))
             yield piece
 
 
@@ -321,7 +321,7 @@ def _limited_pieces(request: Request, limit: int, kept: list[bytes] | None) -> I
         size += len(piece)
         if size > limit:
             raise _too_large(limit)
-        request.hold(len(piece))
+        request.reader().hold(len(piece))
         if kept is not None:
             kept.append(piece)
         yield piece

@@ -108,7 +108,7 @@ def test_a_form_that_finds_no_room(start: Any) -> None:
     bench = start(HttpLimits(bodies_bytes=1000))
 
     def read(request: Request, relpath: str) -> None:
-        request.response.write(b"%d" % len(list(read_form(request.chunks(), b"XX", request.hold))))
+        request.response.write(b"%d" % len(list(read_form(request.chunks(), b"XX", request.reader().hold))))
 
     bench.handle(read)
     part = b'--XX\r\nContent-Disposition: form-data; name="a"\r\n\r\n'

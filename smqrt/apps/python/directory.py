@@ -12,7 +12,7 @@ from gevent.event import Event
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import ClientGoneError, HttpError
 from smqrt.http.logins import Authenticator, Authorizer, LoginGuard
-from smqrt.http.message import Request
+from smqrt.http.message import Request, report_failure
 from smqrt.http.resources import Io
 from smqrt.http.static_files import StaticFile
 from smqrt.http.tree import Directory, ResourceReader
@@ -251,7 +251,7 @@ class ApplicationDirectory(ResourceReader):
         except Exception as error:
             if not self._may_show(request, error):
                 raise
-            request.report_failure("Python", self.describe(error))
+            report_failure(request, "Python", self.describe(error))
             return True
         finally:
             current_process.current_app.reset(token)

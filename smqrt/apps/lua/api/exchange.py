@@ -42,7 +42,7 @@ from smqrt.http.headers import (
     parse_date,
     set_cookie_field,
 )
-from smqrt.http.message import Request
+from smqrt.http.message import Request, log_failure, report_failure
 from smqrt.http.response import Response
 from smqrt.http.tree import Directory, DispatchError, Root
 from smqrt.transport.tls import TlsTransport
@@ -195,7 +195,7 @@ class Exchanges:
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is not None and exchange.depth:
             raise error
-        request.report_failure("Lua", str(error))
+        report_failure(request, "Lua", str(error))
 
     def _exchange(self, request: Request) -> Exchange:
         exchange: Exchange | None = request.env.get(_KEY)
@@ -226,7 +226,7 @@ class Exchanges:
         response = request.response
         if exchange.wait is not None:
             if failure is not None:
-                request.log_failure(failure.decode("utf-8", "replace"))
+                log_failure(request, failure.decode("utf-8", "replace"))
                 failure = None  # the deferred response is not the page's any more
             exchange.wait()
         if exchange.refusal is not None and not response.committed:
@@ -239,7 +239,7 @@ class Exchanges:
         elif body is not None and (failure is None or response.committed):
             response.write(body)
         if failure is not None:
-            request.report_failure("Lua", failure.decode("utf-8", "replace"))
+            report_failure(request, "Lua", failure.decode("utf-8", "replace"))
 
 
 def install_exchange(vm: Vm) -> Exchanges:
@@ -415,7 +415,7 @@ def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
             raise ArgumentError("multipart: iscommitted")
         if size_bytes < 1:
             raise ArgumentError("multipart: the buffer size must be at least 1")
-        forms[handle] = read_form(request.chunks(size_bytes), boundary, request.hold)
+        forms[handle] = read_form(request.chunks(size_bytes), boundary, request.reader().hold)
 
     def next_event(handle: int) -> LuaResult:
         """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""

@@ -317,96 +317,12 @@ class FileInMemory:
     flush_here = flush
 
 
-ENTRIES_AT_ONCE = 500
-"""Directory entries per job: a thread that lists many thousand at once would hold the GIL most of the time."""
+class FileTable:
+    """Open files by the numbers that Lua has for them. Operations have the forms of `OpenFile`."""
 
-
-class FilesBinding:
-    """io objects, open files and directory listings by the handles that Lua has for them.
-
-    Operations on an io have three forms, as those on files: `<name>_now` returns False when it may take time, `<name>`
-    parks the activity, `<name>_here` blocks the event loop, for places where an activity can't wait.
-    """
-
-    def __init__(self, services: Services) -> None:
-        self._named: dict[str, Io] = services.ios
-        self._next_handle = itertools.count(1).__next__
-        self._ios: dict[int, Io] = {}
-        self._handles: dict[int, int] = {}  # id of an io -> its handle, so that one io is one object in Lua
+    def __init__(self) -> None:
+        self._next_number = itertools.count(1).__next__
         self._files: dict[int, OpenFile] = {}
-        self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # path of the folder, and its remaining entries
-
-    def handle_of(self, io: Io) -> int:
-        """Return the handle by which Lua knows `io`."""
-        handle = self._handles.get(id(io))
-        if handle is None:
-            handle = self._handles[id(io)] = self._next_handle()
-            self._ios[handle] = io
-        return handle
-
-    def io(self, handle: int) -> Io:
-        """Return the io of a handle."""
-        return self._ios[handle]
-
-    def drop_io(self, handle: int) -> None:
-        io = self._ios.pop(handle, None)
-        self._handles.pop(id(io), None)
-
-    def named_io(self, name: bytes) -> int | None:
-        io = self._named.get(from_utf8(name))
-        return None if io is None else self.handle_of(io)
-
-    def io_names(self) -> tuple[bytes, ...]:
-        return tuple(utf8(name) for name in self._named)
-
-    def realpath(self, handle: int, name: bytes) -> bytes:
-        return utf8(self.io(handle).realpath(from_utf8(name)))
-
-    def resourcetype(self, handle: int) -> bytes:
-        return self.io(handle).kind.encode()
-
-    def absolute(self, name: bytes) -> bytes:
-        """Return the absolute path of a name that is relative to the current folder."""
-        return os.path.abspath(name)
-
-    def label(self, handle: int, name: bytes) -> bytes:
-        """Return the name of a file in tracebacks: the name of its folder and its own."""
-        return utf8(label(self.io(handle), from_utf8(name)))
-
-    def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
-        """Run an operation in a thread; see `_run` for the arguments. Parks."""
-        io, path = self.io(handle), from_utf8(name)
-        place = io.place(path)
-        job = LuaJob(with_error_words(disks.doing(place, self._run)), operation, io, path, more)
-        if operation == b"open":
-            # The activity may have ended before the file was open; failures are tuples.
-            job.discard = lambda result: self.drop(result) if isinstance(result, int) else None
-        return disks.threads(place).submit(job)
-
-    def perform_here(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
-        """Run an operation in the event loop."""
-        return self._run(operation, self.io(handle), from_utf8(name), more)
-
-    def _run(self, operation: bytes, io: Io, path: str, more: bytes | None) -> LuaResult:
-        """Run an operation.
-
-        Args:
-            operation: sub, open, files, stat, rename, mkdir, rmdir or remove.
-            more: the mode of open, the new name of rename.
-        """
-        if operation == b"sub":
-            return self.handle_of(io.sub(path))
-        if operation == b"open":
-            return self._keep(open_file(io.open(path, (more or b"r").decode("latin-1")), io, path))
-        if operation == b"files":
-            return self._portion(self._next_handle(), io.place(path), io.files(path))
-        if operation == b"stat":
-            return _stat_values(io.stat(path))
-        if operation == b"rename":
-            io.rename(path, from_utf8(more or b""))
-        else:
-            {b"mkdir": io.mkdir, b"rmdir": io.rmdir, b"remove": io.remove}[operation](path)
-        return True
 
     def file(self, number: int) -> OpenFile:
         """Return the open file of a handle. Raises ArgumentError when it is closed."""
@@ -415,44 +331,11 @@ class FilesBinding:
             raise ArgumentError("attempt to use a closed file")
         return file
 
-    def _keep(self, file: OpenFile) -> int:
-        number = self._next_handle()
+    def keep(self, file: OpenFile) -> int:
+        """Return a new number for a file."""
+        number = self._next_number()
         self._files[number] = file
         return number
-
-    def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
-        """Return the next entries packed, and the number of the listing, 0 when these are the last.
-
-        An entry is the length of its name, the name, isdir, mtime and size.
-        """
-        parts = []
-        for entry in islice(entries, ENTRIES_AT_ONCE):
-            name = utf8(entry.name)
-            parts.append(struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size))
-        is_last = len(parts) < ENTRIES_AT_ONCE
-        if not is_last:
-            self._listings[number] = place, entries
-        return b"".join(parts), 0 if is_last else number
-
-    def list_more(self, number: int) -> LuaResult:
-        place, entries = self._listings.pop(number)
-        return disks.threads(place).submit(LuaJob(with_error_words(self._portion), number, place, entries))
-
-    def list_more_here(self, number: int) -> LuaResult:
-        return self._portion(number, *self._listings.pop(number))
-
-    def end_list(self, number: int) -> None:
-        """Forget a listing that was not read to its end."""
-        self._listings.pop(number, None)
-
-    def open_now(self, handle: int, name: bytes) -> LuaResult:
-        io, path = self.io(handle), from_utf8(name)
-        fd = io.open_now(path)
-        return fd is not None and self._keep(FileOnDisk(DiskFile(fd, is_local=True), io.place(path)))
-
-    def stat_now(self, handle: int, name: bytes) -> LuaResult:
-        stat = self.io(handle).stat_now(from_utf8(name))
-        return stat is not None and _stat_values(stat)
 
     def read_now(self, number: int, size_bytes: int) -> LuaResult:
         """Return the next bytes, None at the end of the file; for -1 all that is left."""
@@ -501,6 +384,135 @@ class FilesBinding:
         return self.file(number).flush_here()
 
 
+ENTRIES_AT_ONCE = 500
+"""Directory entries per job: a thread that lists many thousand at once would hold the GIL most of the time."""
+
+
+class FilesBinding:
+    """io objects and directory listings by the handles that Lua has for them.
+
+    Attributes:
+        files: the open files.
+
+    Operations on an io have three forms, as those on files: `<name>_now` returns False when it may take time, `<name>`
+    parks the activity, `<name>_here` blocks the event loop, for places where an activity can't wait.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._named: dict[str, Io] = services.ios
+        self._next_handle = itertools.count(1).__next__
+        self._ios: dict[int, Io] = {}
+        self._handles: dict[int, int] = {}  # id of an io -> its handle, so that one io is one object in Lua
+        self.files = FileTable()
+        self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # path of the folder, and its remaining entries
+
+    def handle_of(self, io: Io) -> int:
+        """Return the handle by which Lua knows `io`."""
+        handle = self._handles.get(id(io))
+        if handle is None:
+            handle = self._handles[id(io)] = self._next_handle()
+            self._ios[handle] = io
+        return handle
+
+    def io(self, handle: int) -> Io:
+        """Return the io of a handle."""
+        return self._ios[handle]
+
+    def drop_io(self, handle: int) -> None:
+        io = self._ios.pop(handle, None)
+        self._handles.pop(id(io), None)
+
+    def named_io(self, name: bytes) -> int | None:
+        io = self._named.get(from_utf8(name))
+        return None if io is None else self.handle_of(io)
+
+    def io_names(self) -> tuple[bytes, ...]:
+        return tuple(utf8(name) for name in self._named)
+
+    def realpath(self, handle: int, name: bytes) -> bytes:
+        return utf8(self.io(handle).realpath(from_utf8(name)))
+
+    def resourcetype(self, handle: int) -> bytes:
+        return self.io(handle).kind.encode()
+
+    def absolute(self, name: bytes) -> bytes:
+        """Return the absolute path of a name that is relative to the current folder."""
+        return os.path.abspath(name)
+
+    def label(self, handle: int, name: bytes) -> bytes:
+        """Return the name of a file in tracebacks: the name of its folder and its own."""
+        return utf8(label(self.io(handle), from_utf8(name)))
+
+    def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
+        """Run an operation in a thread; see `_run` for the arguments. Parks."""
+        io, path = self.io(handle), from_utf8(name)
+        place = io.place(path)
+        job = LuaJob(with_error_words(disks.doing(place, self._run)), operation, io, path, more)
+        if operation == b"open":
+            # The activity may have ended before the file was open; failures are tuples.
+            job.discard = lambda result: self.files.drop(result) if isinstance(result, int) else None
+        return disks.threads(place).submit(job)
+
+    def perform_here(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
+        """Run an operation in the event loop."""
+        return self._run(operation, self.io(handle), from_utf8(name), more)
+
+    def _run(self, operation: bytes, io: Io, path: str, more: bytes | None) -> LuaResult:
+        """Run an operation.
+
+        Args:
+            operation: sub, open, files, stat, rename, mkdir, rmdir or remove.
+            more: the mode of open, the new name of rename.
+        """
+        if operation == b"sub":
+            return self.handle_of(io.sub(path))
+        if operation == b"open":
+            return self.files.keep(open_file(io.open(path, (more or b"r").decode("latin-1")), io, path))
+        if operation == b"files":
+            return self._portion(self._next_handle(), io.place(path), io.files(path))
+        if operation == b"stat":
+            return _stat_values(io.stat(path))
+        if operation == b"rename":
+            io.rename(path, from_utf8(more or b""))
+        else:
+            {b"mkdir": io.mkdir, b"rmdir": io.rmdir, b"remove": io.remove}[operation](path)
+        return True
+
+    def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
+        """Return the next entries packed, and the number of the listing, 0 when these are the last.
+
+        An entry is the length of its name, the name, isdir, mtime and size.
+        """
+        parts = []
+        for entry in islice(entries, ENTRIES_AT_ONCE):
+            name = utf8(entry.name)
+            parts.append(struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size))
+        is_last = len(parts) < ENTRIES_AT_ONCE
+        if not is_last:
+            self._listings[number] = place, entries
+        return b"".join(parts), 0 if is_last else number
+
+    def list_more(self, number: int) -> LuaResult:
+        place, entries = self._listings.pop(number)
+        return disks.threads(place).submit(LuaJob(with_error_words(self._portion), number, place, entries))
+
+    def list_more_here(self, number: int) -> LuaResult:
+        return self._portion(number, *self._listings.pop(number))
+
+    def end_list(self, number: int) -> None:
+        """Forget a listing that was not read to its end."""
+        self._listings.pop(number, None)
+
+    def open_now(self, handle: int, name: bytes) -> LuaResult:
+        io, path = self.io(handle), from_utf8(name)
+        fd = io.open_now(path)
+        return fd is not None and self.files.keep(FileOnDisk(DiskFile(fd, is_local=True), io.place(path)))
+
+    def stat_now(self, handle: int, name: bytes) -> LuaResult:
+        stat = self.io(handle).stat_now(from_utf8(name))
+        return stat is not None and _stat_values(stat)
+
+
 def _stat_values(stat: Stat) -> tuple[bytes, int, int, bool]:
     return utf8(stat.name), stat.mtime, stat.size, stat.isdir
 
@@ -525,25 +537,26 @@ def check_pipe(path: bytes) -> LuaResult:
     return True if file_modes.S_ISFIFO(status.st_mode) else fail("invalidname")
 
 
-_WITH_WORDS = (
-    "realpath resourcetype perform_here list_more_here open_now stat_now read_now write_now seek_now "
-    "read_here write_here seek_here flush_here"
-)
-_PLAIN = "drop_io named_io io_names absolute label drop end_list"
-_PARKING = "perform list_more read write seek flush close"
+_PLAIN = "drop_io named_io io_names absolute label end_list"
+_WITH_WORDS = "realpath resourcetype perform_here list_more_here open_now stat_now"
+_PARKING = "perform list_more"
+_FILE_WITH_WORDS = "read_now write_now seek_now read_here write_here seek_here flush_here"
+_FILE_PARKING = "read write seek flush close"
 
 
 def install(vm: Vm, services: Services) -> FilesBinding:
     """Give Lua the io objects of the server and `ba.pipe`; return the table of their handles."""
     binding = FilesBinding(services)
     functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_error_words)
-    vm.namespace("ba.files", functions, parking=methods(binding, _PARKING, with_error_words))
+    functions |= methods(binding.files, "drop") | methods(binding.files, _FILE_WITH_WORDS, with_error_words)
+    parking = methods(binding, _PARKING, with_error_words) | methods(binding.files, _FILE_PARKING, with_error_words)
+    vm.namespace("ba.files", functions, parking=parking)
 
     def end_with_app(number: int, application: int | None) -> None:
         """Close the file `number` when its application ends."""
         scope = services.scope_of(application)
         if scope is not None:
-            scope.add(binding.file(number))
+            scope.add(binding.files.file(number))
 
     pipe_functions = {"make": with_error_words(make_pipe), "check": with_error_words(check_pipe)}
     vm.namespace("ba.pipes", {"end_with_app": end_with_app}, pipe_functions)

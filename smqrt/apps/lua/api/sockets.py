@@ -165,7 +165,7 @@ class SocketBinding:
         stream = Stream.connect(name, port, timeout_s, source.decode("ascii", "replace") if source else None, ipv6)
         handle = StreamHandle(stream, host=name)
         if tls is not None:
-            self._secure(handle, tls, alpn)
+            _start_tls(handle, self._services.tls[tls], alpn)
         return self.add(handle)
 
     def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> LuaResult:
@@ -377,29 +377,25 @@ class SocketBinding:
         """Return how many sockets there are."""
         return len(self._handles)
 
-    # ---- TLS
+
+class SocketTlsBinding:
+    """TLS of sockets, by the numbers that Lua has for the sockets."""
+
+    def __init__(self, services: Services, sockets: SocketBinding) -> None:
+        self._services, self._sockets = services, sockets
 
     def upgrade(self, number: int, tls: int, *alpn: bytes) -> LuaResult:
         """Start TLS; blocks until the handshake is done. The socket is closed when it fails."""
-        handle = self.handle(number)
+        handle = self._sockets.handle(number)
         if type(handle) is not StreamHandle or handle.stream.tls or handle.reading:
             raise StreamError("incorrectuse")
-        self._secure(handle, tls, alpn)
+        _start_tls(handle, self._services.tls[tls], alpn)
         return True
-
-    def _secure(self, handle: StreamHandle, number: int, alpn: tuple[bytes, ...]) -> None:
-        tls = self._services.tls[number]
-        context = tls.context(_protocols(alpn))
-        if isinstance(tls, ClientTls):
-            handle.stream.starttls(context, handle.host or None)
-        else:
-            handle.stream.starttls(context, server_side=True)
-        handle.tls = tls
 
     def trusted(self, number: int, name: bytes | None) -> LuaResult:
         """Return true, or nil and what is wrong with the certificate of the remote side."""
-        handle = self.handle(number)
-        tls = self._tls(number)
+        handle = self._sockets.handle(number)
+        tls = self._layer(number)
         if not isinstance(handle, StreamHandle) or not isinstance(handle.tls, ClientTls):
             # OpenSSL has rejected untrusted certificates of clients in the handshake.
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
@@ -409,27 +405,36 @@ class SocketBinding:
 
     def certificate(self, number: int) -> LuaResult:
         """Return the certificate of the remote side, for `core.certificate`."""
-        return describe(self._tls(number).peer_certificate())
+        return describe(self._layer(number).peer_certificate())
 
     def cipher(self, number: int) -> LuaResult:
         """Return the name of the cipher, and the version of TLS."""
-        cipher = self._tls(number).cipher()
+        cipher = self._layer(number).cipher()
         return (cipher[0].encode(), cipher[1].encode()) if cipher else None
 
     def alpn(self, number: int) -> LuaResult:
         """Return the protocol that ALPN selected."""
-        word = self._tls(number).alpn()
+        word = self._layer(number).alpn()
         return word.encode() if word else None
 
     def is_resumed(self, number: int) -> LuaResult:
         """Return whether the TLS session was resumed."""
-        return self._tls(number).resumed()
+        return self._layer(number).resumed()
 
-    def _tls(self, number: int) -> TlsTransport:
-        tls = self.handle(number).tls_layer
+    def _layer(self, number: int) -> TlsTransport:
+        tls = self._sockets.handle(number).tls_layer
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
+
+
+def _start_tls(handle: StreamHandle, tls: ClientTls | ServerTls, alpn: tuple[bytes, ...]) -> None:
+    context = tls.context(_protocols(alpn))
+    if isinstance(tls, ClientTls):
+        handle.stream.starttls(context, handle.host or None)
+    else:
+        handle.stream.starttls(context, server_side=True)
+    handle.tls = tls
 
 
 def _local_address(intf: bytes | None) -> str | None:
@@ -453,9 +458,9 @@ def _protocols(alpn: tuple[bytes, ...]) -> list[str]:
 
 _DIRECT = (
     "bind give_request put offer sendto ping pause close drop peername sockname setoption is_websocket state queuelen "
-    "maxsize count trusted certificate cipher alpn is_resumed"
+    "maxsize count"
 )
-_BLOCKING = "connect udp lookup take_http upgrade"
+_BLOCKING = "connect udp lookup take_http"
 _PARKING = "read drain"
 
 
@@ -508,6 +513,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
     """Give Lua `ba.socket`, `ba.bytearray`, `ba.create.servcon` and the objects of TLS."""
     vm.namespace("ba.tls", methods(TlsBinding(services), _TLS_FUNCTIONS) | {"describe": describe})
     services.sockets = binding = SocketBinding(services)
+    tls = SocketTlsBinding(services, binding)
 
     def functions(names: str) -> dict[str, Function]:
         return methods(binding, names, with_error_words)
@@ -528,10 +534,12 @@ def install(vm: Vm, services: Services) -> SocketBinding:
             return fail("subprotocol", str(error).encode())
 
     suspensions = binding.suspensions
-    direct = functions(_DIRECT) | {"take_request": take_request, "wake": suspensions.wake, "start": vm.start}
+    of_tls = methods(tls, "trusted certificate cipher alpn is_resumed", with_error_words)
+    direct = functions(_DIRECT) | of_tls | {"take_request": take_request, "wake": suspensions.wake, "start": vm.start}
     parking = functions(_PARKING) | {"suspend": suspensions.suspend}
     vm.namespace("ba.bytearray", {})
-    vm.namespace("ba.sockets", direct, functions(_BLOCKING), parking=parking)
+    blocking = functions(_BLOCKING) | methods(tls, "upgrade", with_error_words)
+    vm.namespace("ba.sockets", direct, blocking, parking=parking)
     vm.namespace("ba.cosockets", {})
     vm.namespace("ba.connections", {})
     listeners = ListenerBinding(services)
