@@ -409,8 +409,8 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     if not found.rows:
         raise JournalError(f"no messages to {words[-1]!r}. List topics with `smqrt journal stats`.")
     if found.ddl is None:
-        kind = f"{found.kind} values" if found.json else "no JSON"
-        raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}, not JSON objects: no DDL")
+        kind = f"{found.kind} values, not JSON objects" if found.json else "not JSON"
+        raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}: no DDL")
     click.echo(printable(found.ddl))
     click.echo(f"matches {found.fitting:,} of {found.rows:,} payloads ({found.fitting / found.rows:.1%})", err=True)
 

@@ -72,7 +72,7 @@ def test_arguments_that_are_no_json_are_not_sent(
     page = open_page(served_demos, new_page, application)
     page.get_by_label("Arguments").fill("1, oops")
     page.get_by_role("button", name="Call").click()
-    expect(page.locator("#help")).to_contain_text("no JSON")
+    expect(page.locator("#help")).to_contain_text("not JSON")
     expect(page.get_by_role("listitem")).to_have_count(0)
 
 

@@ -291,7 +291,7 @@ def test_what_has_no_schema(app: Path) -> None:
         1,
         "no messages to 'nobody'. List topics with `smqrt journal stats`.",
     )
-    assert refused("schema", app, "a")[1] == "the 1 newest payloads of 'a' are not JSON, not JSON objects: no DDL"
+    assert refused("schema", app, "a")[1] == "the 1 newest payloads of 'a' are not JSON: no DDL"
     assert refused("schema", app, "a", "b")[0] == 2
     assert refused("schema", app, "a/#/b")[0] == 2
 

@@ -146,11 +146,11 @@ def test_a_credentials_file(start_nats: Start, client: Make, tmp_path: Path) -> 
 def test_files_that_hold_no_credentials(tmp_path: Path) -> None:
     file = tmp_path / "file"
     for content, words in (
-        ("", "no nkey"),
+        ("", "not an nkey"),
         (Key(20).public, "begins with SU"),
         (Key(0).seed, "an account's"),
-        ("".join(sorted(Key(20).seed)), "no nkey"),
-        ("é" * 10, "no nkey"),
+        ("".join(sorted(Key(20).seed)), "not an nkey"),
+        ("é" * 10, "not an nkey"),
     ):
         file.write_text(content)
         with pytest.raises(ArgumentError, match=words) as caught:
