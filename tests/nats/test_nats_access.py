@@ -159,7 +159,7 @@ def test_files_that_hold_no_credentials(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="make it with nsc"):
         jwt_fields(str(file), "n")
     file.write_bytes(b"\xff")
-    with pytest.raises(ArgumentError, match="no text"):
+    with pytest.raises(ArgumentError, match="is not text"):
         jwt_fields(str(file), "n")
 
 
