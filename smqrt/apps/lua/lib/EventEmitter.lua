@@ -6,7 +6,7 @@ local core = ...
 local arg, insert, ipairs, move, rawget, rawtype = core.arg, table.insert, ipairs, table.move, rawget, core.rawtype
 local remove, setmetatable, tostring = table.remove, setmetatable, tostring
 
-local MAX_LISTENERS <const> = 10 -- of one event, then a leak is likely and said once
+local MAX_LISTENERS <const> = 10 -- of one event; with more a leak is likely, which is logged once
 
 local EventEmitter = {defaultMaxListeners = MAX_LISTENERS}
 local class = {__index = EventEmitter, __name = "EventEmitter"}
@@ -36,7 +36,7 @@ local function warn_of_many(self, state, event, count)
   end
 end
 
--- Lists are replaced, never changed: an emit that is under way goes on with what there was.
+-- Lists are replaced, never changed: a running emit continues with the former list.
 local function add(self, event, listener, is_first, is_once, fname)
   local state = check(self, event, listener, fname)
   if state.lists.newListener then self:emit("newListener", event, listener) end
@@ -110,7 +110,7 @@ function EventEmitter:removeAllListeners(event)
 end
 
 -- syntax: emitter:emit(event, ...) -> whether there was a listener
--- They are called in their order with the other arguments. What one raises goes to the caller; "error" without a listener is raised.
+-- They are called in their order with the other arguments. Errors of listeners are raised in the caller, as is "error" without a listener.
 function EventEmitter:emit(event, ...)
   local state = state_of(self, "emit")
   if event == nil or event ~= event then core.bad_argument(1, "emit", "name of an event", event) end

@@ -1,6 +1,6 @@
 -- require "JSONS": JSON documents over a socket, one after the other (spec: bas-api §12, §17).
 --
--- Over a WebSocket each document goes out as a text message; binary messages are for `bincb`. What comes in pieces is put together.
+-- Over a WebSocket each document is sent as a text message; binary messages are passed to `bincb`. Fragments are joined.
 local core = ...
 
 local arg, setmetatable = core.arg, setmetatable

@@ -74,7 +74,7 @@ local function changed(metrics, known, fname)
     local copy = {}
     for name, value in pairs(metric) do copy[name] = value end
     copy.datatype, copy.timestamp = one.datatype, metric.timestamp or now_ms()
-    copy.name, copy.alias = not one.alias and one.name or nil, one.alias -- an alias stands in the place of the name
+    copy.name, copy.alias = not one.alias and one.name or nil, one.alias -- an alias replaces the name
     out[at] = copy
   end
   return out
@@ -89,7 +89,7 @@ end
 
 -- ---- messages
 
--- A payload without its seq, which is appended when it goes out: fields of protobuf may come in any order, and encoding may block.
+-- A payload without its seq, which is appended when it is sent: fields of protobuf may come in any order, and encoding may block.
 local function encoded(metrics)
   return sparkplug.encode{timestamp = now_ms(), metrics = metrics}
 end
@@ -126,7 +126,7 @@ end
 
 local Birthing = {__close = function(births) births.node.is_birthing = false end}
 
--- NBIRTH and the DBIRTH of every device, one after the other; nothing else goes out in between.
+-- NBIRTH and the DBIRTH of every device, one after the other; nothing else is sent in between.
 local function births(self)
   wait_for_births(self)
   if not self.is_connected or not self.metrics then return false end
@@ -146,7 +146,7 @@ end
 -- ---- methods
 
 -- syntax: node:nbirth([metrics]) -> true | false without a connection, which makes it as soon as it is there | nil, error
--- The metrics of the node, for the first time or anew. The DBIRTH of every device follows.
+-- The metrics of the node, for the first time or again. The DBIRTH of every device follows.
 function methods:nbirth(metrics)
   self_of(self, "nbirth")
   if metrics ~= nil or not self.metrics then

@@ -77,7 +77,7 @@ local function add_options(list, op, kinds)
   end
 end
 
---- Appends what `op` says of the way to a server to `list`, names and values in turn: the TLS client and the proxy.
+--- Appends the connection options in `op` to `list`, names and values in turn: the TLS client and the proxy.
 function http.add_way(list, op)
   add_options(list, op, PROXY)
   if op.shark ~= nil then
@@ -143,7 +143,7 @@ local function piece(self, data, ...)
 end
 
 -- syntax: http:read([size | "a"]) -> data | nil at the end | nil, error
--- Without a size: what comes next. 0 reads the rest and drops it.
+-- Without a size: the next data. 0 reads and drops the rest.
 function methods:read(size)
   local handle = handle_of(self, "read")
   if self.ended then return nil end
@@ -209,7 +209,7 @@ end
 
 -- ---- the connection
 
--- syntax: http:url() -> where the last request went, behind redirects
+-- syntax: http:url() -> the address of the last request, after redirects
 function methods:url() return py.url(handle_of(self, "url")) end
 
 -- syntax: http:timeout(ms) -> true       how long each wait for the server may take from now on (default 20000)

@@ -8,7 +8,7 @@ local BLOCK <const> = 65536
 local methods = {}
 local class = core.http.subclass("httpm", methods)
 
--- The request of one call: what `op` says, and `fields` in front of it.
+-- The request of one call: the options `op`, preceded by `fields`.
 local function asked(op, fields, fname)
   local request = {}
   for name, value in pairs(arg.optional(arg.table, op, {}, 3, fname)) do request[name] = value end
@@ -31,7 +31,7 @@ local function send(self, request, body, again)
   local status, fault, more = self:status()
   if not status then return nil, message or fault, more end
   if status == 401 and not again and string.find(self:header"www-authenticate" or "", "^[Dd]igest") then
-    return send(self, request, body, true) -- the client knows now what to prove
+    return send(self, request, body, true) -- the client has the challenge now
   end
   return status
 end
@@ -58,7 +58,7 @@ local function decoded(self, status)
 end
 
 -- syntax: http:json(url, tab [, op]) -> table | nil, error or status, body
--- Sends a table as JSON and gives the JSON of the answer as a table. Without a table: GET.
+-- Sends a table as JSON and returns the JSON of the response as a table. Without a table: GET.
 function methods:json(url, tab, op)
   if tab == nil then
     local ok, message, details = self:request(asked(op, {url = url}, "json"))
@@ -127,7 +127,7 @@ local function copy_up(self, file, op, size)
 end
 
 -- syntax: http:upload{url, io, name [, func(count, total)] [, method="PUT"] [, header] ...} -> true | nil, error or status
--- Sends a file. func is called as it goes; false ends it.
+-- Sends a file. func is called during the transfer; false ends it.
 function methods:upload(op)
   arg.table(op, 1, "upload")
   local file, message, is_own = open_file(op, "r", "upload")
@@ -162,7 +162,7 @@ local function copy_down(self, file, op)
 end
 
 -- syntax: http:download{url, io, name [, func(count, total)] [, header] ...} -> true | nil, error or status
--- Gets a file. func is called as it goes; false ends it. The file is made when the server has something to give.
+-- Gets a file. func is called during the transfer; false ends it. The file is created when data arrives.
 function methods:download(op)
   arg.table(op, 1, "download")
   local ok, message, details = fetch(self, op)

@@ -1,6 +1,6 @@
 -- require "ltn12": sources, sinks, filters and pumps, as Lua Technical Note 012 describes them (spec: bas-api §12).
 --
--- A source gives chunks, then nil; a sink takes them, then nil. A filter makes chunks of chunks: "" when it needs more, nil when it has ended.
+-- A source returns chunks, then nil; a sink receives them, then nil. A filter transforms chunks: "" when it needs more, nil at its end.
 local core = ...
 
 local arg, concat, remove, select, sub = core.arg, table.concat, table.remove, select, string.sub
@@ -93,7 +93,7 @@ function source.table(list)
   end
 end
 
--- syntax: source.file(file [, message]) -> source       the file is closed at its end; without one the source gives the message
+-- syntax: source.file(file [, message]) -> source       the file is closed at its end; without one the source returns the message
 function source.file(file, message)
   if not file then return source.error(message or "unable to open file") end
   return function()
@@ -104,7 +104,7 @@ function source.file(file, message)
   end
 end
 
--- syntax: source.simplify(source) -> source       of one that gives its successor as a second value
+-- syntax: source.simplify(source) -> source       of one that returns its successor as a second value
 function source.simplify(from)
   callable(from, 1, "simplify")
   return function()
@@ -136,7 +136,7 @@ function source.chain(from, ...)
   return from
 end
 
--- syntax: source.cat(source, ...) -> source       one behind the other
+-- syntax: source.cat(source, ...) -> source       one after the other
 function source.cat(...)
   local list, at = {...}, 1
   return function()
@@ -174,7 +174,7 @@ function sink.file(file, message)
   end
 end
 
--- syntax: sink.simplify(sink) -> sink       of one that gives its successor as a second value
+-- syntax: sink.simplify(sink) -> sink       of one that returns its successor as a second value
 function sink.simplify(to)
   callable(to, 1, "simplify")
   return function(chunk, message)

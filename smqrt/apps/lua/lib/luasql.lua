@@ -172,7 +172,7 @@ function connection:setautocommit(auto, kind)
   return py.manual(self.handle, true, kind_of(kind, 2, "setautocommit"))
 end
 
--- syntax: conn:setbusytimeout(ms) -> true      how long a statement waits for a lock of somebody else (default 1000)
+-- syntax: conn:setbusytimeout(ms) -> true      how long a statement waits for the lock of another connection (default 1000)
 function connection:setbusytimeout(ms)
   check_connection(self, "setbusytimeout")
   return py.set_busy_timeout(self.handle, arg.milliseconds(ms, 1, "setbusytimeout"))
@@ -197,7 +197,7 @@ function connection:close()
   self.closed = true
   self.env.open = self.env.open - 1
   if core.isyieldable() then return py.close(self.handle) end
-  py.drop(self.handle) -- a `<close>` variable of code that is killed, or the garbage collector: nobody can wait
+  py.drop(self.handle) -- a `<close>` variable of code that is killed, or the garbage collector: waiting is impossible
   return true
 end
 

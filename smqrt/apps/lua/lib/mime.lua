@@ -1,7 +1,7 @@
 -- The module and global `mime`: transfer encodings and line ends (RFC 2045, RFC 5321 §4.5.2), in steps and as filters of ltn12
 -- (spec: bas-api §12, §17).
 --
--- A step takes what was left over, and a chunk or nil at the end; it gives what it made, and what is left over now.
+-- A step gets the rest of the last step, and a chunk or nil at the end; it returns its output, and the new rest.
 local core = ...
 
 local arg, byte, char, concat, find, format, gsub = core.arg, string.byte, string.char, table.concat, string.find, string.format, string.gsub
@@ -13,7 +13,7 @@ local LINE_BYTES <const> = 76 -- RFC 2045 §6.7
 
 local mime = {_VERSION = "MIME 1.0.3"}
 
--- What a step gives for the last time.
+-- The last result of a step.
 local function last(made)
   return made ~= "" and made or nil, nil
 end
@@ -96,7 +96,7 @@ end
 -- ---- lines
 
 -- `piece` with line ends, and how many bytes are left of its last line; `left` of them before it.
--- soft: what ends a line. unit: nil, or gives the last place for a cut; then a byte is spared for what `soft` adds.
+-- soft: the end of a line. unit: nil, or a function that returns the last place for a cut; then a byte is reserved for `soft`.
 local function broken(piece, left, length, soft, unit)
   local parts, at, spare = {}, 1, unit and 1 or 0
   left = max(left, 0)

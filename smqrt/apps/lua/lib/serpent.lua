@@ -1,6 +1,6 @@
 -- require "serpent": tables as Lua source text, to print or to keep (spec: bas-api §12, §17).
 --
--- Every form walks the values once; what is met a second time is a reference to where it was first, which `dump` writes behind the rest.
+-- Every form walks the values once; a value's second occurrence is a reference to the first, which `dump` writes after the rest.
 local core = ...
 
 local arg, concat, find, format, gsub, ipairs = core.arg, table.concat, string.find, string.format, string.gsub, ipairs
@@ -9,7 +9,7 @@ local rep, setmetatable, sort, tonumber, tostring = string.rep, setmetatable, ta
 local error, getmetatable, load, pcall, raise, remove = error, core.getmetatable, load, pcall, core.raise, table.remove
 
 local HUGE <const> = math.huge
-local DEEPEST <const> = 150 -- tables within tables: each level is a call, and text that is copied once more
+local DEEPEST <const> = 150 -- tables within tables: each level is a call, and text that is copied again
 
 local KEYWORDS = {}
 for word in ("and break do else elseif end false for function goto if in local nil not or repeat return then true until while"):gmatch"%a+" do
@@ -126,7 +126,7 @@ local function remember(state, path, value)
   if late then late[#late + 1] = path .. state.space .. "=" .. state.space .. value end
 end
 
--- How many elements come without a key: with `sparse` those before the first nil.
+-- The number of elements without a key: with `sparse` those before the first nil.
 local function count_of(value, op)
   local count = #value
   if op.maxnum and count > op.maxnum then count = op.maxnum end
@@ -197,7 +197,7 @@ local function put_table(state, table, path, level, tag)
   return text .. comment_on(op, table, level)
 end
 
--- What stands for a table that says itself what it is.
+-- The text of a table with a conversion of its own.
 local function replaced(value, op)
   local meta = getmetatable(value)
   if rawtype(meta) ~= "table" or op.metatostring == false then return value end
@@ -207,7 +207,7 @@ end
 
 local SIMPLE <const> = {string = quoted, number = number_text, boolean = tostring, ["nil"] = tostring}
 
--- The text of a value behind `tag`, which names its place within a table; `path` names it from outside.
+-- The text of a value after `tag`, which names its place within a table; `path` names it from outside.
 function put(state, value, path, level, tag)
   local op, kind = state.op, rawtype(value)
   if SIMPLE[kind] then return tag .. SIMPLE[kind](value, op) end
@@ -223,7 +223,7 @@ function put(state, value, path, level, tag)
   return put(state, other, path, level, tag) .. comment_on(op, "meta", level)
 end
 
--- Writes `value` behind the rest, in front of what refers to its parts.
+-- Writes `value` after the rest, before references to its parts.
 local function put_behind(state, slot, value)
   local late, space = state.late, state.space
   local at = #late + 1
@@ -231,7 +231,7 @@ local function put_behind(state, slot, value)
   local is_known = state.seen[value]
   local text = put(state, value, slot, 0, "")
   if is_known then
-    remove(late, at) -- put has written the reference
+    remove(late, at) -- `put` has written the reference
   else
     late[at] = slot .. space .. "=" .. space .. text
   end
@@ -303,7 +303,7 @@ end
 
 serpent.serialize = function(value, op) return serialize(value, options(op, {}, "serialize")) end
 
--- What a text sees that is loaded safely: names give the same again, and nothing can be called.
+-- The environment of a text that is loaded safely: names return the same object, and nothing can be called.
 local function safe_environment()
   return setmetatable({}, {
     __index = function(t) return t end,
@@ -312,7 +312,7 @@ local function safe_environment()
 end
 
 -- syntax: serpent.load(text [, {safe = true}]) -> true, value | false, message
--- safe = false lets the text call the global functions.
+-- safe = false: the text may call the global functions.
 function serpent.load(text, op)
   text = arg.string(text, 1, "load")
   op = arg.optional(arg.table, op, {}, 2, "load")

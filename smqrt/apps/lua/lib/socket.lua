@@ -151,7 +151,7 @@ function socket.dns.gethostname() return py.gethostname() end
 
 local Failure = {__tostring = function(failure) return core.describe(failure[1]) end}
 
--- syntax: socket.newtry(finalizer) -> try       try(...) gives its arguments; when the first is nil or false it calls the finalizer
+-- syntax: socket.newtry(finalizer) -> try       try(...) returns its arguments; when the first is nil or false it calls the finalizer
 -- and raises the second
 function socket.newtry(finalizer)
   return function(...)

@@ -69,7 +69,7 @@ local Opened = {__close = function(opened)
   if opened.is_mine then sqlutil.close(opened.env, opened.conn) end
 end}
 
---- A connection, and what there is to close behind it: nothing of what the application has opened itself.
+--- A connection, and the objects to close with it: none that the application has opened itself.
 local function connected(source, fname)
   if sql_part.is_connection(source) then return setmetatable({conn = source}, Opened) end
   arg["function"](source, 1, fname)
@@ -79,7 +79,7 @@ local function connected(source, fname)
   return setmetatable({env = env, conn = conn, is_mine = true}, Opened)
 end
 
---- "a, b FROM t" stands for "SELECT a, b FROM t"; a whole statement is taken as well.
+--- "a, b FROM t" is short for "SELECT a, b FROM t"; a whole statement is accepted too.
 local function query(sql, fname)
   sql = arg.string(sql, 2, fname)
   local word = sql:match"^%s*(%a+)[%s%*%(\"'`%[]"
@@ -96,7 +96,7 @@ local function asked(source, sql, fname)
 end
 
 -- syntax: sqlutil.select(conn | openf, "columns FROM ...", f) -> what f(cursor) returns | nil, code, text
--- openf: a function that returns env, conn as sqlutil.open does; both are closed behind it.
+-- openf: a function that returns env, conn as sqlutil.open does; both are closed afterwards.
 function sqlutil.select(source, sql, f)
   arg["function"](f, 3, "select")
   local opened <close>, code, text = asked(source, sql, "select")
@@ -121,7 +121,7 @@ end
 
 -- syntax: for a, b in sqlutil.iter(conn | openf, sql) do ... end         for row in sqlutil.iter(conn | openf, sql, true) do ... end
 -- Raises what fails. A loop that is left early closes the cursor too. A row whose first value is NULL ends the first form; the second
--- gives tables by the names of the columns.
+-- returns tables by the names of the columns.
 function sqlutil.iter(source, sql, as_table)
   local opened, code, text = asked(source, sql, "iter")
   if not opened.cursor then

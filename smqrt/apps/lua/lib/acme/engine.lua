@@ -21,7 +21,7 @@ end
 
 local Ended = {__close = function() jobs = jobs - 1 end} -- also when the job is ended in the middle
 
--- An error of the callback is logged and keeps nobody.
+-- An error of the callback is logged and has no other effect.
 local function work(job)
   local _ <close> = setmetatable({}, Ended)
   local done, message = xpcall(function() job.callback(order(job)) end, core.traceback)

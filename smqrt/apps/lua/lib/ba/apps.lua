@@ -76,7 +76,7 @@ function entries.stop(number)
   return not done and message or nil
 end
 
--- Empties the application's table: what survives of it (a timer, say) sees nothing but nil.
+-- Empties the application's table: remaining functions (such as a timer) read only nil.
 function entries.clear(number)
   local application = applications[number]
   if not application then return end
@@ -87,7 +87,7 @@ function entries.clear(number)
   collectgarbage()
 end
 
--- Sets up what mako.conf asks for, beside the applications. tracelogger: it is wanted, whatever the file says.
+-- Sets up the parts of mako.conf besides applications. tracelogger: start it in any case.
 function entries.configure(tracelogger) core.configured.server(tracelogger) end
 
 core.apps = {}
@@ -106,7 +106,7 @@ local function number_of_function(f)
   end
 end
 
---- The number of the application whose code is running. In timers, threads and cosockets Python does not know it: it is found by the
+--- The number of the application whose code is running. In timers, threads and cosockets Python does not have it: it is found by the
 -- environments of the functions that run. nil when there is none. For `Services.scope_of`.
 function core.application()
   local known = py.known_application()

@@ -167,7 +167,7 @@ local function field(b, position, size, fname)
   return self, self.first + at - 1, form, size
 end
 
---- ba.bytearray.h2n(b, position, size, n): puts n as 1 to 8 bytes, the most significant first.
+--- ba.bytearray.h2n(b, position, size, n): writes n as 1 to 8 bytes, the most significant first.
 function library.h2n(b, position, size, n)
   local self, at, form
   self, at, form, size = field(b, position, size, "h2n")

@@ -1,4 +1,4 @@
--- Parts of mako.conf beside ports and applications: users, the file server, the trace logger, and what it says of single
+-- Parts of mako.conf besides ports and applications: users, the file server, the trace logger, and options of single
 -- applications (spec: runtime §1.2).
 local core = ...
 
@@ -7,7 +7,7 @@ local error, ipairs, pairs, require, tostring, type, xpcall = error, ipairs, pai
 local configured = {}
 core.configured = configured
 
-local MOST_LOGINS <const> = 20 -- of one user at the same time; the oldest goes
+local MOST_LOGINS <const> = 20 -- of one user at the same time; a further one ends the oldest
 
 local kept = {} -- directories of the server itself: one whose object is gone would leave the tree
 local users -- {db =, authenticator =}, nil without users in mako.conf
@@ -71,7 +71,7 @@ local function set_up_trace_logger(conf, is_wanted)
   mako.tldir, kept.tracelogger = tracelogger, tracelogger
 end
 
--- Each part by itself: one that fails is told, and does not keep the others away.
+-- Each part by itself: a failure is logged, and the others are still set up.
 function configured.server(tracelogger)
   local conf = core.loadconf.get()
   for _, set_up in ipairs{set_up_users, set_up_file_server, set_up_trace_logger} do
@@ -80,7 +80,7 @@ function configured.server(tracelogger)
   end
 end
 
---- What `apps[entry]` says of an application, done before its .preload. Raises: it can't be done, and the application must not be
+--- Applies `apps[entry]` to an application before its .preload. Raises: it can't be done, and the application must not be
 --- served without.
 function configured.application(entry, app)
   local apps = core.loadconf.get().apps

@@ -84,8 +84,8 @@ function ba.socket.stat()
 end
 
 -- syntax: ba.socket.req2sock(request [,raw | subprotocol]) -> socket [, data that came with the request] | nil, error
--- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. The request is over then.
--- Behind response:flush() the socket goes on with the body of the response: in chunks when it began so, unless raw is true.
+-- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. This ends the request.
+-- After response:flush() the socket continues the body of the response, in chunks if it began in chunks, unless raw is true.
 function ba.socket.req2sock(request, option)
   local exchange = core.exchange
   if not exchange then core.raise("req2sock: there are no requests here") end
@@ -98,7 +98,7 @@ function ba.socket.req2sock(request, option)
   return sock, data
 end
 
--- syntax: ba.socket.sock2req(socket [,data]) -> true | nil, error      `data` comes before what is read from the connection
+-- syntax: ba.socket.sock2req(socket [,data]) -> true | nil, error      `data` precedes what is read from the connection
 function ba.socket.sock2req(sock, data)
   socket.self_of(sock, "sock2req")
   if not sock.handle then return nil, "socketclosed" end

@@ -10,7 +10,7 @@ local LARGE_BYTES <const> = 4 << 20 -- some ms
 local Digest = {__gc = function(digest) if digest.handle then py.drop(digest.handle) end end}
 
 --- ba.crypto.hash(algorithm), ba.crypto.hash("hmac", algorithm, key): a function h.
--- h(data) adds data and returns h; h(true [,"binary"|"hex"|"b64"]) returns the digest and begins anew.
+-- h(data) adds data and returns h; h(true [,"binary"|"hex"|"b64"]) returns the digest and starts again.
 function ba.crypto.hash(algorithm, hmac_algorithm, key)
   local name, secret = arg.string(algorithm, 1, "hash"), nil
   if name == "hmac" then
@@ -50,7 +50,7 @@ local function count_of(value, most, fname)
   return count
 end
 
---- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight, which is also what more gives.
+--- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight, more than eight give the same.
 function ba.rnds(bytes)
   return py.random_unsigned(max(1, min(arg.integer(bytes, 1, "rnds"), 8)))
 end
@@ -60,7 +60,7 @@ function ba.rndbs(n)
   return py.random_bytes(count_of(n, 1 << 20, "rndbs"))
 end
 
---- ba.rndseed(x): the generator of the system needs no seed; x is accepted for applications that give one.
+--- ba.rndseed(x): the system's generator needs no seed; x is accepted and ignored.
 function ba.rndseed(x)
   arg.number(x, 1, "rndseed")
 end

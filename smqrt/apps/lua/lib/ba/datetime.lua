@@ -111,7 +111,7 @@ local function from_word(word, offset)
   if word == "MAX" then return new(MAX_S, BILLION - 1, 0) end
 end
 
---- How many of the arguments behind the first belong to the form that the first one has.
+--- The number of arguments after the first that belong to the form of the first.
 local function own_arguments(first, ...)
   local most = tonumber(first) and 2 or first == "NOW" and 1 or 0
   local count = 0

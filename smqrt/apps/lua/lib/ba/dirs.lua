@@ -1,4 +1,4 @@
--- Virtual directories and resource readers (spec: bas-api §4). The tree is Python's; here live the objects and their functions.
+-- Virtual directories and resource readers (spec: bas-api §4). The tree is in Python; the objects and their functions are here.
 local core, py = ...
 
 local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type =
@@ -78,7 +78,7 @@ end
 
 -- syntax: dir:insert([path])      as a root directory
 --         dir:insert(child [, ref])      a parent keeps its children alive, with and without ref
--- A root directory lives as long as its object is referenced; .preload's are kept until their application is unloaded.
+-- A root directory exists as long as its object is referenced; .preload's are kept until their application is unloaded.
 function dir:insert(child)
   if child == nil or type(child) == "string" or type(child) == "number" then
     py.insert_root(self.handle, arg.optional(arg.string, child, nil, 1, "insert"))
@@ -107,7 +107,7 @@ function dir:unlink()
   return was_linked
 end
 
--- syntax: dir:setfunc(f | nil)      f(_ENV, relpath), where _ENV has request, response and app; returning exactly false lets the search go on
+-- syntax: dir:setfunc(f | nil)      f(_ENV, relpath), where _ENV has request, response and app; returning exactly false continues the search
 function dir:setfunc(f)
   core.arg.optional(core.arg["function"], f, nil, 1, "setfunc")
   self.func, self.app = f, f and core.app_of(f)
@@ -124,7 +124,7 @@ local cors_fields = {
   origins = names, methods = names, headers = names, expose = names, credentials = arg.boolean, maxage = arg.integer,
 }
 
--- syntax: dir:setcors{[origins=, methods=, headers=, expose=, credentials=, maxage=]}      nothing: as the setting `origins` says
+-- syntax: dir:setcors{[origins=, methods=, headers=, expose=, credentials=, maxage=]}      nothing: the setting `origins` applies
 function dir:setcors(rules)
   rules = arg.optional(arg.table, rules, {}, 1, "setcors")
   for name in pairs(rules) do

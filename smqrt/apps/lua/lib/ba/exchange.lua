@@ -7,21 +7,21 @@ local concat, error, pcall, rawget, select, setmetatable, tostring, type, xpcall
 local methods = {}
 local class = core.class("request", methods)
 local environment = {__index = _G}
-local exchanges = {} -- handle -> exchange, while its request lives
+local exchanges = {} -- handle -> exchange, while its request exists
 
 local exchange = {methods = methods, class = class}
 core.exchange = exchange
 
 -- Fields of an exchange:
---   handle        by which Python knows it; nil when the request is over
+--   handle        for Python; nil when the request is over
 --   environment   of its pages and functions
 --   append, take, peek   its output
 --   closed        output is refused: the request is over, stopped, sealed, or its client went away
---   taken         the connection was taken away, the page goes on
+--   taken         the connection was taken over, the page continues
 --   stopped       the page, and every page around it, has to end
 --   app_          the table of the application whose page ran last
 --   body          the whole response, in place of the output
---   session_      in a worker of several: the session that it has asked for
+--   session_      in a worker of several: the session that it requested
 --   filter        the function that gets the output, see filter.lua
 
 -- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
@@ -31,7 +31,7 @@ local function stop(self)
   error(nil, 0)
 end
 
--- What is to be said to somebody who goes on with a closed exchange: nothing, when only its output is closed.
+-- The error for further use of a closed exchange: none when only its output is closed.
 local function refuse(self)
   if self.stopped then error(nil, 0) end
   if not self.handle then core.raise("request/response expired") end
@@ -48,7 +48,7 @@ local function seal(self, body)
   self.body, self.closed = body, true
 end
 
--- The connection was taken away: the request is over for the application, though its page goes on.
+-- The connection was taken over: the request has ended for the application, though its page continues.
 local function expire(self)
   self.handle, self.closed, self.taken = nil, true, true
 end
@@ -97,7 +97,7 @@ local function run(self, f, ...)
   if not self.stopped then fail(self, result or "nil") end
 end
 
--- Gives a filter that nobody ended the rest.
+-- Passes the rest to a filter that was not ended.
 local function complete_filter(self)
   local filter, rest = self.filter, self.take()
   self.filter = nil
@@ -148,7 +148,7 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
--- Calls what an application is asked with before its request is answered. app: of the function's environment. -> whether it ended by itself, and what it returned
+-- Calls a function of an application before its request is answered. app: of the function's environment. -> whether it ended by itself, and what it returned
 local function consult(self, app, f, ...)
   local outer = enter(self, app)
   local function ended(done, ...)

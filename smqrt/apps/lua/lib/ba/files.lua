@@ -52,7 +52,7 @@ local function collected(self)
 end
 
 io_class.__gc = collected
-local function of_lua() return nil end -- until lib/ba/luaio.lua knows of ios in Lua
+local function of_lua() return nil end -- until lib/ba/luaio.lua registers ios in Lua
 
 core.io = {
   wrap = wrap, check = check_io, source = source, classes = classes, remember = remember, collected = collected, of_lua = of_lua,
@@ -206,7 +206,7 @@ local function write_long(handle, text)
 end
 
 -- syntax: file:write(value, ...) -> true | nil, error      strings and numbers
--- What is written is with the system after half a second, or at flush or close, which tell whether that succeeded.
+-- Written data is passed to the system after half a second, or at flush or close, which return whether that succeeded.
 function file:write(...)
   local handle = file_handle(self, "write")
   for at = 1, select("#", ...) do
@@ -236,7 +236,7 @@ end
 
 function file:getio() return self.owner end
 
--- Where nobody can wait, what was written goes its way alone.
+-- Where waiting is impossible, written data is passed on in the background.
 function file:close()
   local handle = self.handle
   if not handle then return false end
@@ -252,7 +252,7 @@ file_class.__gc = function(self)
   if handle then py.drop(handle) end
 end
 
--- Lua's own, for a file anywhere on the disk: they must hold nobody either.
+-- Lua's own functions, for a file anywhere on the disk: they must not block other activities either.
 local plain_loadfile, plain_dofile = loadfile, dofile
 local FAULTS <const> = {notfound = "No such file or directory", noaccess = "Permission denied"}
 

@@ -56,14 +56,14 @@ setmetatable(wfs, { -- methods that directories get later
 
 local TEXTS <const>, HOOKS <const> = {"helpuri", "logouturi"}, {"filterservice", "dircmd"}
 
--- Only true ends the search: a filter that returns nothing lets the request pass.
+-- Only true ends the search: a filter that returns nothing accepts the request.
 local function hook(f)
   return function(...) return f(...) == true end
 end
 
 -- syntax: wfs:configure{tmo, helpuri, logouturi, filterservice, dircmd}
--- tmo: seconds that a session lives which came by its URL. filterservice(_ENV, relpath): true, it has answered.
--- dircmd(_ENV, relpath): asked for requests with a parameter `cmd`; true, it has answered.
+-- tmo: lifetime in seconds of a session that was given in the URL. filterservice(_ENV, relpath): true when it has responded.
+-- dircmd(_ENV, relpath): called for requests with a parameter `cmd`; true when it has responded.
 function wfs:configure(options)
   arg.table(options, 1, "configure")
   local handle = self.dir.handle
@@ -78,7 +78,7 @@ function wfs:configure(options)
     if options[name] then
       local inner = ba.create.dir()
       inner.func = hook(options[name])
-      self.dir.hooks[name] = inner -- it lives as long as the directory
+      self.dir.hooks[name] = inner -- kept as long as the directory
       py.set_hook(handle, name, inner.handle)
     end
   end

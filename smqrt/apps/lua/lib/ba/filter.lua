@@ -1,4 +1,4 @@
--- Response filters: what pages write goes to a function, or is collected and compressed (spec: bas-api §2.2).
+-- Response filters: output of pages is passed to a function, or collected and compressed (spec: bas-api §2.2).
 local core, py = ...
 
 local concat, setmetatable = table.concat, setmetatable

@@ -116,7 +116,7 @@ local function encode(value)
   return concat(out, "", 1, write(out, 0, value, {depth = 0}))
 end
 
---- ba.json.encode(table [,table...]): the JSON text of the tables, one behind the other.
+--- ba.json.encode(table [,table...]): the JSON text of the tables, one after the other.
 -- A table with a positive length is an array, holes are null; another one is an object. What JSON has no form for is null.
 -- Returns nil, "stackoverflow" for tables nested too deeply. Raises when an argument is not a table.
 function ba.json.encode(...)

@@ -1,6 +1,6 @@
 -- ba.json.decode (spec: bas-api §7).
 --
--- Beyond JSON it takes comments, a comma behind the last member of an object, and several documents behind each other.
+-- Beyond JSON it accepts comments, a comma after the last member of an object, and several documents after each other.
 local core, py = ...
 
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
@@ -26,7 +26,7 @@ local MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " 
 local null, depth_left, longest_name, values_left -- of the document being parsed
 local tokens_left = TOKENS_A_TURN
 
---- Lets others run, who may decode as well; in a place that can't be left (a sort comparator, a finalizer) they wait.
+--- Lets other activities run, which may decode too; where yielding is impossible (a sort comparator, a finalizer) they wait.
 local function pause()
   tokens_left = TOKENS_A_TURN
   if values_left then
@@ -57,7 +57,7 @@ local function comment_end(text, position)
   error(kind and PARSE or MORE, 0)
 end
 
---- The position of the next token, behind white space and comments.
+--- The position of the next token, after white space and comments.
 local function skip(text, position)
   while true do
     position = find(text, "[^ \t\r\n]", position) or error(MORE, 0)
@@ -87,7 +87,7 @@ local function unescaped(text)
   return (gsub(text, "\\(.)([^\\]?[^\\]?[^\\]?[^\\]?)", unescape))
 end
 
---- A string whose opening quote is at `position`: its value and the position behind it.
+--- A string whose opening quote is at `position`: its value and the position after it.
 local function parse_string(text, position)
   local last = find(text, '["\\]', position + 1) or error(MORE, 0)
   if byte(text, last) == 34 then return sub(text, position + 1, last - 1), last + 1 end
@@ -140,7 +140,7 @@ local function enter()
   depth_left = depth_left - 1
 end
 
---- The byte that follows a value, comma or end, and the position behind it.
+--- The byte that follows a value, comma or end, and the position after it.
 local function separator(text, position)
   tokens_left = tokens_left - 1
   if tokens_left <= 0 then pause() end
@@ -165,7 +165,7 @@ parsers[91] = function(text, position) -- [
   return array, position
 end
 
---- The name of a member and the position of its value; nil and the position behind the object at its end.
+--- The name of a member and the position of its value; nil and the position after the object at its end.
 local function member(text, position)
   local name, behind = match(text, '^"([^"\\]*)":()', position)
   if name then return name, behind end
@@ -198,7 +198,7 @@ parsers[123] = function(text, position) -- {
   return object, position
 end
 
---- Skips what may stand between documents; nil at the end of the text.
+--- Skips what is allowed between documents; nil at the end of the text.
 local function next_document(text, position)
   while true do
     position = find(text, "[^ \t\r\n]", position)
@@ -228,8 +228,8 @@ local function parse_alone(text)
   return value
 end
 
---- Parses with the given options: what `parse` gives, or nil, the word for what is wrong, and which limit was reached.
--- The options are put back at the end: a finalizer may decode in between.
+--- Parses with the given options: the result of `parse`, or nil, the word for what is wrong, and which limit was reached.
+-- The options are restored at the end: a finalizer may decode in between.
 local function decode_as(parse, text, with_null, max_depth, max_name)
   local outer_null, outer_depth, outer_name, outer_left = null, depth_left, longest_name, values_left
   null, depth_left, longest_name, values_left = nil, max_depth or MAX_DEPTH, max_name or maxinteger, MAX_VALUES

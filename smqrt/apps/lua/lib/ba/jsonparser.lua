@@ -1,7 +1,7 @@
 -- ba.json.parser: JSON documents that arrive in pieces (spec: bas-api §7).
 --
--- Only the ends of documents are searched for as the pieces come, so a byte is looked at once however small they are.
--- The first piece of a document is parsed as well: who sends what is not JSON hears of it at once, not when brackets close.
+-- Only the ends of documents are searched in arriving pieces, so each byte is examined once, also in small pieces.
+-- The first piece of a document is parsed as well: invalid JSON is reported immediately, not when the brackets close.
 local core = ...
 
 local arg, byte, concat, count, decode = core.arg, string.byte, table.concat, core.json_count, core.json_decode
@@ -12,7 +12,7 @@ local Parser = core.class("jsonparser", methods)
 
 local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- whoever sends them must not fill the memory
 local LOOKED_AT_BYTES <const> = 16384       -- of the first piece of a document, at once
-local MAX_DOCUMENTS <const> = 100000        -- of a piece: so many results a call may give
+local MAX_DOCUMENTS <const> = 100000        -- of a piece: the maximum number of results of a call
 
 local function reset(parser)
   parser.pieces, parser.bytes, parser.depth, parser.state = {}, 0, 0, "open"
@@ -50,7 +50,7 @@ local function find_next(text, state, position)
   return find(text, what, position, state == "line" or state == "block")
 end
 
---- The position of the byte that ends the document, nil when it goes on behind the text, false when it can't be JSON.
+--- The position of the byte that ends the document, nil when the end is not in the text, false when it can't be JSON.
 local function end_of_document(parser, text, position)
   while true do
     position = find_next(text, parser.state, position)
@@ -88,7 +88,7 @@ local function can_begin(rest)
 end
 
 --- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
--- all: the values come in one table. Returns nil, "parse" for what is not JSON, and nil, "mem" when a document grows beyond
+-- all: the values are returned in one table. Returns nil, "parse" for what is not JSON, and nil, "mem" when a document grows beyond
 -- MAX_DOCUMENT_BYTES or a table in it beyond what `decode` takes, or when a piece ends more than MAX_DOCUMENTS; the parser can be used again then.
 function methods:parse(piece, all)
   local parser = arg.instance(self, Parser, 1, "parse")

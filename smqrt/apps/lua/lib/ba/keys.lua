@@ -37,7 +37,7 @@ core.keys.key_of = key_of
 
 local function is_key(value) return type(value) == "table" or is_pem(value) end
 
--- Key and data of two arguments: applications give them in both orders.
+-- Key and data of two arguments: applications pass them in either order.
 local function key_and_data(first, second, fname)
   if is_key(first) and not is_key(second) then first, second = second, first end
   return second, octets(first, 1, fname)
@@ -143,7 +143,7 @@ local function words_of(fname, ...)
   return words
 end
 
---- The name and the wishes of a request as Python takes them.
+--- The name and the options of a request in the form for Python.
 local function wishes(fname, name, ...)
   local parts = {}
   for part, value in pairs(arg.table(name, 2, fname)) do
@@ -159,7 +159,7 @@ function ba.create.csr(key, name, ...)
   return call("request", key, key, wishes("csr", name, ...))
 end
 
--- Unix time of a number, of a table as os.date "*t" gives it, of a text as ba.datetime reads it, or of its object.
+-- Unix time of a number, of a table as returned by os.date "*t", of a text as ba.datetime reads it, or of its object.
 local function time_of(value, index, fname)
   if value == nil or tonumber(value) then return tonumber(value) end
   if rawtype(value) == "table" and value.ticks == nil then

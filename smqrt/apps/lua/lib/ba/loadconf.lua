@@ -6,7 +6,7 @@ local load, mathtype, next, pcall, rawget, rawtype, setmetatable, xpcall =
 
 local DEEPEST <const> = 16 -- tables in tables that the server itself looks into
 
-local conf = {} -- what `require "loadconf"` gives: one table, also after load()
+local conf = {} -- the result of `require "loadconf"`: one table, also after load()
 local is_read = false
 
 -- The variables that the file sets. -> table | nil, message; without a file an empty table
@@ -57,7 +57,7 @@ end
 
 local PLAIN <const> = {string = true, number = true, boolean = true}
 
--- A copy of what can be told to the server: no functions, no objects, nothing twice below itself.
+-- A copy of the values that can be passed to the server: no functions, no objects, no table within itself.
 local function copy(value, above, depth)
   if PLAIN[rawtype(value)] then return value end
   if core.type(value) ~= "table" or above[value] or depth > DEEPEST then return nil end

@@ -1,5 +1,5 @@
 -- Logins: user databases, authenticators, authorizers, and the user of a request (spec: bas-api §5).
--- Python asks; here live the objects and the functions of applications.
+-- Python calls; the objects and the functions of applications are here.
 local core, py = ...
 
 local arg, exchange, session = core.arg, core.exchange, core.session
@@ -36,7 +36,7 @@ end
 -- User databases
 
 -- syntax: ba.create.authuser(f) -> user database
--- f(username, password, _ENV) gives a password, {HA1}, true (it is right), or nil; then maxusers, recycle, inactive
+-- f(username, password, _ENV) returns a password, {HA1}, true (it is correct), or nil; then maxusers, recycle, inactive
 function ba.create.authuser(f)
   return wrap(authuser_class, py.new_users(), {f = arg["function"](f, 1, "authuser"), app = core.app_of(f)})
 end
@@ -49,7 +49,7 @@ function ba.create.serverusers() return wrap(serverusers_class, py.new_server_us
 
 local DEPTH <const> = 3 -- name, field, list
 
--- A copy in which what is null is absent: the table may come from ba.json.decode.
+-- A copy without null values: the table may come from ba.json.decode.
 local function without_null(value, depth)
   if value == ba.json.null then return nil end
   if depth == 0 or rawtype(value) ~= "table" then return value end
@@ -171,17 +171,17 @@ function core.dir.methods:setauth(guard, permits)
   local directory = core.dir.check(self, 1, "setauth")
   arg.optional(function(value) return arg.instance(value, authenticator_class, 1, "setauth") end, guard)
   arg.optional(function(value) return check_one_of(value, authorizer_class, acl_class, 2, "setauth") end, permits)
-  directory.auth = {guard, permits} -- they live as long as the directory
+  directory.auth = {guard, permits} -- kept as long as the directory
   py.set_auth(directory.handle, guard and guard.handle or 0, permits and permits.handle or 0)
   return true
 end
 
 -- Users of requests and sessions
 
--- syntax: request:user() -> name, password | nil, "basic" | "digest" | "form" | "?"; nil when nobody is logged in
+-- syntax: request:user() -> name, password | nil, "basic" | "digest" | "form" | "?"; nil without a login
 function exchange.methods:user() return py.user(exchange.handle_of(self)) end
 
--- syntax: request:login([name [, maxusers=1 [, recycle=true]]]) -> true | false | name of who is logged in already
+-- syntax: request:login([name [, maxusers=1 [, recycle=true]]]) -> true | false | name of the user who is logged in already
 function exchange.methods:login(name, maxusers, recycle)
   local handle = exchange.handle_of(self)
   name = arg.optional(arg.string, name, nil, 1, "login")
@@ -189,7 +189,7 @@ function exchange.methods:login(name, maxusers, recycle)
   return py.login(handle, name, maxusers, arg.optional(arg.boolean, recycle, true, 3, "login"))
 end
 
--- syntax: request:logout([all]) -> whether somebody was logged in
+-- syntax: request:logout([all]) -> whether a user was logged in
 function exchange.methods:logout(all)
   return py.logout(exchange.handle_of(self), arg.optional(arg.boolean, all, false, 1, "logout"))
 end
@@ -197,10 +197,10 @@ end
 -- syntax: session:user() -> as request:user
 function session.methods:user() return py.session_user(session.numbers[self]) end
 
--- syntax: ba.users() -> names of those who are logged in
+-- syntax: ba.users() -> names of users who are logged in
 function ba.users() return {py.users()} end
 
--- What Python asks. Each gives first whether the request is still open, then the answer; else body and failure of the response.
+-- Called by Python. Each returns first whether the request is still open, then the result; otherwise body and failure of the response.
 
 local function closed(self, handle, is_outermost)
   if is_outermost then return false, exchange.finish(self, handle) end
@@ -233,7 +233,7 @@ end
 
 local entries = {}
 
--- An object may be gone: its application was unloaded while a request was under way.
+-- An object may be missing: its application was unloaded during a request.
 
 function entries.find(handle, is_outermost, users, name, password)
   local self, owner = exchange.open(handle), objects[users]
@@ -247,7 +247,7 @@ function entries.authorize(handle, is_outermost, permits, name, method, path, nu
   return asked(self, handle, is_outermost, exchange.consult(self, nil, decide))
 end
 
--- The stored secret is there for who asks for it by name; encoding the table as JSON does not give it away.
+-- The stored secret is available by its name; encoding the table as JSON does not include it.
 function entries.show(handle, is_outermost, guard, told, upwd)
   local self, owner = exchange.open(handle), objects[guard]
   local info = setmetatable(core.table_codec.load(told), {__index = {upwd = upwd}})

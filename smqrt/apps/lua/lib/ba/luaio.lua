@@ -26,7 +26,7 @@ local function answer(done, value, fault)
     if value == nil and fault == nil then return nil end
     return nil, WORDS[fault] and fault or "ioerror"
   end
-  if value == nil then error(nil, 0) end -- a page that was ended in it goes on ending
+  if value == nil then error(nil, 0) end -- continues the end of a page
   core.log_error("ba.create.luaio: " .. value)
   return nil, "ioerror"
 end
@@ -94,7 +94,7 @@ local function open(callbacks, path, mode)
   return object
 end
 
--- -> a function that gives name, isdir, mtime, size of the next entry and nil at the end | nil, error
+-- -> a function that returns name, isdir, mtime, size of the next entry and nil at the end | nil, error
 local function entries(callbacks, path)
   local list, fault = demand(callbacks.files, path)
   if not list then return nil, fault end
@@ -111,7 +111,7 @@ local function entries(callbacks, path)
   end
 end
 
--- One operation of an open file: nil without an error word is success, for what has nothing to say.
+-- One operation of an open file: nil without an error word is success, for operations without a result.
 local function tell(object, operation, ...)
   local value, fault = call(object[operation], ...)
   if value == nil and fault then return nil, fault end
@@ -241,7 +241,7 @@ end
 
 file_class.__close = file.close
 
-local objects, last = {}, 0 -- number -> what `open` answered: for Python, and those that are to be closed
+local objects, last = {}, 0 -- number -> the result of `open`: for Python, and for closing
 
 local function keep(object)
   last = last + 1
@@ -266,7 +266,7 @@ function serve.stat(callbacks, path)
   return mtime, size, isdir
 end
 
--- -> every entry, one behind the other
+-- -> every entry, one after the other
 function serve.files(callbacks, path)
   local following, fault = entries(callbacks, path)
   if not following then return nil, fault end

@@ -1,6 +1,6 @@
 -- The e-mail log of mako.conf: mako.log, and the mails of require "log" (spec: bas-api §3, §12, runtime §1.2).
 --
--- What is logged is collected, and goes out as one mail when it is large, old, or asked for. A mail that can't be sent is tried again.
+-- Log lines are collected, and sent as one mail when they are large, old, or requested. A mail that can't be sent is retried.
 local core, py = ...
 
 local arg, concat, ipairs, pairs, pcall = core.arg, table.concat, ipairs, pairs, pcall
@@ -8,7 +8,7 @@ local remove, tostring = table.remove, tostring
 
 local MAX_BYTES <const>, DELAY_S <const> = 8192, 86400 -- of mako.conf
 local KEPT_TIMES <const> = 10      -- so many times maxsize is kept at most; the oldest go
-local MIN_BETWEEN_MS <const> = 60000 -- errors that come fast make no flood of mails
+local MIN_BETWEEN_MS <const> = 60000 -- frequent errors do not cause many mails
 local EXIT_MS <const> = 5000       -- the server waits no longer for the last one
 
 local maillog = {}
@@ -51,7 +51,7 @@ local function with_signature(text, log)
 end
 
 -- syntax: log.sendmail(text | fields of mail:send) -> true | nil, error [, reason]
--- What the fields don't say comes from mako.conf: from, to, subject.
+-- Missing fields are taken from mako.conf: from, to, subject.
 function maillog.sendmail(mail, timeout_ms)
   if core.type(mail) == "string" then mail = {txtbody = mail} end
   arg.table(mail, 1, "sendmail")
@@ -92,7 +92,7 @@ local function trim(log)
   end
 end
 
--- Sends what there is; what can't be sent comes back in front.
+-- Sends the collected lines; lines that can't be sent are put back in front.
 local function send(timeout_ms)
   if is_sending or not lines[1] then return end
   is_sending, last_ms = true, core.clock()

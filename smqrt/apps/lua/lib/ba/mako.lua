@@ -1,4 +1,4 @@
--- The `mako` table: what applications ask the server process (spec: bas-api §3).
+-- The `mako` table: functions of the server process (spec: bas-api §3).
 local core, py = ...
 
 local env = {py.environment()}
@@ -17,7 +17,7 @@ mako = {
 mako.worker, mako.workers = py.worker() -- number from 0, and how many processes serve (help: workers)
 local rtl = py.rtl()
 if rtl then
-  core.rtl = core.dir.adopt(rtl) -- as long as the server lives: without its object the directory would leave the tree
+  core.rtl = core.dir.adopt(rtl) -- for the lifetime of the server: without its object the directory would be removed from the tree
   mako.rtldir = core.rtl
 end
 for at = 1, #env, 2 do mako.env[env[at]] = env[at + 1] end
@@ -45,7 +45,7 @@ mako.sharkclient = ba.sharkclient -- its old name
 
 local exit_functions = {} -- in the order of their registration
 
--- syntax: mako.onexit(f, set)      set: true registers f, false takes it back
+-- syntax: mako.onexit(f, set)      set: true registers f, false removes it
 function mako.onexit(f, set)
   core.arg["function"](f, 1, "onexit")
   for at = #exit_functions, 1, -1 do

@@ -18,7 +18,7 @@ function mako.getapps()
 end
 
 -- The number of an application that is given by its place in getapps(), its table or its name; nil is the root.
--- As in Mako a place or a table that is none raises; a name that is none gives 0.
+-- As in Mako an invalid place or table raises; an unknown name returns 0.
 local function number_of(which, fname)
   local flat, kind = pack(py.apps()), type(which)
   for at = 1, flat.n, 6 do

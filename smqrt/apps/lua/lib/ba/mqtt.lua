@@ -44,7 +44,7 @@ function happens.status(self, _, kind, code, status)
   return decision
 end
 
--- The application's function makes the connection; the cosocket in which it does lives as long as that.
+-- The application's function makes the connection; its cosocket exists as long as the connection.
 function happens.open(self)
   ba.socket.event(function()
     local function connect()
@@ -116,7 +116,7 @@ function methods:unsubscribe(topic, onunsuback, props)
   local number = number_of(self, "unsubscribe")
   if core.type(onunsuback) == "table" then onunsuback, props = nil, onunsuback end
   onunsuback = arg.optional(arg["function"], onunsuback, nil, 2, "unsubscribe")
-  if self.is_text and onunsuback then -- MQTT 3.1.1 has nothing to tell
+  if self.is_text and onunsuback then -- MQTT 3.1.1 has no reason codes
     local f = onunsuback
     onunsuback = function() f() end
   end
@@ -149,7 +149,7 @@ end
 function methods:close() py.disconnect(number_of(self, "close"), 0) end
 
 class.__close = methods.close
-class.__gc = function(self) -- a client that is run, and that nobody knows any more
+class.__gc = function(self) -- a running client without references
   if self.runs then py.dropped(self.number) end
 end
 
@@ -209,7 +209,7 @@ function mqtt.options(op, props, version, fname)
 end
 
 --- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one. What is none of these
--- is told to onstatus (spec: bas-api §17).
+-- is passed to onstatus (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
   warn_of_unknown(op, version, "create")
   local address, socket

@@ -7,8 +7,8 @@ local LIMIT_BYTES <const> = 8192
 
 -- The output of an exchange, as three functions:
 --   append(text)   adds to it; once exchange.closed is set, exchange:refuse() decides
---   take()         gives what is there, or nil, and begins anew
---   peek()         gives what is there, and its size in bytes
+--   take()         returns the contents, or nil, and starts again
+--   peek()         returns the contents, and their size in bytes
 -- Functions instead of fields: a page calls append for every piece of text.
 function core.output(exchange)
   local parts, count, size = {}, 0, 0
@@ -29,7 +29,7 @@ function core.output(exchange)
     if exchange.filter then
       exchange.filter(take())
     elseif isyieldable() then -- else it is kept until it may cross
-      exchange.closed = not py.write(exchange.handle, take()) -- closed: the client went away, nobody reads the rest
+      exchange.closed = not py.write(exchange.handle, take()) -- closed: the client has closed the connection
     end
   end
 

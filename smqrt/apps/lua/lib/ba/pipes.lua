@@ -27,7 +27,7 @@ end
 local MODES <const> = {r = "r", w = "w", a = "a", rw = "r+", ["r+"] = "r+"}
 
 -- syntax: ba.pipe.open(path [, "r" | "w" | "rw"]) -> file | nil, error
--- Opening never waits: a read waits for somebody who writes and gives nil when the last of them has closed; a write waits for a reader.
+-- Opening never waits: a read waits for a writer, and returns nil when the last writer has closed; a write waits for a reader.
 function ba.pipe.open(path, mode)
   path = arg.string(path, 1, "open")
   mode = MODES[arg.optional(arg.string, mode, "r", 2, "open")] or core.raise('bad argument #2 to \'open\' ("r", "w" or "rw" expected)')

@@ -1,4 +1,4 @@
--- io.popen, os.execute, os.tmpname, os.remove and os.rename with the results of plain Lua, without holding anybody (spec: bas-api §17.1).
+-- io.popen, os.execute, os.tmpname, os.remove and os.rename with the results of plain Lua, without blocking other activities (spec: bas-api §17.1).
 local core, py = ...
 
 local arg, bad, isyieldable, raise = core.arg, core.bad_argument, core.isyieldable, core.raise
@@ -27,7 +27,7 @@ local function ended(status, message, number)
   return status == 0 or nil, "exit", status
 end
 
--- ---- handles: number: for Python, nil when closed. buffer, at: what has come and was not read, and where it begins.
+-- ---- handles: number: for Python, nil when closed. buffer, at: received data that was not read, and where it begins.
 
 local methods = {}
 local class = core.class("FILE*", methods)
@@ -71,7 +71,7 @@ local function peek(self)
   return sub(self.buffer, self.at, self.at)
 end
 
--- Reads up to `last`, which tells where in the buffer to stop, nil when it goes on behind it.
+-- Reads up to `last`, which returns where in the buffer to stop, nil when the end is not in the buffer.
 local function read_until(self, last)
   local pieces, count = {}, 0
   while true do
@@ -207,7 +207,7 @@ local function put_piece(self, text)
   if isyieldable() then return py.write(self.number, text) end
   local count, message, code = py.write_now(self.number, text)
   if not count then return nil, message, code end
-  return count == #text or py.write(self.number, sub(text, count + 1)) -- which can't wait here, and says so
+  return count == #text or py.write(self.number, sub(text, count + 1)) -- which can't wait here, and returns an error
 end
 
 local function put(self, text)
@@ -261,7 +261,7 @@ end
 function methods:close()
   local handle = opened(self, "close")
   local number = handle.number
-  if not isyieldable() then return ended(py.close(number)) end -- can't wait here, and says so
+  if not isyieldable() then return ended(py.close(number)) end -- can't wait here, and returns an error
   handle.number, handle.buffer = nil, ""
   return ended(py.close(number))
 end

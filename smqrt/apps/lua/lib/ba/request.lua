@@ -1,4 +1,4 @@
--- Request: the incoming half of the object that pages know as `request` and `response` (spec: bas-api §2.1).
+-- Request: the incoming half of the object that is `request` and `response` in pages (spec: bas-api §2.1).
 local core, py = ...
 
 local exchange = core.exchange

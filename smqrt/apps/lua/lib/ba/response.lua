@@ -1,4 +1,4 @@
--- Response: the outgoing half of the object that pages know as `request` and `response` (spec: bas-api §2.2).
+-- Response: the outgoing half of the object that is `request` and `response` in pages (spec: bas-api §2.2).
 local core, py = ...
 
 local exchange = core.exchange
@@ -84,7 +84,7 @@ function methods:setdefaultheaders()
   return true
 end
 
--- syntax: response:json(table [, table ...] [, continue=false])      ends the page unless told to continue
+-- syntax: response:json(table [, table ...] [, continue=false])      ends the page unless `continue` is set
 function methods:json(...)
   local count = select("#", ...)
   local continues = false
@@ -150,7 +150,7 @@ local function hand_over(name, op)
     local handle = check_uncommitted(self)
     local text = self.take()
     local ok, message = op(handle, path)
-    if not ok and text and not self.stopped then self.append(text) end -- nothing answered: the page goes on as it was
+    if not ok and text and not self.stopped then self.append(text) end -- no response: the page continues unchanged
     check_inner(self, ok, message)
     if not continues then stop(self) end
     return true

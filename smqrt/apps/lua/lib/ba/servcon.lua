@@ -10,7 +10,7 @@ local function handle_of(self, fname)
   return arg.instance(self, class, 1, fname).handle
 end
 
--- The port to listen on. `port` may be an object made before: it gives its port up.
+-- The port to listen on. `port` may be an object made before: it releases its port.
 local function port_of(port)
   if core.type(port) ~= "userdata" then return arg.integer(port, 1, "servcon") end
   local handle = handle_of(port, "servcon")

@@ -1,4 +1,4 @@
--- Sessions (spec: bas-api §5). A session is a table to which applications give attributes by indexing.
+-- Sessions (spec: bas-api §5). A session is a table in which applications store attributes.
 local core, py = ...
 
 local exchange, shared = core.exchange, core.shared_attributes -- the latter in a worker of several
@@ -7,7 +7,7 @@ local pairs, setmetatable, tostring = pairs, setmetatable, tostring
 local methods = {}
 local class = core.class("session", methods)
 local numbers = setmetatable({}, {__mode = "k"}) -- object -> number
-local objects = {} -- number -> object, while the session lives
+local objects = {} -- number -> object, while the session exists
 local attributes = setmetatable({}, {__mode = "k"}) -- object -> its attributes
 
 function class.__index(self, name)
@@ -72,7 +72,7 @@ end
 
 -- syntax: ba.session(number) -> session | nil
 --         ba.session(request, relpath [, set]) -> session, rest of the path | nil      its first segment is the session's id
--- set: it is the request's session from then on, as if its cookie had come.
+-- set: from then on it is the session of the request, as if the request had its cookie.
 function ba.session(first, path, set)
   if core.getmetatable(first) == exchange.class then
     path, set = core.arg.string(path, 2, "session"), core.arg.optional(core.arg.boolean, set, false, 3, "session")
@@ -86,7 +86,7 @@ function ba.session(first, path, set)
   if py.exists(number) then return wrap(number) end
 end
 
--- syntax: ba.sessions([user]) -> the numbers of all sessions, or of those of a user who is logged in
+-- syntax: ba.sessions([user]) -> the numbers of all sessions, or of a user who is logged in
 function ba.sessions(user)
   return {py.numbers(core.arg.optional(core.arg.string, user, nil, 1, "sessions"))}
 end

@@ -15,7 +15,7 @@ local given = setmetatable({}, {__mode = "k"}) -- session -> for how many ticks 
 --   changes      how often other workers had changed something when it was read last
 --   attributes   name -> value
 --   stored       name as bytes -> value as bytes, as all workers have them
---   tables       name -> bytes of the table that it stands for, when it was written or read
+--   tables       name -> encoded bytes of the table when it was written or read
 
 local shared = {}
 core.shared_attributes = shared
@@ -49,7 +49,7 @@ local function give(session)
   given[session] = GIVEN_TICKS
 end
 
--- Takes what the rows of a session say that is not so here.
+-- Applies the differences between the rows of a session and the values here.
 local function take(state, rows)
   local attributes, stored, tables = state.attributes, state.stored, state.tables
   for key, bytes in pairs(rows) do

@@ -1,6 +1,6 @@
 -- The socket object (spec: bas-api §8.2): reading, writing, closing, and what is known of a connection.
 --
--- Python knows a socket by the number `handle`, which is nil without a connection. `runner` is the coroutine of the cosocket that the
+-- `handle` is the number of the socket in Python, nil without a connection. `runner` is the coroutine of the cosocket that the
 -- socket belongs to, nil in blocking mode. `mode` is "r" or "s" for a cosocket.
 local core, py = ...
 
@@ -22,7 +22,7 @@ function socket.new(handle)
   return setmetatable({handle = handle, number = last}, class)
 end
 
---- The same for what Python gives: a handle, or nil and an error.
+--- The same for results of Python: a handle, or nil and an error.
 function socket.made(handle, ...)
   if not handle then return nil, ... end
   return socket.new(handle), ...
@@ -35,7 +35,7 @@ socket.self_of = self_of
 
 -- ---- reading
 
--- A cosocket without a connection can only wait: for the time, or until somebody closes it.
+-- A cosocket without a connection can only wait: for the time, or until it is closed.
 local function wait(self, ms)
   if self.closed or not ms then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
   return py.suspend(self.number, ms)
@@ -81,7 +81,7 @@ local function octets(data, i, j)
   return sub(data, arg.integer(i, 2, "write"), j and arg.integer(j, 3, "write"))
 end
 
--- The writer waits: any cosocket, and everybody on a socket that is none or is in mode "r".
+-- The writer waits: any cosocket, and all writers of a socket that is none or is in mode "r".
 local function may_wait(self)
   return self.mode ~= "s" or owners[running()]
 end
@@ -133,7 +133,7 @@ function methods:close(code, text)
   return true
 end
 
---- The connection has ended by itself.
+--- The connection was closed by the peer or an error.
 function socket.forget(self)
   if self.handle then py.drop(self.handle) end
   self.handle, self.closed = nil, true
@@ -147,7 +147,7 @@ class.__tostring = function(self) return "socket: " .. self.number end
 
 -- ---- facts and settings
 
--- A method that asks Python; it needs a connection.
+-- A method in Python that needs a connection.
 local function fact(name, ask)
   methods[name] = function(self, ...)
     self_of(self, name)

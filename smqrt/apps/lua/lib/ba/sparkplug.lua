@@ -6,7 +6,7 @@ local SHORT <const> = py.short()
 
 local sparkplug = {DataType = {}}
 
---- What `require` gives; loads what is needed before somebody waits for it.
+--- The result of `require`; loads what is needed before it is waited for.
 function core.require_sparkplug()
   if isyieldable() then py.prepare() end
   return sparkplug

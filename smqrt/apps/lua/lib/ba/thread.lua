@@ -1,12 +1,12 @@
 -- ba.thread, ba.sleep, ba.clock, ba.exec (spec: bas-api §7, runtime §6).
 --
--- A "thread" is a queue whose jobs run as activities, a limited number at a time and in order: a job that blocks lets others go on.
+-- A "thread" is a queue whose jobs run as activities, a limited number at a time and in order: a job that blocks does not block others.
 local core, py = ...
 
 local arg, setmetatable, xpcall = core.arg, setmetatable, xpcall
 
 local DEFAULT_THREADS <const> = 3
-local MAX_WAITING <const> = 10000 -- who publishes may make a job of each message
+local MAX_WAITING <const> = 10000 -- publishers may cause a job for each message
 
 local methods = {}
 local Queue = core.class("thread", methods)
@@ -99,7 +99,7 @@ function ba.thread.dbg()
   return pool.running, waiting(pool)
 end
 
---- ba.sleep(ms): lets others run for that time.
+--- ba.sleep(ms): waits; other activities run.
 function ba.sleep(ms)
   py.sleep(arg.milliseconds(ms, 1, "sleep"))
 end

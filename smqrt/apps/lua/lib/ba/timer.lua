@@ -1,12 +1,12 @@
 -- ba.timer (spec: bas-api §7).
 --
--- A timer repeats while its function returns true or yields true. A function that yields goes on behind the yield at the next tick.
+-- A timer repeats while its function returns true or yields true. A function that yields continues after the yield at the next tick.
 local core, py = ...
 
 local arg, create, resume, status, setmetatable = core.arg, coroutine.create, coroutine.resume, coroutine.status, setmetatable
 local raise, traceback = core.raise, debug.traceback
 
-local known = setmetatable({}, {__mode = "v"}) -- handle -> timer: one that nobody keeps is collected, and stops
+local known = setmetatable({}, {__mode = "v"}) -- handle -> timer: one without references is collected, and stops
 local anchored = {}                            -- handle -> timer, of the active ones that were set with anchor
 local last = 0
 
@@ -48,7 +48,7 @@ local function self_of(timer, fname)
   return timer
 end
 
---- Starts the timer, or starts it anew. anchor: it lives without a Lua reference. now: it also ticks at once.
+--- Starts the timer, or restarts it. anchor: it is kept without a Lua reference. now: it also ticks immediately.
 function methods:set(ms, anchor, now)
   local timer = self_of(self, "set")
   local interval_ms = arg.milliseconds(ms, 2, "set")

@@ -1,4 +1,4 @@
--- TLS objects (spec: bas-api §10): whom to trust, one's own certificates, and the clients and servers made of them.
+-- TLS objects (spec: bas-api §10): trusted certificates, own certificates, and clients and servers with them.
 local core, py = ...
 
 local arg, find, gsub, match, setmetatable = core.arg, string.find, string.gsub, string.match, setmetatable
@@ -25,7 +25,7 @@ function core.tls.check(value, index, fname, side)
   return self.handle
 end
 
---- The table that describes a certificate, made of what Python told; nil for nil.
+--- The table that describes a certificate, from the fields that Python returns; nil for nil.
 function core.certificate(text)
   return text and ba.json.decode(text)
 end
@@ -35,7 +35,7 @@ function ba.parsecert(data)
   return core.certificate(py.describe(arg.string(data, 1, "parsecert")))
 end
 
--- syntax: ba.parsecerttime(text) -> Unix time | nil. Takes times of ASN.1, and those that ba.parsecert gives.
+-- syntax: ba.parsecerttime(text) -> Unix time | nil. Accepts times of ASN.1, and those of ba.parsecert.
 function ba.parsecerttime(text)
   text = arg.string(text, 1, "parsecerttime")
   local digits = match(text, "^(%d+)Z$") or ""
@@ -83,7 +83,7 @@ function ba.create.sharkcert(io, cert, key, password)
   if not cert_data then return nil, message end
   local key_data, fault = content(io, key, 1, "sharkcert")
   if not key_data then return nil, fault end
-  if password == "sharkssl" then password = nil end -- the name of a format that older applications give
+  if password == "sharkssl" then password = nil end -- the name of a format in older applications
   return core.tls.identity(cert_data, key_data, arg.optional(arg.string, password, nil, 4, "sharkcert"))
 end
 
@@ -95,7 +95,7 @@ end
 
 local default
 
--- syntax: ba.sharkclient() -> the TLS client that trusts whom this machine trusts
+-- syntax: ba.sharkclient() -> the TLS client that trusts the authorities of this machine
 function ba.sharkclient()
   default = default or new_tls(py.default_client(), "client")
   return default

@@ -4,7 +4,7 @@ local core, py = ...
 local arg, call, isyieldable, octets, rawtype, type = core.arg, core.keys.call, core.isyieldable, core.octets, core.rawtype, core.type
 local setmetatable, sort = setmetatable, table.sort
 
-local MAX_USERS <const> = 1000 -- the whole database is written anew with each of them
+local MAX_USERS <const> = 1000 -- the whole database is rewritten for each change
 local IV_BYTES <const>, TAG_BYTES <const> = 12, 16
 
 ba.tpm = {}
@@ -59,7 +59,7 @@ local function key_of(name, fname)
   return py.pem(name)
 end
 
--- The key's name and the other one of two texts: applications give them in both orders.
+-- The key's name and the other one of two texts: applications pass them in either order.
 local function name_and_data(first, second)
   if rawtype(first) == "number" then first = tostring(first) end
   if rawtype(second) == "number" then second = tostring(second) end
@@ -132,7 +132,7 @@ local function names_of(users)
   return names
 end
 
--- An entry of `ba.create.jsonuser` for what an application gives: a password, or such an entry.
+-- An entry of `ba.create.jsonuser` from an application's value: a password, or such an entry.
 local function entry_of(pwd)
   if pwd == nil or type(pwd) == "table" then return pwd end
   return {pwd = arg.string(pwd, 2, "setuser")}

@@ -13,7 +13,7 @@ local function line(...)
   return concat(texts, "\t", 1, texts.n)
 end
 
---- "<function> <line>: " of the caller of the function that calls this; the file stands for a function without a name.
+--- "<function> <line>: " of the caller of the function that calls this; the file replaces a missing name.
 local function origin()
   local info = getinfo(3, "Sln")
   return format("%s %d: ", info.name or info.short_src, info.currentline)
@@ -41,7 +41,7 @@ end
 
 local handler
 
---- ba.seterrh(f): f(message, env) is told of every error in a page; without f nobody is.
+--- ba.seterrh(f): f(message, env) is called for every error in a page; without f there is no handler.
 function ba.seterrh(f)
   handler = core.arg.optional(core.arg["function"], f, nil, 1, "seterrh")
 end

@@ -1,4 +1,4 @@
--- Uploads: the body of a request goes to a file while the application does something else (spec: bas-api §4, §17).
+-- Uploads: the body of a request is written to a file while the application continues (spec: bas-api §4, §17).
 local core, py = ...
 
 local arg, exchange = core.arg, core.exchange
@@ -10,7 +10,7 @@ local up = {}
 local class = core.class("upload", up)
 local uploads = {} -- number -> {up =, environment =, started =, done =, failed =}
 
--- What can still be said when the upload is over stays in the object.
+-- Values that are available after the upload stay in the object.
 local function fact(name)
   up[name] = function(self)
     if uploads[self.handle] ~= nil then self["last_" .. name] = py[name == "multipart" and "is_multipart" or name](self.handle) end
@@ -44,7 +44,7 @@ local function tell(number, what, ...)
   return false
 end
 
--- The upload is over. A response that nobody has any more is complete: the client waits for the collector to find it.
+-- The upload is over. A response without references is complete: it ends when the garbage collector finds it.
 local function forget(number)
   local response = uploads[number].up.deferred
   uploads[number] = nil

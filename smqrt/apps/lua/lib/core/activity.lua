@@ -12,7 +12,7 @@ local BOTTOM <const> = "\n\t%[C%]: in %l+ 'xpcall'\n\tsmqrt/apps/lua/lib/" -- Lu
 
 local refs, last = {}, 0
 
---- Keeps `value` for Python and returns the integer by which Python knows it. A number is never given out twice.
+--- Keeps `value` for Python and returns the integer for Python. A number is never given out twice.
 function core.ref(value)
   last = last + 1
   refs[last] = value
@@ -71,7 +71,7 @@ local function missing()
   error("a Lua function was called that was freed before", 0)
 end
 
---- Runs one job after the other: (ref, arguments) comes in by resume, (true, results) or (false, message) goes out by yield.
+--- Runs one job after the other: resume passes (ref, arguments) in, yield passes (true, results) or (false, message) out.
 local function loop(ref, ...)
   return loop(wait(xpcall(refs[ref] or missing, handler, ...)))
 end
@@ -100,7 +100,7 @@ function core.collect()
 end
 
 -- What Python calls by reference from the start. `first` is the job with which a coroutine enters the loop; it
--- tells the address of the coroutine's state.
+-- shows the address of the coroutine's state.
 core.entries = {
   first = core.ref(function() return format("%p", running()) end),
   free = core.ref(core.unref),

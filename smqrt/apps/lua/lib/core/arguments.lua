@@ -52,7 +52,7 @@ end
 local arg = {}
 core.arg = arg
 
--- Each returns the argument when it is of its type, and raises otherwise. As in Lua's own functions a number stands for its text
+-- Each returns the argument when it is of its type, and raises otherwise. As in Lua's own functions a number is accepted as text
 -- and the text of a number for the number; so it is what they return that counts, not what they were given.
 
 function arg.string(value, index, fname)
@@ -75,7 +75,7 @@ end
 
 local LONGEST_MS <const> = 1e12 -- some thirty years; timers can't count to infinity
 
---- A time. What is past is 0, and what never comes is in thirty years.
+--- A time. A time in the past is 0; a time that never comes is thirty years ahead.
 function arg.milliseconds(value, index, fname)
   local ms = arg.number(value, index, fname)
   if ms ~= ms then broken(index, fname, "milliseconds expected, got nan") end

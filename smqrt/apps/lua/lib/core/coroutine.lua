@@ -1,4 +1,4 @@
--- Blocking calls, and a coroutine library that lets them through.
+-- Blocking calls, and a coroutine library that supports them.
 --
 -- A blocking call yields an Op to Python. Inside an application's own coroutine that yield reaches the coroutine's resumer first: it
 -- passes the Op on to its own resumer and the answer back down. So `coroutine.resume` returns only what the application yields.

@@ -1,6 +1,6 @@
 -- Ends an activity that computes for too long without giving way.
 --
--- The watchdog (watchdog.py) calls `arm` in the coroutine that runs, from a debug hook. `arm` gives the coroutine a hook of Lua's own, and
+-- The watchdog (watchdog.py) calls `arm` in the coroutine that runs, from a debug hook. `arm` sets a hook of Lua's own in the coroutine, and
 -- that raises the error: an error must not pass through the frames of Python that are on the C stack in the watchdog's.
 
 local core = ...
@@ -53,7 +53,7 @@ function overtime.disarm()
   end
 end
 
---- The loop turns again: whoever is armed and waits begins anew.
+--- A new turn of the loop: armed coroutines that wait start again.
 function overtime.relax()
   overtime.case = nil
 end

@@ -40,7 +40,7 @@ end
 
 local function from_path(name)
   local file = searchpath(name, package.path)
-  if not file then return nil end -- where Lua itself looks by default helps nobody
+  if not file then return nil end -- Lua's own default locations are not useful here
   local chunk, fault = loadfile(file, "t")
   if not chunk then error("error loading module '" .. name .. "':\n\t" .. fault, 0) end
   return chunk, file
@@ -98,7 +98,7 @@ local function load_module(name)
   return loaded[name], extra
 end
 
---- As in Lua, but the module and the search for it may block. Who requires a module that somebody else loads waits for it.
+--- As in Lua, but the module and the search for it may block. A module that is being loaded is waited for.
 function require(name)
   name = core.arg.string(name, 1, "require")
   if loading[name] then wait_until_loaded(name) end

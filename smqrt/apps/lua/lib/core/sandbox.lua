@@ -55,7 +55,7 @@ function dofile(name)
   return chunk()
 end
 
--- Until lib/ba/apps.lua knows of applications.
+-- Until lib/ba/apps.lua has registered applications.
 function core.application() return nil end
 function core.app_of() return nil end
 

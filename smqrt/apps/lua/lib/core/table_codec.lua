@@ -1,4 +1,4 @@
--- Tables as strings, to cross between Lua and Python in one piece; smqrt/apps/lua/bridge.py tells the format.
+-- Tables as strings, to cross between Lua and Python in one piece; see smqrt/apps/lua/bridge.py for the format.
 
 local core = ...
 

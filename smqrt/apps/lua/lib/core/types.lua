@@ -1,4 +1,4 @@
--- Objects of the API are tables with a metatable and an integer handle. Applications know them as userdata.
+-- Objects of the API are tables with a metatable and an integer handle. Applications see them as userdata.
 
 local core = ...
 

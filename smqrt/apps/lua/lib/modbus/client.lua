@@ -1,6 +1,6 @@
 -- require "modbus.client": Modbus TCP ("MODBUS Messaging on TCP/IP Implementation Guide V1.0b", "MODBUS Application Protocol V1.1b3").
 --
--- Blocking: a call waits for its response. Asynchronous (op.async): a call gives the number of its transaction, and the cosocket of
+-- Blocking: a call waits for its response. Asynchronous (op.async): a call returns the number of its transaction, and the cosocket of
 -- the connection calls back. Any error, an exception of the server included, ends the connection.
 local core = ...
 
@@ -128,13 +128,13 @@ local function received(self, data)
   self.received, self.at = sub(self.received, self.at) .. data, 1
 end
 
--- A response that nobody waits for is ignored; "invalidresp" when there are many.
+-- An unexpected response is ignored; "invalidresp" when there are many.
 local function stranger(self)
   self.strangers = self.strangers + 1
   if self.strangers > MAX_STRANGERS then return "invalidresp" end
 end
 
--- What the PDU of a response says: a value, or nil and the number of an exception or "invalidresp".
+-- The result in the PDU of a response: a value, or nil and the number of an exception or "invalidresp".
 local function meaning(one, pdu)
   local code = byte(pdu)
   if code == one.code | EXCEPTION and #pdu == 2 then return nil, byte(pdu, 2) end
@@ -175,7 +175,7 @@ local function awaited(self, number, until_ms)
   end
 end
 
-local Turn = {__close = function(turn) -- also when the caller is killed, whose response is still to come
+local Turn = {__close = function(turn) -- also when the caller is killed and its response is outstanding
   local self = turn.client
   self.is_busy = false
   if turn.is_over then return end
@@ -254,7 +254,7 @@ end
 
 -- ---- requests
 
--- The options behind the values, in any order: vtype (string), unit (number), callback (function).
+-- The options after the values, in any order: vtype (string), unit (number), callback (function).
 local function options(self, fname, ...)
   local one = {vtype = "word", unit = self.unit}
   for at = 1, select("#", ...) do

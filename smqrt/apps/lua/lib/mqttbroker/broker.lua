@@ -33,7 +33,7 @@ function Broker:ask(about, name, callback, ...)
   return ok, answer
 end
 
--- ---- what clients are told
+-- ---- properties that clients receive
 
 --- An identifier for a client that has none.
 function Broker.random_identifier()
@@ -160,7 +160,7 @@ local function stop_locals(self)
   for _, here in ipairs(snapshot(self.locals)) do here:stop(refusal.SHUTTING_DOWN) end
 end
 
---- Ends the broker in order: clients of MQTT 5 are told, what waits for clients is written. False when it has ended already.
+--- Ends the broker in order: clients of MQTT 5 are notified, queued packets are written. False when it has ended already.
 function Broker:shutdown()
   if not self.running then return false end
   self.running = false
@@ -170,7 +170,7 @@ function Broker:shutdown()
   return true
 end
 
---- Ends the broker at once. False when it has ended already, and nobody is left.
+--- Ends the broker immediately. False when it has ended already, without clients left.
 function Broker:close()
   local was_running = self.running
   self.running = false

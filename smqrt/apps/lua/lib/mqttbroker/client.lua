@@ -1,5 +1,5 @@
 -- A client inside the process of the broker, with the methods of mqttc (spec: smq §8). Its callbacks run one after the other in a
--- cosocket of its own, so they may wait without holding up who published.
+-- cosocket of its own, so they may wait without blocking the publisher.
 
 local codec = require "mqttbroker.codec"
 local inbox = require "mqttbroker.inbox"
@@ -24,7 +24,7 @@ local function check(accepted, index, name, expected, value)
   if not accepted then error(("bad argument #%d to '%s' (%s expected, got %s)"):format(index, name, expected, type(value)), 3) end
 end
 
--- A number stands for its text, as in Lua's own functions.
+-- A number is converted to text, as in Lua's own functions.
 local function text(value) return type(value) == "number" and tostring(value) or value end
 
 local function optional(value, kind, index, name)
@@ -42,7 +42,7 @@ local function new_message(topic, payload, options, values)
   return message.new(topic, tostring(payload), options.retain == true, codec.pack_message(values), function() return values end)
 end
 
--- ---- what comes to it
+-- ---- incoming packets
 
 local function convert(self, payload)
   return self.bytearrays and ba.bytearray.create(payload) or payload
@@ -93,7 +93,7 @@ local function leave(self, with_will)
   self.broker.router:flush()
 end
 
---- Ends it from the side of the broker; it does not come back.
+--- Ends it from the side of the broker; it does not reconnect.
 function Client:stop(code)
   if self.ended then return end
   leave(self, true)

@@ -33,7 +33,7 @@ local function check_will(will, version)
   if will.retain then refusal.raise(refusal.RETAIN, "this broker retains no messages, the will neither") end
 end
 
---- The version in whose way a CONNECT packet is to be answered when it is refused; nil when it is of no MQTT.
+--- The protocol version for the refusal of a CONNECT packet; nil when it is not MQTT.
 function codec.version(body)
   local version = py.connect_version(body)
   return version ~= 0 and version or nil
@@ -59,7 +59,7 @@ local function check_header(header, version)
   if version >= 5 and header & 0x01 ~= 0 then refusal.raise(refusal.RETAIN, "this broker retains no messages") end
 end
 
--- The properties of a message as bytes, the position behind them, and the function that makes a table of them.
+-- The properties of a message as bytes, the position after them, and the function that makes a table of them.
 local function read_properties(body, at)
   local size, from = fields.length(body, at)
   if not size or from + size - 1 > #body then refusal.malformed("the packet ends inside its properties") end
@@ -70,7 +70,7 @@ local function read_properties(body, at)
   return found, from + size, function() return load(py.message_table(found)) end
 end
 
---- A message. That of a 3.1.1 client, who was not told that nothing is retained, may have the mark.
+--- A message. A 3.1.1 client, which has no notice that nothing is retained, may set the flag.
 function codec.publish(header, body, version)
   check_header(header, version)
   local topic, at = fields.text(body, 1)
@@ -117,10 +117,10 @@ function codec.connack(version, code, values)
   return py.connack(version, code, values and dump(values) or NO_VALUES)
 end
 
---- DISCONNECT, for MQTT 5 only. text: the reason, for who reads the logs of the client.
+--- DISCONNECT, for MQTT 5 only. text: the reason, for the log of the client.
 codec.disconnect_packet = py.disconnect
 
---- SUBACK. codes: the reason codes of MQTT 5; 3.1.1 knows but one refusal.
+--- SUBACK. codes: the reason codes of MQTT 5; 3.1.1 has only one code for a refusal.
 function codec.suback(version, id, codes)
   return py.suback(version, id, char(unpack(codes)))
 end
@@ -130,7 +130,7 @@ function codec.unsuback(version, id, codes)
   return py.unsuback(version, id, char(unpack(codes)))
 end
 
---- The bytes of the properties that an application gives a message, which may have none.
+--- The bytes of an application's message properties, which may be missing.
 function codec.pack_message(values)
   local given = {}
   for name, value in pairs(values) do given[name] = NUMBERS[name] and value or tostring(value) end

@@ -1,5 +1,5 @@
 -- The elements of packets that every message has (MQTT 5 §1.5). Readers take the packet's body and a position, answer the value and
--- the position behind it, and refuse what is truncated or malformed.
+-- the position after it, and refuse what is truncated or malformed.
 
 local refusal = require "mqttbroker.refusal"
 

@@ -21,7 +21,7 @@ function Framer:add(data)
   self.data, self.at, self.parts = concat(parts), 1, {}
 end
 
---- What is left waits for more, so that a large packet is put together once and not at every read.
+--- The rest waits for more data, so that a large packet is joined once and not at every read.
 local function wait_for(self, bytes)
   self.parts, self.missing_bytes = {sub(self.data, self.at)}, bytes
   self.data, self.at = "", 1

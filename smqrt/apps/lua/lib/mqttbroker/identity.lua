@@ -1,11 +1,11 @@
--- Clients of the network by the server's own users and rules: `auth = true` (help: identity). Python knows each by a number.
+-- Clients of the network by the server's own users and rules: `auth = true` (help: identity). Each has a number in Python.
 local core, py = ...
 
 local refusal = require "mqttbroker.refusal"
 
 local cpu_clock, next, pairs = os.clock, next, pairs
 
-local MAX_REMEMBERED <const> = 1000 -- topics of a client that were asked about
+local MAX_REMEMBERED <const> = 1000 -- checked topics of a client
 local PORTION_S <const> = 0.004     -- of the CPU, for looking at clients again, four times a second
 
 local identity = {}
@@ -18,7 +18,7 @@ function identity.login(self, request)
   self.client.user = py.user(number)
 end
 
---- Who comes with the identifier of another user's client does not throw that one out.
+--- A connection with the identifier of another user's client does not replace that client.
 function identity.check_taking_over(self, old)
   if self.identity and old and old.identity and not py.same(self.identity, old.identity) then
     identity.leave(self)
@@ -26,7 +26,7 @@ function identity.check_taking_over(self, old)
   end
 end
 
---- Why the server can't tell who clients are; nil when it can.
+--- Why the server can't authenticate clients; nil when it can.
 function identity.fault_of_server()
   local fault = py.fault_of_server()
   return fault and "bad argument #2 to 'create' (" .. fault .. ")"
@@ -39,7 +39,7 @@ function identity.leave(self)
   if number then py.leave(number) end
 end
 
---- Whether it may publish to a topic; asked once for each topic.
+--- Whether it may publish to a topic; checked once for each topic.
 function identity.may_publish(self, topic)
   local may = self.publishes[topic]
   if may == nil then
@@ -50,7 +50,7 @@ function identity.may_publish(self, topic)
   return may
 end
 
---- Whether it may have all topics that a filter stands for.
+--- Whether it may have all topics that a filter matches.
 function identity.may_subscribe(self, filter) return py.may_subscribe(self.identity, filter) end
 
 local function look_at(session)

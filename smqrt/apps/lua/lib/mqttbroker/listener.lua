@@ -22,7 +22,7 @@ end
 
 local listener = {}
 
---- An outbox whose packets are written to a socket. A client that reads slowly makes nobody wait but its own writer.
+--- An outbox whose packets are written to a socket. A client that reads slowly blocks only its own writer.
 function listener.outbox(sock, totals)
   local writer
   local box = outbox.new(totals, function() if writer then writer:enable(true) end end)
@@ -51,8 +51,8 @@ local function accept_all(sock, serve, report)
   end
 end
 
---- Listens; each client is given to serve(sock) as a cosocket. Returns the socket, or nil and the error.
--- report: gets the word of an error after which listening goes on.
+--- Listens; serve(sock) runs as a cosocket for each client. Returns the socket, or nil and the error.
+-- report: called with the word of an error after which listening continues.
 function listener.open(address, port, shark, serve, report)
   local sock, fault = ba.socket.bind(port, {intf = address, shark = shark})
   if not sock then return nil, fault end

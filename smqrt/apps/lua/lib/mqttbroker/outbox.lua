@@ -1,4 +1,4 @@
--- Outbox: packets that wait to be written to a client, bounded. Knows no socket: `wake` tells the writer that there is something.
+-- Outbox: a bounded queue of packets for a client. It has no socket: `wake` notifies the writer.
 
 local concat = table.concat
 
@@ -39,7 +39,7 @@ function Outbox:finish(packet)
   self.wake()
 end
 
---- What is to be written next, or nil. Whoever takes it says when it is `written`.
+--- The next packet to write, or nil. The caller calls `written` afterwards.
 function Outbox:take(now_ms)
   local packets, first, size = self.packets, self.first, 0
   local at = first

@@ -1,4 +1,4 @@
--- Reason codes (MQTT 5 §2.4) and the error by which a packet is refused: it ends the client that sent it, nobody else.
+-- Reason codes (MQTT 5 §2.4) and the error by which a packet is refused: it ends only the client that sent it.
 
 local Refusal = {__name = "refusal", __tostring = function(refusal) return refusal.text end}
 

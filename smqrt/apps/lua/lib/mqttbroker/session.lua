@@ -1,4 +1,4 @@
--- The conversation with one client of the network, without its socket: bytes come in by `receive`, go out through an outbox.
+-- The protocol session of one network client, without its socket: input by `receive`, output through an outbox.
 
 local codec = require "mqttbroker.codec"
 local framer = require "mqttbroker.framer"
@@ -12,7 +12,7 @@ local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
 local CLOSE_MS <const> = 5000     -- for the last bytes
 local BODY_BITS <const> = 8       -- 256 bytes of a packet cost about as much as a small one: properties, UTF-8
 local WORK <const> = 3000         -- packets and deliveries, a large one counting for several, until others get their turn
-local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
+local KEEPALIVE_MS <const> = 1500 -- for each second that the client requested: one and a half times (MQTT 5 §3.1.2.10)
 
 local Session = {}
 Session.__index = Session
@@ -36,7 +36,7 @@ local function closing_packet(self, code, text)
   return returned and codec.connack(4, returned) or ""
 end
 
--- The reason string is left out where the client could not take it (MQTT 5 §3.1.2.11.4).
+-- The reason string is omitted where it exceeds the client's maximum (MQTT 5 §3.1.2.11.4).
 local function fitting(self, code, text)
   local bytes = closing_packet(self, code, text)
   return #bytes <= self.max_bytes and bytes or closing_packet(self, code)
@@ -68,7 +68,7 @@ local function leave(self)
   end)
 end
 
---- Ends the session from the side of the broker: the client is told why (in MQTT 5), its will is published.
+--- Ends the session from the side of the broker: the client gets the reason (in MQTT 5), its will is published.
 function Session:stop(code, text)
   if self.left then return end
   self.deadline_ms = clock() + CLOSE_MS
@@ -91,7 +91,7 @@ local function refuse(self, code, text)
   self:stop(code, text)
 end
 
---- Ends what is overdue: a CONNECT, a sign of life. Answers true when the connection itself is to be closed at once.
+--- Ends overdue sessions: without a CONNECT, or without packets. Returns true when the connection must be closed immediately.
 function Session:check(now_ms)
   if self.outbox:is_stuck(now_ms) then
     self:ended("timeout")
@@ -210,7 +210,7 @@ local function handle(self, header, body)
   if not entry then refusal.protocol_error("a client of this broker sends no packets of type " .. kind) end
   if entry[1] and header & 0x0F ~= entry[1] then refusal.malformed("wrong flags in the first byte of a packet") end
   if not self.connected then return connect(self, body) end
-  self.deadline_ms = nil -- counted anew from when the packet is done: a callback may take its time
+  self.deadline_ms = nil -- counted again from the end of the packet: a callback may block
   return entry[2](self, body, header)
 end
 

@@ -15,7 +15,7 @@ local function new()
   return setmetatable({exact = {}, root = new_node(), nodes = 0}, Tree)
 end
 
---- The level of a topic or filter at a position, and the position of the level after it, nil behind the last one.
+--- The level of a topic or filter at a position, and the position of the level after it, nil after the last one.
 local function level_at(topic, at)
   local slash = find(topic, "/", at, true)
   if not slash then return sub(topic, at), nil end
@@ -95,7 +95,7 @@ local function walk(node, levels, i, found)
   if any then walk(any, levels, i + 1, found) end
 end
 
---- The sets of subscribers of a topic, as a list of tables client -> subscription; `visited` tells how many nodes were looked at.
+--- The sets of subscribers of a topic, as a list of tables client -> subscription; `visited` is the number of examined nodes.
 function Tree:match(topic)
   local found = {self.exact[topic], visited = 0}
   if not next(self.root.children) then return found end

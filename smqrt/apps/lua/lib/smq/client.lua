@@ -48,7 +48,7 @@ end
 
 local makers = {} -- integer -> what makes the connections of a client, when the application does
 
--- The application's function has to call back with a connected socket over which the broker speaks SMQ already.
+-- The application's function must call back with a connected socket on which the broker already uses SMQ.
 function events.open(self)
   local number = handles[self]
   local maker = makers[number]
@@ -86,7 +86,7 @@ local function optional_ref(f, index, fname)
   return f ~= nil and ref(arg["function"](f, index, fname)) or nil
 end
 
--- A topic whose number this client knows: what can be observed or unsubscribed.
+-- A topic with a known number, which can be observed or unsubscribed.
 local function known(number, topic, fname)
   topic = name(topic, 1, fname)
   if type(topic) == "string" and topic ~= "self" and py.gettid(number) and not py.topic2tid(number, topic) then
@@ -119,7 +119,7 @@ function methods.createsub(self, subtopic, onack)
   return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
 end
 
--- Decodes JSON before onmsg is called; what is not JSON comes as it is.
+-- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged.
 local function decoding(onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)
@@ -168,7 +168,7 @@ function methods.tid2topic(self, tid) return py.tid2topic(handle(self), arg.inte
 function methods.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
 function methods.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.integer(stid, 1, "tid2subtopic")) end
 
--- After what was published; onclose is not called, and the client does not come back.
+-- After everything that was published; onclose is not called, and the client does not reconnect.
 function methods.close(self) py.close(handle(self)) end
 methods.disconnect = methods.close
 

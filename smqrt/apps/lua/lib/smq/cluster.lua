@@ -54,7 +54,7 @@ function cluster.node(self) return py.node(handle(self)) end
 -- syntax: cluster:shutdown([msg])     -> the clients of all nodes are ended
 function cluster.shutdown(self, msg) py.shutdown(handle(self), arg.optional(arg.string, msg, nil, 1, "shutdown")) end
 
--- syntax: cluster:close([msg])        -> the hub goes on alone, with its clients
+-- syntax: cluster:close([msg])        -> the hub continues alone, with its clients
 function cluster.close(self, msg) py.close(handle(self), arg.optional(arg.string, msg, "", 1, "close")) end
 
 -- syntax: create(smq, mtl [,{name}]), or create(smq [,password [,{name}]])

@@ -111,7 +111,7 @@ end
 
 -- In these, an application's function has the name of its callback, because Lua's traceback shows it.
 
--- Calls `handle` for each message of a run. An error is logged, and does not keep `handle` from the messages behind it.
+-- Calls `handle` for each message of a run. An error is logged, and the remaining messages are still handled.
 local function each_frame(run, what, handle)
   local at, size, count, until_s = 1, #run, 0, cpu_clock() + PORTION_S
   local function walk()
@@ -133,7 +133,7 @@ local function each_frame(run, what, handle)
   end
 end
 
--- The frames of a run that onpublish lets pass: true for all of them, else a string.
+-- The frames of a run that onpublish accepts: true for all, else a string.
 local function passing(onpublish, what, run, peer)
   local kept_frames, count, bytes = {}, 0, 0
   each_frame(run, what, function(data, ptid, tid, subtid, from, to)
@@ -175,7 +175,7 @@ end
 function adapters.onconnect(onconnect)
   return function(etid, number)
     local info, peer = info_of(number)
-    infos[peer] = nil -- nobody needs the request's head any more
+    infos[peer] = nil -- the head of the request is no longer needed
     onconnect(etid, info, peer)
   end
 end
@@ -342,12 +342,12 @@ function smq.sock2peer(self, socket)
   return number and py.belongs(handle(self), number) and peer_of(number) or nil
 end
 
--- syntax: smq:close()     -> ends the broker: clients are closed without a word and come back; blocks while the journal is written
+-- syntax: smq:close()     -> ends the broker: clients are closed without a Disconnect and reconnect; blocks while the journal is written
 function smq.close(self) py.close(handle(self)) end
 
--- Decodes JSON before onmsg is called; what is not JSON goes to the global handler as it came.
+-- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged to the global handler.
 local function decoding(number, onmsg, deliver_default)
-  local told_s -- one line a second: who sends them must not fill the log
+  local told_s -- one line a second, so that senders cannot fill the log
   return function(data, ptid, tid, subtid)
     local value = core.json_value(data)
     if value == nil then

@@ -31,7 +31,7 @@ channel_class.__gc = function(self)
   if channels[self] then py.forget(channels[self]) end
 end
 
--- syntax: channel:send(data [,node])      -> number of nodes that it is on its way to [,"full"] | nil, "full" | nil, "nobody"
+-- syntax: channel:send(data [,node])      -> number of nodes that it was sent to [,"full"] | nil, "full" | nil, "nobody"
 function channel.send(self, data, node)
   local nodes, full = py.send(channel_handle(self), core.payload(data, 1, "send"), arg.optional(arg.integer, node, nil, 2, "send"))
   local why = full > 0 and "full" or nil
@@ -39,7 +39,7 @@ function channel.send(self, data, node)
   return nil, why or "nobody"
 end
 
--- syntax: channel:nodes()         -> {number of a node = where the link to it goes}
+-- syntax: channel:nodes()         -> {number of a node = the address of the link}
 function channel.nodes(self) return folded(py.channel_nodes(channel_handle(self))) end
 
 -- syntax: channel:counts()        -> {sent = n, received = n, refused = n, lost = n, dropped = n}
@@ -82,7 +82,7 @@ end
 -- syntax: mtl:isopen(name)    -> whether that channel is open, or a hub of this process is in that cluster
 function mtl.isopen(self, name) return py.isopen(handle(self), arg.string(name, 1, "isopen")) end
 
--- syntax: mtl:close(name [,msg])      -> whether there was a channel of that name, or else a hub in that cluster; it goes on alone
+-- syntax: mtl:close(name [,msg])      -> whether there was a channel of that name, or else a hub in that cluster, which continues alone
 function mtl.close(self, name, msg)
   return py.close_named(handle(self), arg.string(name, 1, "close"), arg.optional(arg.string, msg, "", 2, "close"))
 end
@@ -102,7 +102,7 @@ local function warn_of_others(op, names, what)
   end
 end
 
--- After so many seconds a node is asked whether it is there, and after so many without a word it is lost.
+-- Seconds until an idle node is pinged, and seconds without a packet after which it is lost.
 local function times(op, ping)
   if op.ping then
     local timespan = arg.number(ping.timespan or 8, "2.ping.timespan", "create")

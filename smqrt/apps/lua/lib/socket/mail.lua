@@ -117,7 +117,7 @@ local function described(mail)
 end
 
 -- syntax: mail:send{from, to [, cc, bcc, replyto, subject, txtbody | body, htmlbody, htmlimg, attach, encoding, charset]}
--- -> true [, who was refused] | nil, error [, reason]
+-- -> true [, the refused recipients] | nil, error [, reason]
 -- to, cc, bcc: a text, with commas between addresses, or an array. htmlimg, attach: a file or an array of them, each
 -- {source=text | function | file [, name, content, description, id]} or {io=, name=}; an image needs the id by which the HTML text shows it.
 function methods:send(mail)
@@ -138,7 +138,7 @@ local function create(op)
     timeout_ms = arg.optional(arg.milliseconds, op.timeout, nil, "timeout", "mail"),
     tls = op.shark and core.tls.check(op.shark, "shark", "mail", "client") or nil,
   }
-  return setmetatable({server = server, shark = op.shark}, class) -- shark: it must live as long as its number is used
+  return setmetatable({server = server, shark = op.shark}, class) -- shark: it must exist as long as its number is used
 end
 
 socket.mail = create

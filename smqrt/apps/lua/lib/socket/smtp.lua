@@ -102,7 +102,7 @@ local function answer(tcp)
   return nil, "invalid server reply"
 end
 
--- Says a line; the lines of the answer when its code begins so, otherwise nil and what the server said.
+-- Sends a line; returns the lines of the reply when its code begins so, otherwise nil and the reply.
 local function ask(tcp, wanted, line)
   if line then
     local sent, word = tcp:send(line .. "\r\n")

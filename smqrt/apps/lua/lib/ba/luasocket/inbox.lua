@@ -1,9 +1,9 @@
--- Bytes that a TCP object of the LuaSocket layer has received and nobody asked for yet: pieces, of the first of which a part may be taken.
+-- Unread bytes that a TCP object of the LuaSocket layer has received: pieces, the first of which may be read partly.
 local core = ...
 
 local concat, find, setmetatable, sub = table.concat, string.find, setmetatable, string.sub
 
-local SMALL_BYTES <const> = 4096 -- smaller pieces are put together, so that bytes that come one by one don't take a place each
+local SMALL_BYTES <const> = 4096 -- smaller pieces are joined, so that single bytes do not need an entry each
 
 local inbox = {}
 local class = {__index = inbox}
@@ -48,7 +48,7 @@ function inbox:take(count)
   return concat(parts)
 end
 
---- How many bytes a line has, its end included, nil when that has not come; looks at each byte once between two takes.
+--- The length of a line with its end, nil when the end has not arrived; examines each byte once between two reads.
 function inbox:line_bytes(state)
   local number, from = state.number or self.first, state.from or self.at
   local before = state.before or 1 - self.at

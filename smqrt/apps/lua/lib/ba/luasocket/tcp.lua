@@ -1,6 +1,6 @@
 -- socket.tcp: TCP objects of the LuaSocket layer, over the sockets of ba.socket (spec: bas-api §12, §17).
 --
--- `sock` is the socket of ba.socket, nil before connect and listen. `inbox` has what was received and not asked for yet; `accepted` the
+-- `sock` is the socket of ba.socket, nil before connect and listen. `inbox` has received data that was not read yet; `accepted` the
 -- clients that socket.select has seen.
 local core = ...
 
@@ -11,9 +11,9 @@ local layer, socket = core.luasocket, core.socket
 local py, word_of = layer.py, layer.word
 
 local MAX_RECEIVE_BYTES <const> = 16 << 20 -- of one call: whoever sends them must not fill the memory
-local CALLS_A_TURN <const> = 32            -- that found what they asked for in the inbox; then others run
+local CALLS_A_TURN <const> = 32            -- with data from the inbox; then other activities run
 local CHUNK_BYTES <const> = 65536
-local CONNECT_MS <const> = 20000           -- with a timeout of 0, which LuaSocket's users give to look again later
+local CONNECT_MS <const> = 20000           -- with a timeout of 0, with which LuaSocket's users poll
 
 local tcp = {settimeout = layer.settimeout, gettimeout = layer.gettimeout}
 local class = layer.class("tcp", tcp)
@@ -26,7 +26,7 @@ local function handle_of(self)
   return self.sock and self.sock.handle
 end
 
--- What a call gives without a connection.
+-- The result of a call without a connection.
 local function unconnected(self)
   return nil, (self.sock or self.is_closed) and "closed" or "not connected"
 end
@@ -146,7 +146,7 @@ local function receive_all(self, limit, prefix)
   return prefix .. self.inbox:take(self.inbox.size)
 end
 
--- Who always finds something lets the others run.
+-- A caller that always finds data yields to others.
 local function give_way(self)
   self.calls = (self.calls or 0) + 1
   if self.calls % CALLS_A_TURN == 0 and isyieldable() then core.pause() end
@@ -241,7 +241,7 @@ end
 
 local HOWS <const> = {both = 2, send = 1, receive = 0}
 
--- syntax: tcp:shutdown(["both" | "send" | "receive"]) -> 1 | nil, error       what was sent goes out first
+-- syntax: tcp:shutdown(["both" | "send" | "receive"]) -> 1 | nil, error       queued data is sent first
 function tcp:shutdown(how)
   self_of(self, "shutdown")
   how = arg.optional(arg.string, how, "both", 2, "shutdown")
@@ -314,7 +314,7 @@ function tcp:setstats(received, sent, age)
   return 1
 end
 
--- syntax: tcp:dirty() -> whether something was received that nobody took
+-- syntax: tcp:dirty() -> whether received data was not read yet
 function tcp:dirty()
   return self_of(self, "dirty").inbox.size > 0
 end

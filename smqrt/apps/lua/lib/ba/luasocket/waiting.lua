@@ -39,7 +39,7 @@ function waiting.gettimeout(self)
   return self.block_ms and self.block_ms / 1000 or -1, self.total_ms and self.total_ms / 1000 or -1
 end
 
---- A function that tells how many milliseconds the next wait of a call may take, nil without a limit.
+--- A function that returns how many milliseconds the next wait of a call may take, nil without a limit.
 function waiting.limit(self)
   local block_ms, end_ms = self.block_ms, self.total_ms and clock() + self.total_ms
   return function()
@@ -50,13 +50,13 @@ function waiting.limit(self)
   end
 end
 
---- The text of an address that LuaSocket's users give: "*" is every address.
+--- The text of an address in LuaSocket's form: "*" is every address.
 function waiting.address(host, index, fname)
   host = arg.string(host, index, fname)
   return host ~= "*" and host or nil
 end
 
---- A port as a number; LuaSocket's users give texts too.
+--- A port as a number; texts are accepted too.
 function waiting.port(port, index, fname)
   if rawtype(port) == "string" then port = math.tointeger(tonumber(port)) or port end
   return arg.integer(port, index, fname)

@@ -1,7 +1,7 @@
 -- CBOR (RFC 8949): require "org.conman.cbor", with the interface of the module of that name (spec: bas-api §12).
 --
 -- Encoders are found by name, decoders by number: TYPE has the major types (0x00, 0x20, ... 0xE0), TAG the tags, SIMPLE the simple
--- values and floats. A decoder answers value, position behind it, and the name of its type.
+-- values and floats. A decoder returns value, position after it, and the name of its type.
 local core = ...
 
 local error, ipairs, math_type, next, pack, pairs, rawtype = error, ipairs, math.type, next, string.pack, pairs, core.rawtype
@@ -22,7 +22,7 @@ local TYPE, TAG, SIMPLE = cbor.TYPE, cbor.TAG, cbor.SIMPLE
 local left_in_turn = VALUES_A_TURN
 local depth = 0 -- of the tables being encoded, which may be entered again from a metamethod
 
---- Counts a value; lets others run after some thousands, who may encode as well.
+--- Counts a value; after some thousands other activities run, which may encode too.
 local function count()
   left_in_turn = left_in_turn - 1
   if left_in_turn > 0 then return end
@@ -104,7 +104,7 @@ local function deeper(encode, ...)
   return result
 end
 
--- With a table for references, each table is marked when it comes first, and is a number after that.
+-- With a table for references, each table is marked at its first occurrence, and is a number afterwards.
 local function shared(value, sref, encode, stref)
   if not sref then return deeper(encode, value, sref, stref) end
   if sref[value] then return head(0xC0, 29) .. head(0x00, sref[value]) end
@@ -268,7 +268,7 @@ end
 
 local WIDTHS <const> = {[24] = ">B", [25] = ">I2", [26] = ">I4", [27] = ">I8"}
 
---- The head at a position: major type, info, number (nil for an indefinite length), the position behind it.
+--- The head at a position: major type, info, number (nil for an indefinite length), the position after it.
 local function read_head(packet, position)
   local first = byte(packet, position) or fail(position, "more data is needed")
   local major, info = first & 0xE0, first & 0x1F
@@ -301,7 +301,7 @@ TYPE[0x20] = function(_, position, _, number)
   return number >= 0 and ~number or -1.0 - unsigned(number), position, "NINT"
 end
 
--- A string of chunks, whose length is not told before.
+-- A string in chunks, of unknown length.
 local function chunks(packet, position, major, ref)
   local parts = {}
   while byte(packet, position) ~= 0xFF do
@@ -438,7 +438,7 @@ setmetatable(SIMPLE, {__index = function(_, info)
   if rawtype(info) == "number" then return function(position, number) return number, position, "simple" end end
 end})
 
--- syntax: cbor.decode(packet [, position] [, conv]) -> value, position behind it, type
+-- syntax: cbor.decode(packet [, position] [, conv]) -> value, position after it, type
 -- conv: functions by the name of a type, which get the value and whether it is a key, and answer what to take for it.
 function cbor.decode(packet, position, conv, ref, is_key)
   packet = core.is_bytearray(packet) and tostring(packet) or core.arg.string(packet, 1, "decode")
