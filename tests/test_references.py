@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,19 @@ def test_links_of_all_documents_lead_somewhere() -> None:
             if not file.exists() or (fragment and fragment[1:] not in headings(file)):
                 wrong.append(f"{path.relative_to(REPOSITORY)}: {target}{fragment}")
     assert wrong == []
+
+
+IMPORT = re.compile(r"from (smqrt[\w.]*) import (\w+(?:, *\w+)*)")
+
+
+def test_imports_of_scripts_exist() -> None:
+    """Scripts are shell, or run by hand: nothing else notices that a module of theirs has moved."""
+    missing = []
+    for name, text in texts().items():
+        if name.startswith("scripts"):
+            for module, names in IMPORT.findall(text):
+                imported = import_module(module)
+                for one in re.findall(r"\w+", names):
+                    if not hasattr(imported, one) and find_spec(f"{module}.{one}") is None:
+                        missing.append(f"{name}: {module}.{one}")
+    assert not missing
