@@ -42,8 +42,19 @@ IN_PROCESS = ["tests/properties", "tests/conformance"]
 OF_HUBS = [str(path) for path in sorted(Path("tests").glob("test_hub*.py"))]
 OF_CONNECTIONS = ["connection", "last_values", "moving", "namestore", "publish_limits", "slow", "slow_policies"]
 STORAGE = [
-    *("columns", "commit", "committed", "compact", "durability", "files", "manifest", "parquet_files", "record"),
-    *("recovery", "retention", "segment", "writer"),
+    *(
+        "arrow",
+        "columns",
+        "commit",
+        "committed",
+        "compact",
+        "durability",
+        "files",
+        "manifest",
+        "parquet_files",
+        "record",
+    ),
+    *("recovery", "retention", "segment", "verification", "writer"),
 ]
 """The modules of the journal that write, read and check its files."""
 GROUPS = {

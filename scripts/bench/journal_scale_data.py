@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from smqrt.journal import columns, committed, compact, manifest, segment
+from smqrt.journal import arrow, committed, compact, manifest, segment
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.record import Row
 from smqrt.journal.segment import DATA, INDEX, INDEXED, summary_of
@@ -120,14 +120,14 @@ def _recorded(folder: Path, rows: list[Row]) -> None:
     opened = segment.SegmentFile.open(folder, rows[0].seq, "n1", "hub")
     for at in range(0, len(rows), _FLUSH_ROWS):
         some = rows[at : at + _FLUSH_ROWS]
-        opened.append(columns.encode(some), some[0].seq, len(some), some[0].ts_us, some[-1].ts_us, 0)
+        opened.append(arrow.encode(some), some[0].seq, len(some), some[0].ts_us, some[-1].ts_us, 0)
     opened.close()
 
 
 def _segment(folder: Path, first: int, ts_us: int) -> None:
     """Writes a segment's index, and a sparse file in the place of its rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    schema, path, step_us = columns.schema_message("n1", "hub"), folder / segment.name(first), STEP_US // BATCHES
+    schema, path, step_us = arrow.schema_message("n1", "hub"), folder / segment.name(first), STEP_US // BATCHES
     with path.with_suffix(INDEXED).open("wb") as file:
         for at in range(BATCHES):
             begin_us, offset = ts_us + at * step_us, len(schema) + at * BATCH_BYTES

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from smqrt.journal import columns, segment
+from smqrt.journal import arrow, segment
 from smqrt.journal.record import Row
 from smqrt.pipeline import session
 
@@ -88,7 +88,7 @@ def make_journals(rows: int, folders: dict[Path, int]) -> int:
 def write_segment(folder: Path, rows: list[Row], flush_rows: int) -> None:
     file = segment.SegmentFile.open(folder, rows[0].seq, "n1", "bench")
     for batch in pieces(rows, flush_rows):
-        file.append(columns.encode(batch), batch[0].seq, len(batch), batch[0].ts_us, batch[-1].ts_us, 0)
+        file.append(arrow.encode(batch), batch[0].seq, len(batch), batch[0].ts_us, batch[-1].ts_us, 0)
     file.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pipeline_data import FLUSH_ROWS, Measure, compared, interleaved, made_rows, pieces
 
-from smqrt.journal import columns as arrow
+from smqrt.journal import arrow
 from smqrt.journal.record import Row
 
 TYPES = {

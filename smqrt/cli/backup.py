@@ -19,7 +19,8 @@ import click
 
 from smqrt.errors import StartError
 from smqrt.journal import files, manifest
-from smqrt.journal.recovery import DAMAGED, VerifyReport, repair, verify
+from smqrt.journal.recovery import DAMAGED
+from smqrt.journal.verification import VerifyReport, repair, verify
 from smqrt.printable import printable
 
 _SQLITE = b"SQLite format 3\0"

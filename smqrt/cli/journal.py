@@ -35,7 +35,7 @@ from smqrt.cli.locations import (
 )
 from smqrt.cli.terminal import counted, interrupt_this_greenlet, json_line, payload_fields, progress, write_line
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
-from smqrt.journal import files
+from smqrt.journal import files, verification
 from smqrt.journal.inspection import RecordedRow
 from smqrt.journal.record import Flag, iso
 from smqrt.printable import printable
@@ -178,14 +178,13 @@ def verify(path: Path, repair: bool) -> None:
 
     Prints one line per fault, with a remedy. Exit code 1 when there is a fault. The hub may run at the same time.
     """
-    from smqrt.journal import recovery as verifying
 
     path = folder(path)
-    with progress("verify", verifying.count_files(path)) as advance:
-        report = verifying.verify(path, lambda: advance(1))
+    with progress("verify", verification.count_files(path)) as advance:
+        report = verification.verify(path, lambda: advance(1))
     if repair and any(fault.torn for fault in report.faults):
-        click.echo(f"removed {verifying.repair(path, report):,} bytes of an incomplete message")
-        report = verifying.verify(path)
+        click.echo(f"removed {verification.repair(path, report):,} bytes of an incomplete message")
+        report = verification.verify(path)
     for fault in report.faults:
         click.echo(printable(str(fault)), err=True)
     messages = many(report.rows, "message")

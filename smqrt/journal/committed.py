@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import columns, manifest, record, segment
+from smqrt.journal import arrow, manifest, record, segment
 from smqrt.journal.files import age_s, crc32, is_journal, make_folder, sync_folder, there, write_beside, write_whole
 
 log = logging.getLogger("smqrt.journal")
@@ -227,7 +227,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
             batch = file.read(entry.length)
             if crc32(batch) != entry.crc32:
                 continue  # `journal verify` reports it; a later commit of the query makes up for it
-            values = {str(txn) for txn in columns.decode_column(batch, "txn") if txn is not None}
+            values = {str(txn) for txn in arrow.decode_column(batch, "txn") if txn is not None}
             add_later(found, dict(sorted(map(record.parse_transaction, values))))
     return found
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import columns as arrow
-from smqrt.journal import manifest, parquet_files, planning, segment, tables
+from smqrt.journal import arrow, manifest, parquet_files, planning, segment, tables
 from smqrt.journal.files import MOVED, Unreachable, crc32, there
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import (

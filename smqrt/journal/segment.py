@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import columns
+from smqrt.journal import arrow
 from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, write_whole
 
 # ---- Reserved numbers: none is used twice, even after a power failure
@@ -533,7 +533,7 @@ class SegmentFile:
         path = folder / (name(next_seq) + DATA)
         for old in (path.with_suffix(INDEXED), path):
             old.unlink(missing_ok=True)
-        return cls(path, next_seq, columns.schema_message(node, broker))
+        return cls(path, next_seq, arrow.schema_message(node, broker))
 
     def append(
         self,

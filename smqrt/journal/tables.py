@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from smqrt.journal import columns as arrow
+from smqrt.journal import arrow
 from smqrt.journal.columns import gatherer
 from smqrt.journal.files import check_footer
 from smqrt.journal.planning import Chunk, Filter

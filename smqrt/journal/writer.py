@@ -27,7 +27,8 @@ from smqrt.broker.routes import is_behind, is_received, recorded_destination
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, recovery, segment
-from smqrt.journal.columns import Piece, encode, schema_message
+from smqrt.journal.arrow import encode, schema_message
+from smqrt.journal.columns import Piece
 from smqrt.journal.commit import OutRow
 from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE

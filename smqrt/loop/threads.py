@@ -114,9 +114,6 @@ QUICK = 2
 SLOW_S = 0.005
 """A job that takes longer is slow: it does not count as one of `QUICK`."""
 
-_Queue: Any = monkey.get_original("queue", "SimpleQueue")
-_Empty: type[Exception] = monkey.get_original("queue", "Empty")
-
 
 class _Group:
     """The waiting jobs of one key, and how many of its jobs run and are slow."""
@@ -149,7 +146,7 @@ class Threads:
 
     def __init__(self, limit: int, per_group: int) -> None:
         self._limit, self._per_group = limit, per_group
-        self._jobs = _Queue()
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._done: deque[_Job | None] = deque()
         self._threads = 0
         self._groups: dict[Hashable, _Group] = {}
@@ -242,11 +239,11 @@ class Threads:
             job.answer.resolve(job.value)
 
 
-def _run_jobs(jobs: Any, done: deque[_Job | None], wake: Any) -> None:
+def _run_jobs(jobs: SimpleQueue[_Job], done: deque[_Job | None], wake: Any) -> None:
     while True:
         try:
             job = jobs.get(timeout=IDLE_S)
-        except _Empty:
+        except Empty:
             done.append(None)
             wake.send()
             return

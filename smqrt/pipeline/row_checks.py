@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.journal import payload_schema as types
+from smqrt.journal import payload_schema
 from smqrt.journal.commit import MOST_PAYLOAD_BYTES
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.api import Declaration, Expectation, spark_duration
@@ -291,10 +291,12 @@ def compacted_ddl(ddl: str | None) -> str | None:
     Where a field is NULL in a file, the payload is parsed all the same, since the field may have another type.
     """
     try:
-        kinds = [kind for _, kind in types.parse_ddl(ddl or "").fields]
+        kinds = [kind for _, kind in payload_schema.parse_ddl(ddl or "").fields]
     except ArgumentError:
         return None
-    return ddl if all(isinstance(kind, types.ScalarType) and kind.name in _SAME_TYPES for kind in kinds) else None
+    return (
+        ddl if all(isinstance(kind, payload_schema.ScalarType) and kind.name in _SAME_TYPES for kind in kinds) else None
+    )
 
 
 def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame]:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from smqrt.errors import PipelineError
-from smqrt.journal import columns as arrow
-from smqrt.journal import segment
+from smqrt.journal import arrow, segment
 from smqrt.journal.record import Flag, Row
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import alerts, checkpoint, discover, failing_rows, session, sinks

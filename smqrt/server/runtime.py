@@ -33,7 +33,8 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
 from smqrt.http.resources import Io, server_io
 from smqrt.http.server import HttpServer
-from smqrt.http.sessions import MAX_SESSIONS, sessions_of
+from smqrt.http.sessions import MAX_SESSIONS
+from smqrt.http.shared_sessions import sessions_of
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer

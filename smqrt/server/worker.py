@@ -41,8 +41,7 @@ from gevent.event import AsyncResult, Event
 from gevent.queue import Full, Queue
 
 from smqrt.errors import StartError
-from smqrt.process import current_process as launch
-from smqrt.process import early_signals
+from smqrt.process import current_process, early_signals
 from smqrt.process.current_process import failure, outlive_parent, terminate_with_parent
 from smqrt.server.listeners import PortSockets
 from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
@@ -329,9 +328,9 @@ class WorkerProcess:
             inherited.append(take_over)
         try:
             process = subprocess.Popen(
-                launch.COMMAND,
+                current_process.COMMAND,
                 env=environment,
-                cwd=launch.FOLDER,
+                cwd=current_process.FOLDER,
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 preexec_fn=_prepare,

@@ -1,4 +1,4 @@
-"""What all connections of a process share: kernels, receive buffer, flush and deadlines.
+"""Shared parts of all connections of a process: kernels, receive buffer, flush and deadlines.
 
 Queues are flushed once per turn of the loop. Deadlines are kept in dictionaries of only those few connections that have
 one, and are checked by one timer.

@@ -1,4 +1,4 @@
-"""What receivers get, and what publishers notice of them: with a hub made in Python, and one made in Lua."""
+"""Receivers, and their effect on publishers: with a hub made in Python, and one made in Lua."""
 
 from __future__ import annotations
 

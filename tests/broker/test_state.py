@@ -1,4 +1,4 @@
-"""What the clients of a broker share: lists, counters, observers that are told, and lines of the log."""
+"""Shared state of the clients of a broker: lists, counters, observers, and log lines."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines.connections import NatsBackplane
 from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats_connections import NatsBackplane
 from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.cluster.node import Node as ClusterNode
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions

@@ -1,4 +1,4 @@
-"""What a node would have got while it is lost is counted, once for each node and message."""
+"""Missed messages of a lost node are counted once for each node and message."""
 
 from __future__ import annotations
 

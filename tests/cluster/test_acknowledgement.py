@@ -1,4 +1,4 @@
-"""What a node says that it has worked off, while the link waits again and again."""
+"""Acknowledgements of processed bytes, while the link waits repeatedly."""
 
 from __future__ import annotations
 

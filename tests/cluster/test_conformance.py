@@ -1,4 +1,4 @@
-"""What a cluster promises (help: cluster), on every engine."""
+"""Guarantees of a cluster (help: cluster), on every engine."""
 
 from __future__ import annotations
 

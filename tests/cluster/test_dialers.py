@@ -1,4 +1,4 @@
-"""What looks for other nodes at addresses."""
+"""Dialers, which look for other nodes at addresses."""
 
 from __future__ import annotations
 

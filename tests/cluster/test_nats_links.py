@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.cluster.engines.connections import portions
 from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats_connections import portions
 from smqrt.cluster.nats.client import LASTED_S
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, NatsEngine

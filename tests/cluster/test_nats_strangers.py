@@ -14,8 +14,8 @@ import pytest
 
 from smqrt.broker.state import Hooks
 from smqrt.cluster import nats
-from smqrt.cluster.engines.connections import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
 from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats_connections import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, UNAUTHENTICATED
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import cluster_packets as wire

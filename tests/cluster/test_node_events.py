@@ -1,4 +1,4 @@
-"""What an application is told of nodes that come and go: `onnode`, in Python and Lua."""
+"""Node events of applications: `onnode`, in Python and Lua."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of nodes that come and go."""
+"""Log lines about nodes that join and leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of pings (help: cluster): each once, in a network whose clock the test turns."""
+"""Results of pings (help: cluster): each once, in a network with a clock of the test."""
 
 from __future__ import annotations
 

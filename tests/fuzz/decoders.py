@@ -18,7 +18,7 @@ from smqrt.http.headers import HttpError
 from smqrt.http.logins import credentials
 from smqrt.http.resources import IoError
 from smqrt.http.tree import normalise
-from smqrt.journal import columns, recovery
+from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row
 from smqrt.wire import addresses, kernels, nats, smq, websocket
 from smqrt.wire.mqtt import client, packets, server
@@ -311,13 +311,13 @@ def row(number: int, payload: bytes) -> Row:
 def arrow_batch(data: bytes) -> None:
     """A batch of a journal: what is decoded is no larger than a few times what came."""
     with contextlib.suppress(JournalError):
-        rows = columns.decode(data)
+        rows = arrow.decode(data)
         held = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
         assert held <= 16 * len(data), f"{held} bytes from {len(data)}"
     with contextlib.suppress(ValueError):
-        columns.schema_metadata(data)
+        arrow.schema_metadata(data)
     with contextlib.suppress(ValueError):
-        columns.message_size(data)
+        arrow.message_size(data)
 
 
 def arrow_segment(data: bytes) -> None:

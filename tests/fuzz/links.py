@@ -19,7 +19,9 @@ from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines import connections as backplane
-from smqrt.cluster.engines.connections import LinkConnection, NatsBackplane
+from smqrt.cluster.engines import nats_connections
+from smqrt.cluster.engines.connections import LinkConnection
+from smqrt.cluster.engines.nats_connections import NatsBackplane
 from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
@@ -277,8 +279,12 @@ def through_nats(data: bytes) -> None:
 
 
 def _message(place: int, key: bytes, frames: bytes) -> bytes:
-    head, unsigned = backplane._HEAD.pack(PEER_ID, LINK_ID, place), bytes(backplane.SIGNATURE_BYTES)
-    return head + (AESGCM(key).encrypt(backplane._NONCE.pack(True, place), b"", frames) if key else unsigned) + frames
+    head, unsigned = nats_connections._HEAD.pack(PEER_ID, LINK_ID, place), bytes(nats_connections.SIGNATURE_BYTES)
+    return (
+        head
+        + (AESGCM(key).encrypt(nats_connections._NONCE.pack(True, place), b"", frames) if key else unsigned)
+        + frames
+    )
 
 
 def _backplane(node: Node) -> NatsBackplane:
@@ -342,8 +348,8 @@ def _frames(packets: list[bytes]) -> list[bytes]:
 
 def _nats_seeds() -> list[bytes]:
     frames = [smq.frame(one) for one in (wire.channel(Packet.OPEN, 1, HUB), wire.channel(Packet.CHANNEL, 1), *_SAID)]
-    hello = backplane._HELLO.pack(PEER_ID, 2, 1)
-    gone = backplane._HEAD.pack(PEER_ID, LINK_ID, backplane.GONE) + bytes(16)
+    hello = nats_connections._HELLO.pack(PEER_ID, 2, 1)
+    gone = nats_connections._HEAD.pack(PEER_ID, LINK_ID, nats_connections.GONE) + bytes(16)
     signed = b"".join(bytes((2 | 4 | 8, len(one))) + one for one in frames)
     others = bytes((1, len(hello) + 16)) + hello + bytes(16) + bytes((0, len(gone))) + gone
     first = _message(0, b"", smq.frame(PEER)).replace(LINK_ID, b"another.")

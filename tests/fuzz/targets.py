@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smqrt.clients.mqtt import sparkplug
-from smqrt.journal import columns
+from smqrt.journal import arrow
 from smqrt.journal.record import Row
 from smqrt.wire import smq, websocket
 from smqrt.wire.mqtt import packets
@@ -198,15 +198,15 @@ def _rows() -> Sequence[Row]:
 
 def _batches() -> list[bytes]:
     return [
-        b"".join(columns.encode(_rows())),
-        b"".join(columns.encode(_rows()[:1])),
-        columns.schema_message("n1", "hub"),
+        b"".join(arrow.encode(_rows())),
+        b"".join(arrow.encode(_rows()[:1])),
+        arrow.schema_message("n1", "hub"),
     ]
 
 
 def _segments() -> list[bytes]:
-    schema = columns.schema_message("n1", "hub")
-    return [schema + b"".join(columns.encode(_rows())) * 2]
+    schema = arrow.schema_message("n1", "hub")
+    return [schema + b"".join(arrow.encode(_rows())) * 2]
 
 
 _SEEDS: dict[str, Callable[[], list[bytes]]] = {

@@ -1,4 +1,4 @@
-"""Whatever arrives, however it is cut: the same result, or one named refusal."""
+"""Arbitrary requests in arbitrary pieces: the same result, or one named refusal."""
 
 from __future__ import annotations
 

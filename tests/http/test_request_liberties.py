@@ -1,4 +1,4 @@
-"""What RFC 9110 and 9112 allow in a request: underscores, repeated fields, extensions, trailers, absolute targets."""
+"""Rare forms of requests in RFC 9110 and 9112: underscores, repeated fields, extensions, trailers, absolute targets."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from smqrt.journal.columns import encode
+from smqrt.journal.arrow import encode
 from smqrt.journal.record import Row
 from smqrt.journal.segment import HAS_TXN, SegmentFile
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
-from smqrt.journal import columns
+from smqrt.journal import arrow
 from smqrt.journal.record import COLUMNS, DDL, SEGMENT_COLUMNS, Row
 from tests.journal import written
 
@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
 
 
 def encoded(rows: list[Row]) -> bytes:
-    return b"".join(columns.encode(rows))
+    return b"".join(arrow.encode(rows))
 
 
 def by_pyarrow(rows: list[Row]) -> Any:
@@ -57,7 +57,7 @@ def by_pyarrow(rows: list[Row]) -> Any:
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
 def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
-    stream = columns.schema_message("n1", "hub") + b"".join(map(encoded, batches))
+    stream = arrow.schema_message("n1", "hub") + b"".join(map(encoded, batches))
     table = pa.ipc.open_stream(stream).read_all()
     table.validate(full=True)
     assert table.schema.equals(SCHEMA)
@@ -66,8 +66,8 @@ def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
 
 @given(ROWS)
 def test_rows_come_back(rows: list[Row]) -> None:
-    assert columns.decode(encoded(rows)) == rows
-    assert columns.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
+    assert arrow.decode(encoded(rows)) == rows
+    assert arrow.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
 
 
 @given(ROWS)
@@ -75,12 +75,12 @@ def test_columns_come_back(rows: list[Row]) -> None:
     batch = encoded(rows)
     for at, name in enumerate(Row._fields):
         column = "ts" if name == "ts_us" else name
-        assert columns.decode_column(batch, column) == [row[at] for row in rows]
+        assert arrow.decode_column(batch, column) == [row[at] for row in rows]
 
 
 @given(ROWS)
 def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
-    header = columns.read_header(encoded(rows))
+    header = arrow.read_header(encoded(rows))
     assert header.rows == len(rows)
     assert list(header.nulls) == [column.count(None) for column in zip(*rows, strict=True)]
 
@@ -88,57 +88,57 @@ def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_the_schema_says_who_wrote(node: str, broker: str) -> None:
     node, broker = (text.encode("utf-8", "replace").decode() for text in (node, broker))
-    message = columns.schema_message(node, broker)
-    assert columns.schema_metadata(message) == {"node": node, "broker": broker}
+    message = arrow.schema_message(node, broker)
+    assert arrow.schema_metadata(message) == {"node": node, "broker": broker}
     assert pa.ipc.open_stream(message).schema.metadata == {b"node": node.encode(), b"broker": broker.encode()}
-    assert len(message) == columns.message_size(message) % 2**32
+    assert len(message) == arrow.message_size(message) % 2**32
     assert len(message) % 8 == 0
 
 
 def test_text_that_is_no_unicode_is_replaced() -> None:
     row = written.row(0)._replace(topic="a\ud800b", uid="ascii")
-    assert columns.decode(encoded([row]))[0].topic == "a?b"
+    assert arrow.decode(encoded([row]))[0].topic == "a?b"
 
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
     batch = encoded([written.row(0)._replace(topic="abc")])
     at = batch.index(b"abc")
-    assert columns.decode(batch[:at] + b"\xffbc" + batch[at + 3 :])[0].topic == "\ufffdbc"
+    assert arrow.decode(batch[:at] + b"\xffbc" + batch[at + 3 :])[0].topic == "\ufffdbc"
 
 
 def test_a_batch_with_a_validity_for_columns_without_nulls() -> None:
     """What the kernel of the hub's writer may do: every nullable column has its bitmap."""
     rows = written.rows(0, 9)
-    pieces = columns.encode(rows)
-    header, batch = columns.read_header(b"".join(pieces)), b"".join(pieces)
-    body = batch[columns.HEADER_BYTES :]
+    pieces = arrow.encode(rows)
+    header, batch = arrow.read_header(b"".join(pieces)), b"".join(pieces)
+    body = batch[arrow.HEADER_BYTES :]
     buffers = [body[at : at + size] for at, size in header.buffers]
     uid = 2 + 2 + 3 + 2 + 3 + 2 + 2
     assert header.nulls[7] == 0
     buffers[uid] = b"\xff\x01"
-    made = columns.batch_header(9, header.nulls, [len(one) for one in buffers])
+    made = arrow.batch_header(9, header.nulls, [len(one) for one in buffers])
     made += b"".join(one + bytes(-len(one) % 8) for one in buffers)
-    assert columns.decode(made) == rows
-    assert pa.ipc.open_stream(columns.schema_message("n", "b") + made).read_all().equals(by_pyarrow(rows))
+    assert arrow.decode(made) == rows
+    assert pa.ipc.open_stream(arrow.schema_message("n", "b") + made).read_all().equals(by_pyarrow(rows))
 
 
 def test_a_header_has_always_the_same_size() -> None:
-    headers = [encoded(written.rows(0, count))[: columns.HEADER_BYTES] for count in (1, 64, 1000)]
-    assert columns.HEADER_BYTES % 8 == 0
-    assert [columns.message_size(header) for header in headers] == [columns.HEADER_BYTES] * 3
+    headers = [encoded(written.rows(0, count))[: arrow.HEADER_BYTES] for count in (1, 64, 1000)]
+    assert arrow.HEADER_BYTES % 8 == 0
+    assert [arrow.message_size(header) for header in headers] == [arrow.HEADER_BYTES] * 3
 
 
 @pytest.mark.parametrize(("nulls", "lengths"), [((0,) * 10, (0,) * 27), ((0,) * 11, (0,) * 26)])
 def test_a_header_of_other_columns_is_an_error(nulls: tuple[int, ...], lengths: tuple[int, ...]) -> None:
     with pytest.raises((struct.error, ValueError)):
-        columns.batch_header(1, nulls, lengths)
+        arrow.batch_header(1, nulls, lengths)
 
 
 def test_what_is_cut_off_is_no_batch() -> None:
     batch = encoded(written.rows(0, 20))
     for size in range(0, len(batch), 37):
         with pytest.raises(JournalError, match="not a batch of a journal"):
-            columns.decode(batch[:size])
+            arrow.decode(batch[:size])
 
 
 def test_damage_never_is_another_exception() -> None:
@@ -148,16 +148,16 @@ def test_damage_never_is_another_exception() -> None:
         damaged = bytearray(batch)
         damaged[random_.randrange(len(batch))] ^= 1 << random_.randrange(8)
         with suppress(JournalError):
-            columns.decode(damaged)
+            arrow.decode(damaged)
 
 
 @pytest.mark.parametrize(
     "message",
-    [b"", b"1234567", b"\xff" * 8, columns.schema_message("n", "b")[:60], b"\xff" * 4 + b"\x08\0\0\0" + b"\xff" * 8],
+    [b"", b"1234567", b"\xff" * 8, arrow.schema_message("n", "b")[:60], b"\xff" * 4 + b"\x08\0\0\0" + b"\xff" * 8],
 )
 def test_what_is_no_schema(message: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        columns.schema_metadata(message)
+        arrow.schema_metadata(message)
 
 
 def test_spark_sees_node_and_broker_as_columns() -> None:

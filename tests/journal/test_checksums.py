@@ -18,7 +18,7 @@ from smqrt.journal.compact import CompactOptions
 from smqrt.journal.files import crc32
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
-from smqrt.journal.recovery import verify
+from smqrt.journal.verification import verify
 from tests.journal import written
 from tests.journal.flips import flipped
 from tests.journal.sensor_rows import readings, write

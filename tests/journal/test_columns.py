@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.journal import columns as arrow
+from smqrt.journal import arrow
 from smqrt.journal.columns import (
     MAX_ROWS,
     MAX_TEXT_BYTES,

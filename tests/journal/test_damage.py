@@ -11,11 +11,11 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.journal import columns, committed, recovery, segment
+from smqrt.journal import arrow, committed, recovery, segment
 from smqrt.journal import segment as index
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
-from smqrt.journal.recovery import verify
+from smqrt.journal.verification import verify
 from tests.journal import written
 from tests.journal.written import BATCHES
 
@@ -83,7 +83,7 @@ def test_a_thousand_damages(damage: Damage, whole: tuple[bytes, bytes], memory: 
     """Over all kinds: no row comes under another number, no number is given again, and what is lost is told."""
     folder, random_ = memory / "wal/n1", random.Random(damage.__name__)
     folder.mkdir(parents=True)
-    schema = columns.schema_message("n1", "hub-n1")
+    schema = arrow.schema_message("n1", "hub-n1")
     assert whole[0].startswith(schema)
     for _ in range(1 + 1000 // len(DAMAGES)):
         data, index = map(bytearray, whole)
@@ -152,7 +152,7 @@ def test_a_hub_starts_on_a_damaged_journal_and_says_so(
 def test_a_schema_that_is_damaged_is_mended(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
     path = tmp_path / "wal/n1" / SEGMENT
     damaged(whole, path, 1)
-    found = recovery.recover(path.parent, columns.schema_message("n1", "hub-n1"))
+    found = recovery.recover(path.parent, arrow.schema_message("n1", "hub-n1"))
     assert (found.next_seq, found.removed_bytes) == (END, 0)
     assert path.read_bytes() == whole[0]
 

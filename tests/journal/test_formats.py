@@ -9,20 +9,20 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.journal import columns, manifest
+from smqrt.journal import arrow, manifest
 from smqrt.journal.record import SEGMENT_COLUMNS
 
 
 def newer_schema(node: str, broker: str) -> bytes:
     words = (("node", node), ("broker", broker), ("format", "2"))
-    pairs = [columns._table(columns._string(key), columns._string(value)) for key, value in words]
-    fields = columns._vector(*map(columns._field, SEGMENT_COLUMNS))
-    return columns._message(columns._SCHEMA, columns._table(("h", 0), fields, columns._vector(*pairs)))
+    pairs = [arrow._table(arrow._string(key), arrow._string(value)) for key, value in words]
+    fields = arrow._vector(*map(arrow._field, SEGMENT_COLUMNS))
+    return arrow._message(arrow._SCHEMA, arrow._table(("h", 0), fields, arrow._vector(*pairs)))
 
 
 def test_a_segment_of_a_newer_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(columns, "schema_message", newer_schema)
+        newer.setattr(arrow, "schema_message", newer_schema)
         with hub.create(journal={"path": str(tmp_path)}) as smq:
             smq.publish(b"1", "news")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.arrows")}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.journal import columns, tables
+from smqrt.journal import arrow, tables
 from smqrt.journal.columns import gatherer
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
@@ -39,7 +39,7 @@ BATCHES = st.lists(st.lists(ROWS, min_size=1, max_size=20), min_size=1, max_size
 
 
 def joined(batches: list[list[Row]]) -> bytes:
-    return b"".join(piece for batch in batches for piece in columns.encode(batch))
+    return b"".join(piece for batch in batches for piece in arrow.encode(batch))
 
 
 def kernels(data: bytes, names: list[str], batch_rows: int) -> list[Any]:
@@ -100,13 +100,13 @@ def another_message(batch: bytearray) -> None:
 
 
 def numbers_changed(batch: bytearray) -> None:
-    (_, _, nodes, buffers), _ = columns.header_layout()
+    (_, _, nodes, buffers), _ = arrow.header_layout()
     for at in (nodes, buffers + 8, buffers + 24):
         batch[at : at + 8] = (1 << 40).to_bytes(8, "little")
 
 
 def no_rows(batch: bytearray) -> None:
-    (_, rows, _, _), _ = columns.header_layout()
+    (_, rows, _, _), _ = arrow.header_layout()
     batch[rows : rows + 8] = bytes(8)
 
 

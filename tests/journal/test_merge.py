@@ -18,7 +18,7 @@ from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
-from smqrt.journal.recovery import verify
+from smqrt.journal.verification import verify
 from tests.journal.killed import compact_killed_at
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 

@@ -12,8 +12,8 @@ import pytest
 from smqrt.journal import committed, compact, manifest, recovery, retention
 from smqrt.journal.compact import CompactOptions
 from smqrt.journal.reader import Journal
-from smqrt.journal.recovery import verify
 from smqrt.journal.settings import JournalSettings
+from smqrt.journal.verification import verify
 from tests.journal.sensor_rows import readings
 
 ROWS = list(readings(60))

@@ -17,8 +17,8 @@ from smqrt.journal.compact import CompactOptions, compact, rows_to_compact
 from smqrt.journal.inspection import journal_stats, latest
 from smqrt.journal.reader import Journal
 from smqrt.journal.readers import waiting
-from smqrt.journal.recovery import verify
 from smqrt.journal.segment import STEP, NumberReserve
+from smqrt.journal.verification import verify
 from smqrt.pipeline.smq_source import scan
 from tests.device import Site, bounded
 from tests.journal import written

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from smqrt.journal import columns, recorder, settings
+from smqrt.journal import arrow, recorder, settings
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.wire import smq
@@ -31,7 +31,7 @@ class Disk:
             self.stuck.append(batch)
             return False
         self.room_rows -= rows
-        self.rows += columns.decode(batch)
+        self.rows += arrow.decode(batch)
         return True
 
 
@@ -108,7 +108,7 @@ def test_what_a_full_disk_does_not_take_is_kept(recording: Any, disk: Disk) -> N
     assert len(disk.rows) == MAX_ROWS
     disk.room_rows = 1 << 30
     [stuck] = disk.stuck
-    disk.rows += columns.decode(stuck)  # as the writer does before it tells
+    disk.rows += arrow.decode(stuck)  # as the writer does before it tells
     recording.recorder.room_again()
     assert numbers(disk) == list(range(3 * MAX_ROWS + 10))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import columns, committed, manifest, recovery, segment
+from smqrt.journal import arrow, committed, manifest, recovery, segment
 from smqrt.journal import segment as index
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import parse_index
@@ -125,7 +125,7 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -
     else:
         os.truncate(indexed, left)
     with path.open("ab") as file:
-        file.write(b"".join(columns.encode(written.rows(20, 30)))[:-50])  # what was being written
+        file.write(b"".join(arrow.encode(written.rows(20, 30)))[:-50])  # what was being written
     assert recovery.recover(tmp_path / "wal/n1").next_seq == end == 20
     assert indexed.read_bytes() == as_it_was
     assert list(Journal(tmp_path).rows({}, {"n1": 20})) == written.rows(0, 20)

@@ -1,4 +1,4 @@
-"""What pipelines have published does not wait for those who leave it out: by the index, and without reading rows."""
+"""Readers skip published results of pipelines by the index, without reading rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.journal import commit, files, readers, recovery, segment, writer
-from smqrt.journal.columns import schema_message
+from smqrt.journal.arrow import schema_message
 from smqrt.journal.inspection import journal_stats
 from smqrt.journal.reader import Journal
 from smqrt.journal.readers import ResultRows

@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import committed, compact, manifest, readers, segment
 from smqrt.journal.reader import Journal
-from smqrt.journal.recovery import VerifyReport, repair, verify
+from smqrt.journal.verification import VerifyReport, repair, verify
 from tests.journal import written
 from tests.journal.sensor_rows import readings, row, write
 

@@ -18,7 +18,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import columns, committed, durability, segment, writer
+from smqrt.journal import arrow, committed, durability, segment, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.loop import scheduling
@@ -56,7 +56,7 @@ def written(site: Site) -> list[Row]:
     for path in segment.paths(site.smq.journal.path / "wal" / "n1"):
         data = path.read_bytes()
         for entry in segment.read_index(path):
-            found += columns.decode(data[entry.offset : entry.end])
+            found += arrow.decode(data[entry.offset : entry.end])
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import columns, manifest, segment
+from smqrt.journal import arrow, manifest, segment
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
@@ -35,7 +35,7 @@ def rows(first: int, end: int, txn: str | None = None, step_us: int = 1000) -> l
 def append(opened: segment.SegmentFile, batch: Sequence[Row], flags: int = 0) -> None:
     times = [one.ts_us for one in batch]
     flags |= segment.HAS_TXN if any(one.txn for one in batch) else 0
-    opened.append(columns.encode(batch), batch[0].seq, len(batch), min(times), max(times), flags)
+    opened.append(arrow.encode(batch), batch[0].seq, len(batch), min(times), max(times), flags)
 
 
 def write(journal: Path, ends: Iterable[Iterable[int]], node: str = "n1", first: int = 0, step_us: int = 1000) -> int:

@@ -8,8 +8,9 @@ import gevent
 import pytest
 from greenlet import GreenletExit
 
+from smqrt.apps.lua.activities import MAX_DEPTH, MAX_IDLE
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.vm import MAX_DEPTH, MAX_IDLE, Vm
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until

@@ -1,4 +1,4 @@
-"""What clients of an application that could not be started get: 503, until it is loaded again."""
+"""Responses of an application that failed to start: 503, until it is loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs get from an address that a form protects: 401 and JSON, not the login page."""
+"""Responses to programs at an address that a form protects: 401 and JSON, not the login page."""
 
 from __future__ import annotations
 

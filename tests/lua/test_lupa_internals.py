@@ -13,7 +13,7 @@ import lupa.lua53
 import pytest
 import requests
 
-from smqrt.apps.lua import lupa_internals
+from smqrt.apps.lua import activities, lupa_internals
 from smqrt.apps.lua import vm as activity
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.lupa_internals import interrupt_of
@@ -85,9 +85,9 @@ def test_with_another_build_the_feature_is_off_and_a_line_says_so(
 
 
 def test_the_text_of_an_address() -> None:
-    assert activity._address_in((True, b"0x7f00")) == 0x7F00
+    assert activities._address_in((True, b"0x7f00")) == 0x7F00
     for answer in (None, True, (True,), (True, b"(null)"), (True, 3.5), (True, b"")):
-        assert activity._address_in(answer) == 0
+        assert activities._address_in(answer) == 0
 
 
 def test_a_server_starts_and_serves_with_another_build(serve: Callable[..., Served], tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import gevent
 import greenlet
 import pytest
 
+from smqrt.apps.lua.activities import Coroutine
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.vm import Coroutine, Vm
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError
 from tests.lua.recorder import Recorder

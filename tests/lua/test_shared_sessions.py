@@ -15,7 +15,7 @@ import pytest
 from smqrt.auth.identity import Identity, Method
 from smqrt.http import sessions as shared_sessions
 from smqrt.http.logins import Login, Logins
-from smqrt.http.sessions import SharedSessions, sessions_of
+from smqrt.http.shared_sessions import SharedSessions, sessions_of
 from smqrt.workers.worker_rpc import WorkerPlace
 from tests.digest import authorization
 from tests.factory import Factory

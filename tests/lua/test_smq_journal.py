@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from smqrt.apps.lua.api import smq_hub
-from smqrt.journal import columns, segment, writer
+from smqrt.journal import arrow, segment, writer
 from tests.lua.app_server import AppServer
 
 PRELOAD = "smq = require 'smq.hub'.create{journal = %s}\n"
@@ -24,7 +24,7 @@ def payloads(server: AppServer, folder: str) -> list[bytes]:
     found = []
     for path in sorted((server.folder / folder).rglob("*.arrows")):
         for entry in segment.read_index(path):
-            rows = columns.decode(path.read_bytes()[entry.offset : entry.end])
+            rows = arrow.decode(path.read_bytes()[entry.offset : entry.end])
             found += [row.payload for row in rows]
     return found
 

@@ -13,8 +13,9 @@ import gevent
 import greenlet
 import pytest
 
+from smqrt.apps.lua.activities import MAX_IDLE
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.vm import MAX_IDLE, Vm
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.loop import greenlets as greenlet_pool
 from tests.lua.recorder import Recorder

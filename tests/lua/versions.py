@@ -1,4 +1,4 @@
-"""What the versions of Lua do differently by themselves."""
+"""Differences between the versions of Lua."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client has to send: bounds, order, and what a broken connection leaves of it; on real sockets."""
+"""The send queue of a client: bounds, order, and its rest after a broken connection; on real sockets."""
 
 from __future__ import annotations
 

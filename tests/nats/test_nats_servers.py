@@ -1,4 +1,4 @@
-"""Which server is tried when: addresses, learned servers, times between attempts."""
+"""Order of servers: addresses, learned servers, times between attempts."""
 
 from __future__ import annotations
 

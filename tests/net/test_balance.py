@@ -1,4 +1,4 @@
-"""What the workers of a server share to spread connections. How they do is in tests/workers."""
+"""Shared state of workers that spread connections. The workers themselves are in tests/workers."""
 
 from __future__ import annotations
 

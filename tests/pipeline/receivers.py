@@ -1,4 +1,4 @@
-"""What subscribers of results receive in a trial, and why they missed what they did not."""
+"""Received results of subscribers in a trial, and the reasons for missing ones."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import columns, segment
+from smqrt.journal import arrow, segment
 from smqrt.journal.record import COLUMNS, Flag, Row
 
 START_US = 1_795_273_200_000_000  # 2026-11-21T15:00:00Z
@@ -55,7 +55,7 @@ class Recorded:
         if self._segment is None:
             self._segment = segment.SegmentFile.open(self.folder, self.next_seq, self.node, "broker-1")
         times = [row.ts_us for row in rows]
-        self._segment.append(columns.encode(rows), rows[0].seq, len(rows), min(times), max(times), 0)
+        self._segment.append(arrow.encode(rows), rows[0].seq, len(rows), min(times), max(times), 0)
         self.next_seq = rows[-1].seq + 1
         self.rows += rows
 

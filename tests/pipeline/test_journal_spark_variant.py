@@ -14,7 +14,7 @@ from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import compact, manifest
 from smqrt.journal.compact import CompactOptions
 from smqrt.journal.reader import Journal
-from smqrt.journal.recovery import verify
+from smqrt.journal.verification import verify
 from smqrt.pipeline.history import Shredder
 from tests.journal.flips import flipped
 from tests.journal.sensor_rows import NOON_US, readings, row, write

@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.journal import readers
 from smqrt.journal.reader import Journal
-from smqrt.journal.recovery import verify
+from smqrt.journal.verification import verify
 from tests.conftest import START_S, free_port
 from tests.device import RAW, TLS, WS
 from tests.last_release import Release, release

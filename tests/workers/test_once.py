@@ -1,4 +1,4 @@
-"""What one worker is to do: starters, the door of `app_preload/auth`, and that another worker takes over."""
+"""Work of a single worker: starters, the login of `app_preload/auth`, and takeover by another worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `peers()` lists over workers and nodes, in Lua and Python, and the ETID of a uid that comes back."""
+"""`peers()` over workers and nodes, in Lua and Python, and the ETID of a uid that reconnects."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from gevent import get_hub, monkey
 
+from smqrt.apps.lua.activities import Activities, Run
 from smqrt.apps.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
-from smqrt.apps.lua.vm import Activities, Run, Vm
+from smqrt.apps.lua.vm import Vm
 from smqrt.apps.python.directory import overload
 from smqrt.loop.threads import block_thread, start_thread
 from smqrt.settings.limits import Limit

@@ -22,7 +22,8 @@ from greenlet import getcurrent
 
 from smqrt.broker.broker import Broker
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines.connections import NatsBackplane, connection_of
+from smqrt.cluster.engines.connections import connection_of
+from smqrt.cluster.engines.nats_connections import NatsBackplane
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, Link
 from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
 from smqrt.errors import StreamError

@@ -19,8 +19,7 @@ from gevent import subprocess
 from smqrt.broker.sessions import Session, names_of, values_of
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.http.server import HttpServer
-from smqrt.process import current_process as launch
-from smqrt.process import early_signals
+from smqrt.process import current_process, early_signals
 from smqrt.server.restart.control_socket import (
     BYTES_AT_ONCE,
     ENVIRONMENT,
@@ -393,9 +392,9 @@ class Restarts:
         environment[ENVIRONMENT] = str(theirs.fileno())
         try:
             child = subprocess.Popen(
-                launch.COMMAND,
+                current_process.COMMAND,
                 env=environment,
-                cwd=launch.FOLDER,
+                cwd=current_process.FOLDER,
                 pass_fds=[theirs.fileno()],
                 preexec_fn=early_signals.block,
             )

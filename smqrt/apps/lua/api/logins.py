@@ -33,7 +33,8 @@ from smqrt.http.logins import (
 from smqrt.http.logins.authenticator import DEFAULT_REALM
 from smqrt.http.logins.users import MAX_USERS
 from smqrt.http.message import Request
-from smqrt.http.sessions import LUA, HttpSession, SharedSession, SharedSessions, is_small
+from smqrt.http.sessions import HttpSession
+from smqrt.http.shared_sessions import LUA, SharedSession, SharedSessions, is_small
 
 _PAGE_FIELDS = [
     "type",

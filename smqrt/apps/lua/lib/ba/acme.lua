@@ -1,4 +1,4 @@
--- What lib/acme/engine.lua calls (spec: bas-api §17.1).
+-- Functions for lib/acme/engine.lua (spec: bas-api §17.1).
 local core, py = ...
 
 core.acme = py

@@ -1,0 +1,465 @@
+"""Rows to Arrow IPC streams and back, without pyarrow.
+
+See Arrow columnar format 1.5, "Serialization and IPC". All segments have the same columns, so the metadata of all
+record batches has the same layout: a template, which `batch_header` fills with numbers. The body has the buffers of
+the columns in order, each padded to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple
+
+from smqrt.errors import JournalError
+from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
+
+FORMAT = 1
+"""The format of segments. A later format is in the schema's metadata, as `format`."""
+
+_VERSION_5 = 4
+_SCHEMA, _RECORD_BATCH = 1, 3
+_BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
+_CODES = {"BIGINT": "q", "TIMESTAMP": "q", "INT": "i"}
+"""Columns of a fixed width, with the type code of `array`; others are text or bytes."""
+
+FIELDS = len(SEGMENT_COLUMNS)
+BUFFERS = sum(2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS)
+"""Number of buffers: validity and data per column, and offsets between them for text and bytes."""
+
+_INDEX = {one.name: at for at, one in enumerate(SEGMENT_COLUMNS)}
+FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
+"""The first buffer of each column."""
+_PADDING = [bytes(size) for size in range(8)]
+
+
+# ---- Flatbuffers, as far as Arrow needs them (flatbuffers.dev, "Internals")
+#
+# A table is a vtable, which has the position of each slot, then its fields. Objects are written after the field that
+# refers to them: every offset points forward.
+
+_U32 = struct.Struct("<I")
+_SIZES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "q": 8}
+
+_Object = Callable[["_FlatBuffer"], int]
+"""Writes an object and returns its position."""
+_Slot = tuple[str, int] | _Object | None
+"""A field: (struct character, number), an object, or absent."""
+
+
+class _FlatBuffer:
+    """A buffer under construction.
+
+    Args:
+        root: the root table.
+    """
+
+    def __init__(self, root: _Object) -> None:
+        self.data = bytearray(4)
+        _U32.pack_into(self.data, 0, root(self))
+
+    def align(self, size: int, ahead: int = 0) -> int:
+        """Pad until the byte `ahead` of here is aligned; return the position."""
+        self.data += bytes(-(len(self.data) + ahead) % size)
+        return len(self.data)
+
+
+def _table(*slots: _Slot) -> _Object:
+    """Return a table of fields; a slot that is None is left out."""
+
+    def write(writer: _FlatBuffer) -> int:
+        offsets, size = _slot_offsets(slots)
+        vtable = writer.align(2)
+        writer.data += struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), size, *offsets)
+        start = writer.align(8)
+        writer.data += struct.pack("<i", start - vtable) + bytes(size - 4)
+        for slot, offset in zip(slots, offsets, strict=True):
+            _fill(writer, slot, start + offset)
+        return start
+
+    return write
+
+
+def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
+    """Return the offset of each field in the table (0: absent), and the table's size."""
+    offsets, end = [], 4
+    for slot in slots:
+        size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
+        at = end + -end % size
+        offsets.append(0 if slot is None else at)
+        end = end if slot is None else at + size
+    return offsets, end
+
+
+def _fill(writer: _FlatBuffer, slot: _Slot, at: int) -> None:
+    if isinstance(slot, tuple):
+        struct.pack_into("<" + slot[0], writer.data, at, slot[1])
+    elif slot is not None:
+        _U32.pack_into(writer.data, at, slot(writer) - at)
+
+
+def _string(text: str) -> _Object:
+    """Return a string."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start, raw = writer.align(4), text.encode("utf-8", "replace")
+        writer.data += _U32.pack(len(raw)) + raw + b"\0"
+        return start
+
+    return write
+
+
+def _vector(*children: _Object) -> _Object:
+    """Return a vector of tables."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start = writer.align(4)
+        writer.data += _U32.pack(len(children)) + bytes(4 * len(children))
+        for at, child in enumerate(children, 1):
+            _U32.pack_into(writer.data, start + 4 * at, child(writer) - start - 4 * at)
+        return start
+
+    return write
+
+
+def _structs(count: int, raw: bytes) -> _Object:
+    """Return a vector of `count` structs of 8-byte numbers."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start = writer.align(8, ahead=4)
+        writer.data += _U32.pack(count) + raw
+        return start
+
+    return write
+
+
+class _FlatTable:
+    """Reads a table: `_FlatTable.root(data)`, then slot by slot.
+
+    Raises:
+        ValueError, struct.error: the bytes are not a flatbuffer.
+    """
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self.data, self.start = data, start
+        self._vtable = start - struct.unpack_from("<i", data, start)[0]
+
+    @classmethod
+    def root(cls, data: bytes | memoryview) -> _FlatTable:
+        """Return the root table."""
+        return cls(data, _U32.unpack_from(data, 0)[0])
+
+    def _at(self, slot: int) -> int:
+        size = struct.unpack_from("<H", self.data, self._vtable)[0]
+        where = 4 + 2 * slot
+        offset = struct.unpack_from("<H", self.data, self._vtable + where)[0] if where < size else 0
+        if not offset:
+            raise ValueError(f"slot {slot} is absent")
+        return self.start + int(offset)
+
+    def _follow(self, at: int) -> int:
+        return at + int(_U32.unpack_from(self.data, at)[0])
+
+    def table(self, slot: int) -> _FlatTable:
+        """Return the table of a slot."""
+        return _FlatTable(self.data, self._follow(self._at(slot)))
+
+    def tables(self, slot: int) -> list[_FlatTable]:
+        """Return the tables of a slot's vector."""
+        start = self._follow(self._at(slot))
+        count = _U32.unpack_from(self.data, start)[0]
+        return [_FlatTable(self.data, self._follow(start + 4 * at)) for at in range(1, count + 1)]
+
+    def string(self, slot: int) -> str:
+        """Return the string of a slot."""
+        start = self._follow(self._at(slot))
+        size = _U32.unpack_from(self.data, start)[0]
+        return str(self.data[start + 4 : start + 4 + size], "utf-8")
+
+
+# ---- Batches and schemas of segments
+
+
+def _type(column: Column) -> tuple[int, _Object]:
+    if column.type == "TIMESTAMP":
+        return _TIMESTAMP, _table(("h", 2), _string("UTC"))
+    if column.type in _CODES:
+        return _INT, _table(("i", 64 if column.type == "BIGINT" else 32), ("B", 1))
+    return (_UTF8 if column.type == "STRING" else _BINARY), _table()
+
+
+def _field(column: Column) -> _Object:
+    number, described = _type(column)
+    return _table(_string(column.name), ("B", column.nullable), ("B", number), described, None, _vector())
+
+
+def _message(kind: int, header: _Object, body_size: int = 0) -> bytes:
+    data = _FlatBuffer(_table(("h", _VERSION_5), ("B", kind), header, ("q", body_size))).data
+    data += bytes(-len(data) % 8)
+    return struct.pack("<Ii", 0xFFFFFFFF, len(data)) + data
+
+
+def schema_message(node: str, broker: str) -> bytes:
+    """Return the first message of a segment.
+
+    Args:
+        node: the name of the writer's node.
+        broker: the name of its hub.
+    """
+    pairs = [_table(_string(key), _string(value)) for key, value in (("node", node), ("broker", broker))]
+    return _message(_SCHEMA, _table(("h", 0), _vector(*map(_field, SEGMENT_COLUMNS)), _vector(*pairs)))
+
+
+def message_size(start: bytes | memoryview) -> int:
+    """Return the size of a message without its body, in bytes, from its first 8 bytes.
+
+    Raises:
+        ValueError: the bytes don't begin a message.
+    """
+    mark, size = struct.unpack_from("<Ii", start) if len(start) >= 8 else (0, 0)
+    if mark != 0xFFFFFFFF or size <= 0 or size % 8:
+        raise ValueError("no Arrow message starts here")
+    return 8 + int(size)
+
+
+def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
+    """Return {"node": …, "broker": …} of a segment's first message.
+
+    Raises:
+        ValueError: the message is not the schema of a segment.
+        JournalError: a newer version wrote it.
+    """
+    try:
+        schema = _FlatTable.root(message[8 : message_size(message)]).table(2)
+        found = {pair.string(0): pair.string(1) for pair in schema.tables(2)}
+    except struct.error as error:
+        raise ValueError(f"no Arrow schema: {error}") from None
+    newer = found.get("format", "")  # format 1 has no such entry
+    if newer.isdecimal() and int(newer) > FORMAT:
+        raise JournalError(
+            f"A segment of {found.get('node')!r} has format {newer}, written by a newer smqrt; this one reads up to "
+            f"{FORMAT}. Update smqrt."
+        )
+    return found
+
+
+def _template() -> tuple[struct.Struct, list[bytes]]:
+    """Return the layout of a batch's header, and the constant bytes between its numbers."""
+    marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
+    rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
+    nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
+    header = _message(_RECORD_BATCH, _table(("q", rows), _structs(FIELDS, nodes), _structs(BUFFERS, buffers)), body)
+    first, rest = header.split(marks[1])
+    second, rest = rest.split(marks[0])
+    third, rest = rest.split(nodes)
+    fourth, last = rest.split(buffers)
+    parts = [first, second, third, fourth, last]
+    sizes = [f"{len(part)}s" for part in parts]
+    layout = f"<{sizes[0]}q{sizes[1]}q{sizes[2]}{2 * FIELDS}q{sizes[3]}{2 * BUFFERS}q{sizes[4]}"
+    return struct.Struct(layout), parts
+
+
+_HEADER, _PARTS = _template()
+_START, _MIDDLE, _BEFORE_NODES, _BEFORE_BUFFERS, _END = _PARTS
+HEADER_BYTES = _HEADER.size
+"""The size of what `batch_header` returns: always the same, and a multiple of 8."""
+
+
+def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
+    """Return the layout of all headers.
+
+    Returns the offsets of the body's size, the rows, the first (length, nulls) and the first (offset, size), and
+    (offset, bytes) of the constant parts between them.
+    """
+    numbers = list(accumulate((8, 8, 16 * FIELDS, 16 * BUFFERS), initial=0))
+    constant = list(accumulate(map(len, _PARTS), initial=0))
+    body, rows, nodes, buffers = map(add, constant[1:-1], numbers[:-1])
+    return (body, rows, nodes, buffers), list(zip(map(add, constant, numbers), _PARTS, strict=False))
+
+
+def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> bytes:
+    """Return the message header of a batch; the body follows it in the file.
+
+    Args:
+        rows: number of rows.
+        nulls: number of nulls of each of the `FIELDS` columns.
+        lengths: bytes of each of the `BUFFERS` buffers, in Arrow's order (per column validity, offsets for text and
+            bytes, data), without the padding to 8; 0 for a validity that is left out.
+
+    Raises:
+        struct.error: `nulls` or `lengths` have a wrong number of items.
+    """
+    ends = list(accumulate([(size + 7) & -8 for size in lengths], initial=0))
+    buffers = [0] * (2 * BUFFERS)
+    buffers[1::2] = lengths
+    buffers[0::2] = ends[:-1]
+    nodes = [rows] * (2 * FIELDS)
+    nodes[1::2] = nulls
+    return _HEADER.pack(_START, ends[-1], _MIDDLE, rows, _BEFORE_NODES, *nodes, _BEFORE_BUFFERS, *buffers, _END)
+
+
+def encode(rows: Sequence[Row]) -> list[bytes]:
+    """Return a batch: its header and the pieces of its body, in the order of the file.
+
+    Args:
+        rows: at least one; together below 2 GiB per column.
+    """
+    nulls: list[int] = []
+    lengths: list[int] = []
+    pieces = [b""]
+    for (kind, code), values in zip(_KINDS, zip(*rows, strict=True), strict=True):
+        missing, buffers = _fixed(values, code) if code else _variable(values, kind)
+        nulls.append(missing)
+        for buffer in buffers:
+            size = len(buffer)
+            lengths.append(size)
+            if size:
+                pieces.append(buffer)
+                if size & 7:
+                    pieces.append(_PADDING[-size & 7])
+    pieces[0] = batch_header(len(rows), nulls, lengths)
+    return pieces
+
+
+_KINDS = [(one.type, _CODES.get(one.type, "")) for one in SEGMENT_COLUMNS]
+_Buffers = tuple[int, Sequence[bytes]]
+
+
+def _fixed(values: Sequence[Any], code: str) -> _Buffers:
+    if values[0] is not None:
+        try:
+            return 0, (b"", array(code, values).tobytes())
+        except TypeError:
+            pass
+    missing, validity = _validity(values)
+    if missing == len(values):
+        return missing, (validity, bytes(missing * array(code).itemsize))
+    return missing, (validity, array(code, [value or 0 for value in values]).tobytes())
+
+
+def _variable(values: Sequence[Any], kind: str) -> _Buffers:
+    if values[0] is not None:
+        try:
+            return 0, (b"", *_joined(values, kind))
+        except TypeError:
+            pass
+    missing, validity = _validity(values)
+    if missing == len(values):
+        return missing, (validity, bytes(4 * missing + 4), b"")
+    empty: Any = "" if kind == "STRING" else b""
+    return missing, (validity, *_joined([empty if value is None else value for value in values], kind))
+
+
+def _joined(values: Sequence[Any], kind: str) -> tuple[bytes, bytes]:
+    if kind == "STRING":
+        text = "".join(values)
+        if not text.isascii():
+            return _joined([value.encode("utf-8", "replace") for value in values], "BINARY")
+        data = text.encode("ascii")
+    else:
+        data = b"".join(values)
+    return array("i", accumulate(map(len, values), initial=0)).tobytes(), data
+
+
+def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
+    """Return how many values are None, and the bitmap of the others."""
+    missing, size = values.count(None), (len(values) + 7) // 8
+    if missing == len(values):
+        return missing, bytes(size)
+    bits = "".join(["0" if value is None else "1" for value in reversed(values)])
+    return missing, int(bits, 2).to_bytes(size, "little")
+
+
+class BatchHeader(NamedTuple):
+    """The header of a batch: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
+
+    rows: int
+    nulls: tuple[int, ...]
+    buffers: list[tuple[int, int]]
+    body_bytes: int
+
+
+def read_header(batch: bytes | memoryview) -> BatchHeader:
+    """Return the header of a batch.
+
+    Args:
+        batch: at least its first `HEADER_BYTES`.
+
+    Raises:
+        ValueError: the bytes are not a batch of a segment.
+    """
+    if len(batch) < HEADER_BYTES:
+        raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
+    start, body_size, middle, rows, before_nodes, *numbers = _HEADER.unpack_from(batch)
+    nodes, (before_buffers, *spans, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
+    if [start, middle, before_nodes, before_buffers, end] != _PARTS:
+        raise ValueError("no batch of a journal starts here")
+    starts, sizes = spans[::2], spans[1::2]
+    if rows < 0 or min(spans) < 0 or max(map(add, starts, sizes)) > body_size:
+        raise ValueError("the header of the batch contradicts itself")
+    return BatchHeader(rows, tuple(nodes[1::2]), list(zip(starts, sizes, strict=True)), body_size)
+
+
+def decode(batch: bytes | memoryview) -> list[Row]:
+    """Return the rows of a complete batch of a segment, header and body.
+
+    Raises:
+        JournalError: the bytes are not a complete batch.
+    """
+    columns = _columns(batch, range(FIELDS))
+    return list(map(Row._make, zip(*columns, strict=True)))
+
+
+def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
+    """Return one column of a batch, such as `decode_column(batch, "txn")`.
+
+    Raises:
+        JournalError: the bytes are not a complete batch.
+    """
+    return _columns(batch, [_INDEX[name]])[0]
+
+
+def decode_numbers(batch: bytes | memoryview, name: str) -> list[int]:
+    """Return one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
+    return _columns(batch, [_INDEX[name]])[0]
+
+
+def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]]:
+    try:
+        header = read_header(batch)
+        if len(batch) < HEADER_BYTES + header.body_bytes:
+            raise ValueError("the batch is cut off")
+        body = memoryview(batch)[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+        return [_values(body, header, at) for at in wanted]
+    except (ValueError, IndexError) as error:
+        raise JournalError(f"These bytes are not a batch of a journal: {error}.") from None
+
+
+def _values(body: memoryview, header: BatchHeader, at: int) -> list[Any]:
+    kind, code = _KINDS[at]
+    first, rows = FIRST_BUFFER[at], header.rows
+    validity, second, *rest = (body[start : start + size] for start, size in header.buffers[first:][:3])
+    values = _numbers(second, code, rows) if code else _texts(_numbers(second, "i", rows + 1), rest[0], kind)
+    if not header.nulls[at]:
+        return values
+    bits = int.from_bytes(validity, "little")
+    return [value if bits >> row & 1 else None for row, value in enumerate(values)]
+
+
+def _numbers(data: memoryview, code: str, count: int) -> list[Any]:
+    numbers = array(code)
+    numbers.frombytes(data[: count * numbers.itemsize])
+    if len(numbers) != count:
+        raise ValueError("a column is shorter than its rows")
+    return numbers.tolist()
+
+
+def _texts(ends: list[int], data: memoryview, kind: str) -> list[Any]:
+    if ends[-1] > len(data):
+        raise ValueError("a column is shorter than its rows")
+    raw = bytes(data)
+    values = [raw[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return values if kind == "BINARY" else [value.decode("utf-8", "replace") for value in values]
