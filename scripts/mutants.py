@@ -42,19 +42,8 @@ IN_PROCESS = ["tests/properties", "tests/conformance"]
 OF_HUBS = [str(path) for path in sorted(Path("tests").glob("test_hub*.py"))]
 OF_CONNECTIONS = ["connection", "last_values", "moving", "namestore", "publish_limits", "slow", "slow_policies"]
 STORAGE = [
-    *(
-        "arrow",
-        "columns",
-        "commit",
-        "committed",
-        "compact",
-        "durability",
-        "files",
-        "manifest",
-        "parquet_files",
-        "record",
-    ),
-    *("recovery", "retention", "segment", "verification", "writer"),
+    *("arrow", "columns", "commit", "committed", "compact", "durability", "files", "manifest", "parquet_files"),
+    *("record", "recovery", "retention", "segment", "verification", "writer"),
 ]
 """The modules of the journal that write, read and check its files."""
 GROUPS = {
