@@ -22,8 +22,6 @@ from gevent import get_hub
 from smqrt.http.resources import Io, IoError
 from smqrt.loop.threads import DiskThreads
 
-# ---- File operations through threads
-
 # ---- Local disks
 #
 # The loop itself may stat and open files on a file system of this machine's kernel. All other file systems (network,

@@ -20,8 +20,6 @@ from smqrt.http.server import HttpServer
 from smqrt.operations.logs import LogTail
 from smqrt.server.listeners import Listeners
 
-# ---- Health of a server process
-
 # ---- CPU, memory and open files, from /proc
 
 

@@ -42,8 +42,6 @@ from smqrt.transport.admission import open_connections
 from smqrt.transport.origins import is_loopback
 from smqrt.wire.cluster_packets import Refusal
 
-# ---- Pages of long lists
-
 # ---- Arguments of API requests
 
 Arguments = dict[str, str]

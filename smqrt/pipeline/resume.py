@@ -182,9 +182,6 @@ def _later(one: Mapping[str, int], other: Mapping[str, int]) -> Offsets:
 
 # ---- `smqrt pipeline reset`: removes the position of a query, so that its next run is its first
 
-
-# ---- `smqrt pipeline reset`: a query forgets how far it is, so that its next run is its first
-
 _DEAD_LETTERS = ".dead_letters"
 _NAME = re.compile(r"[^./][^/]*")
 

@@ -18,7 +18,6 @@ from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines import connections as backplane
 from smqrt.cluster.engines import nats_connections
 from smqrt.cluster.engines.connections import LinkConnection
 from smqrt.cluster.engines.nats_connections import NatsBackplane
@@ -279,23 +278,22 @@ def through_nats(data: bytes) -> None:
 
 
 def _message(place: int, key: bytes, frames: bytes) -> bytes:
-    head, unsigned = nats_connections._HEAD.pack(PEER_ID, LINK_ID, place), bytes(nats_connections.SIGNATURE_BYTES)
-    return (
-        head
-        + (AESGCM(key).encrypt(nats_connections._NONCE.pack(True, place), b"", frames) if key else unsigned)
-        + frames
-    )
+    head = nats_connections._HEAD.pack(PEER_ID, LINK_ID, place)
+    if not key:
+        return head + bytes(nats_connections.SIGNATURE_BYTES) + frames
+    nonce = nats_connections._NONCE.pack(True, place)
+    return head + AESGCM(key).encrypt(nonce, b"", frames) + frames
 
 
 def _backplane(node: Node) -> NatsBackplane:
-    connect = backplane.nats.connect
-    backplane.nats.connect = lambda *_, **__: _Client()  # type: ignore[assignment, return-value]
+    connect = nats_connections.nats.connect
+    nats_connections.nats.connect = lambda *_, **__: _Client()  # type: ignore[assignment, return-value]
     try:
         found = NatsBackplane(node, "nats://nowhere")
         found.begin()
         return found
     finally:
-        backplane.nats.connect = connect
+        nats_connections.nats.connect = connect
 
 
 # ---- good inputs

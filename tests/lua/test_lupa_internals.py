@@ -14,7 +14,6 @@ import pytest
 import requests
 
 from smqrt.apps.lua import activities, lupa_internals
-from smqrt.apps.lua import vm as activity
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.lupa_internals import interrupt_of
 from smqrt.apps.lua.vm import Vm, lupa_of
@@ -34,16 +33,16 @@ WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
     ),
     "no library": (LUPA, "__file__", "/nowhere/lua54.so", "/nowhere/lua54.so"),
     "another Lua": (LUPA, "__file__", lupa.lua53.__file__, "its Lua is not 5."),
-    "no address": (activity, "_address_in", lambda answer: 0, "Lua does not print the address of a coroutine"),
+    "no address": (activities, "_address_in", lambda answer: 0, "Lua does not print the address of a coroutine"),
     "an address of nothing": (
-        activity,
+        activities,
         "_address_in",
         lambda answer: 16,
         "Lua does not print the address of a coroutine",
     ),
-    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua does not print the address"),
+    "an address out of the world": (activities, "_address_in", lambda answer: 1 << 70, "Lua does not print the"),
     "an address of something else": (
-        activity,
+        activities,
         "_address_in",
         lambda answer: ctypes.addressof(SOMETHING_ELSE),
         "Lua does not print the address of a coroutine",

@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from smqrt.auth.identity import Identity, Method
-from smqrt.http import sessions as shared_sessions
+from smqrt.http import shared_sessions
 from smqrt.http.logins import Login, Logins
 from smqrt.http.shared_sessions import SharedSessions, sessions_of
 from smqrt.workers.worker_rpc import WorkerPlace

@@ -25,8 +25,6 @@ from smqrt.http.open_files import call_blocking
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.static_files import content_type, etag
 
-# ---- Locks (RFC 4918 §6, §7)
-
 # ---- Saved state: JSON in a folder of the file server's io
 
 log = logging.getLogger("smqrt")
