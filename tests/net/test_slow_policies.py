@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 
 import gevent
 import pytest
@@ -108,7 +108,8 @@ def test_the_ledger(make_site: Callable[..., Site], kind: str, policy: str) -> N
             assert kept == list(range(count - 50, count)), "the newest were kept"
         case "latest":
             assert got[-1] == count - 1
-            assert got[:-1] == list(range(len(got) - 1)), "what had left already, and the last"
+            # the system may take a few more while the client is slow: each time the newest of that moment
+            assert sum(later - earlier > 1 for earlier, later in pairwise(got)) <= 3, "all sent before, then the newest"
         case "wait":
             assert dropped == 0
     assert connection.queued_bytes == outbox.QueuedMemory.total_bytes == 0
