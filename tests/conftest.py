@@ -25,6 +25,7 @@ import pytest
 
 from smqrt.settings import limits
 from tests.factory import Factory
+from tests.support import fork_server
 
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -230,19 +231,26 @@ class Served:
     stop_s = 10.0
 
     def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        command = [self.python, *self.program, self.word, "--port", "0", "--admin-port", "0", *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command,
+        words = [self.word, "--port", "0", "--admin-port", "0", *map(str, arguments)]
+        self.process = self._start(words, cwd, env or {})
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _start(self, words: list[str], cwd: Path | None, env: dict[str, str]) -> Any:
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | env
+        is_smqrt = self.python == sys.executable and self.program == Served.program
+        if is_smqrt and fork_server.is_possible(env):
+            return fork_server.ForkedProcess(words, cwd, environment)
+        return subprocess.Popen(
+            [self.python, *self.program, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=cwd,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+            env=environment,
             text=True,
         )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout
