@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Served
 from tests.waiting import wait_until
 
-APP = Path(__file__).parent.parent / "browser" / "smqjs_app"
+APP = Path(__file__).parent.parent / "browser" / "smqjs" / "app"
 
 pytestmark = pytest.mark.servers
 

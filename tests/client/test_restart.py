@@ -10,7 +10,7 @@ from gevent.threadpool import ThreadPool
 from smqrt.client import SmqClient
 from tests.waiting import wait_until
 
-APP = Path(__file__).parent.parent / "browser" / "smqjs_app"
+APP = Path(__file__).parent.parent / "browser" / "smqjs" / "app"
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])

@@ -49,7 +49,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         output, writer = os.pipe()
         self._status, status_writer = os.pipe()
-        self.stdout: IO[str] = open(output)
+        self.stdout: IO[str] = open(output)  # noqa: SIM115  # closed by its reader
         request = json.dumps([list(arguments), str(cwd or os.getcwd()), dict(env)]).encode()
         try:
             socket.send_fds(_fork_server(), [request], [writer, status_writer])

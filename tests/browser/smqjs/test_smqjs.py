@@ -4,70 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from pathlib import Path
 
 import pytest
 
 from smqrt.wire import smq
+from tests.browser.smqjs.conftest import PAGE_FUNCTIONS
 from tests.scripted_broker import ScriptedBroker
-
-APP = Path(__file__).parent / "smqjs_app"
-
-HELPERS = """
-window.log = [];
-window.note = name => (...args) => { log.push([name, ...args.map(show)]); };
-window.show = value => value instanceof Uint8Array ? Array.from(value) : value;
-window.until = async condition => {
-    for (let i = 0; i < 1000; i++) {
-        if (condition()) return true;
-        await new Promise(done => setTimeout(done, 5));
-    }
-    throw new Error("waited in vain for " + condition + "; log: " + JSON.stringify(log));
-};
-window.entries = name => log.filter(entry => entry[0] === name).map(entry => entry.slice(1));
-window.seen = (name, count = 1) => until(() => entries(name).length >= count);
-window.connected = async opt => {
-    const client = SMQ.Client(SMQ.wsURL("smq.lsp"), opt);
-    client.onconnect = note("connect");
-    client.onclose = note("close");
-    await seen("connect", entries("connect").length + 1);
-    return client;
-};
-null;
-"""
-
-
-@pytest.fixture(scope="session")
-def smqjs_server():
-    from tests.conftest import Served
-
-    served = Served(APP)
-    yield served
-    served.stop()
-
-
-@pytest.fixture
-def page(smqjs_server, new_page):
-    page = new_page(f"{smqjs_server.url}/")
-    page.evaluate(HELPERS)
-    return page
-
-
-@pytest.fixture
-def run_in_trouble(chromium, smqjs_server):
-    """As `run`, in a page whose failed connections, which the browser reports as errors, are the subject."""
-    context = chromium.new_context()
-    page = context.new_page()
-    page.goto(f"{smqjs_server.url}/")
-    page.evaluate(HELPERS)
-    yield lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
-    context.close()
-
-
-@pytest.fixture
-def run(page):
-    """Run the body of an async function in the page; `connected()`, `note`, `seen`, `entries` and `log` are there."""
-    return lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
 
 
 def test_addresses(run, smqjs_server):
@@ -419,7 +361,7 @@ def test_disconnect_is_quiet_and_after_what_was_published(run):
 
 def test_errors_in_callbacks_do_not_stop_the_client(new_page, smqjs_server):
     page = new_page(f"{smqjs_server.url}/")
-    page.evaluate(HELPERS)
+    page.evaluate(PAGE_FUNCTIONS)
     assert page.evaluate("""async () => {
         const complaints = [];
         console.error = error => complaints.push(error.message);
@@ -551,7 +493,7 @@ def test_rubbish_ends_the_connection(new_page, smqjs_server):
         conversation.wait_closed()
 
     page = new_page(f"{smqjs_server.url}/")
-    page.evaluate(HELPERS + "console.error = note('error'); null;")
+    page.evaluate(PAGE_FUNCTIONS + "console.error = note('error'); null;")
     with ScriptedBroker(script) as broker:
         result = page.evaluate(
             "async url => { SMQ.Client(url).onclose = note('close'); await seen('close'); return entries('close'); }",

@@ -6,7 +6,7 @@ import pytest
 
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.browser.test_smqjs import HELPERS, page, run, run_in_trouble, smqjs_server  # noqa: F401  # fixtures
+from tests.browser.smqjs.conftest import PAGE_FUNCTIONS
 from tests.scripted_broker import ScriptedBroker
 
 
@@ -24,7 +24,7 @@ def keeps_topic(conversation):
     return messages
 
 
-def test_disconnect_before_the_connection_sends_what_was_published(run):  # noqa: F811
+def test_disconnect_before_the_connection_sends_what_was_published(run):
     with ScriptedBroker(keeps_topic) as broker:
         assert run(
             """
@@ -40,7 +40,7 @@ def test_disconnect_before_the_connection_sends_what_was_published(run):  # noqa
         assert broker.wait_results(1) == [[b"%d" % n for n in range(100)]]
 
 
-def test_disconnect_waits_for_the_broker_to_confirm(run_in_trouble):  # noqa: F811
+def test_disconnect_waits_for_the_broker_to_confirm(run_in_trouble):
     """The browser takes the message, but the broker ends without a Pong."""
 
     def ends(conversation):
@@ -64,7 +64,7 @@ def test_disconnect_waits_for_the_broker_to_confirm(run_in_trouble):  # noqa: F8
         )
 
 
-def test_disconnect_without_a_broker_gives_up_in_time(run_in_trouble):  # noqa: F811
+def test_disconnect_without_a_broker_gives_up_in_time(run_in_trouble):
     broker = ScriptedBroker(lambda c: c.wait_closed())
     with broker:
         assert run_in_trouble(
@@ -78,7 +78,7 @@ def test_disconnect_without_a_broker_gives_up_in_time(run_in_trouble):  # noqa: 
         ) == [False, True]
 
 
-def test_disconnect_connects_again_for_what_waits(run_in_trouble):  # noqa: F811
+def test_disconnect_connects_again_for_what_waits(run_in_trouble):
     with ScriptedBroker(lambda c: c.accept(), keeps_topic) as broker:
         assert run_in_trouble(
             """
@@ -93,7 +93,7 @@ def test_disconnect_connects_again_for_what_waits(run_in_trouble):  # noqa: F811
         assert broker.wait_results(2)[1:] == [[b"x"]]
 
 
-def test_a_broker_that_says_nothing_has_a_deadline(run_in_trouble):  # noqa: F811
+def test_a_broker_that_says_nothing_has_a_deadline(run_in_trouble):
     with ScriptedBroker(lambda c: (c.bootstrap(), c.wait_closed())) as broker:
         assert run_in_trouble(
             """
@@ -110,7 +110,7 @@ def test_a_broker_that_says_nothing_has_a_deadline(run_in_trouble):  # noqa: F81
     ("answer", "comes_back"),
     [("Infinity", False), ("NaN", False), ("'soon'", False), ("{}", False), ("undefined()", False), ("1e300", False)],
 )
-def test_nonsense_from_onclose(run_in_trouble, answer, comes_back):  # noqa: F811
+def test_nonsense_from_onclose(run_in_trouble, answer, comes_back):
     """A timer of the browser that is set too far fires at once."""
     with ScriptedBroker(lambda c: c.accept()) as broker:
         run_in_trouble(
@@ -123,7 +123,7 @@ def test_nonsense_from_onclose(run_in_trouble, answer, comes_back):  # noqa: F81
         assert (broker.connections > 1) is comes_back
 
 
-def test_who_stays_away_takes_nothing_and_answers_what_was_asked(run_in_trouble):  # noqa: F811
+def test_who_stays_away_takes_nothing_and_answers_what_was_asked(run_in_trouble):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         assert run_in_trouble(
             """
@@ -140,7 +140,7 @@ def test_who_stays_away_takes_nothing_and_answers_what_was_asked(run_in_trouble)
         ) == [[[False, "t", 0, "s", 0], [False, "u", 0], [False, "v", 0]], False]
 
 
-def test_what_waits_is_bounded_in_bytes(run_in_trouble):  # noqa: F811
+def test_what_waits_is_bounded_in_bytes(run_in_trouble):
     """The broker may be gone before the browser has a connection."""
     with ScriptedBroker(lambda c: c.wait_closed()) as broker:
         assert (
@@ -157,7 +157,7 @@ def test_what_waits_is_bounded_in_bytes(run_in_trouble):  # noqa: F811
         )
 
 
-def test_answers_that_nobody_asked_for_are_let_be(run):  # noqa: F811
+def test_answers_that_nobody_asked_for_are_let_be(run):
     def script(conversation):
         conversation.accept()
         for n in range(2000):
@@ -177,7 +177,7 @@ def test_answers_that_nobody_asked_for_are_let_be(run):  # noqa: F811
         )
 
 
-def test_a_packet_that_is_too_large_ends_the_connection(new_page, smqjs_server):  # noqa: F811
+def test_a_packet_that_is_too_large_ends_the_connection(new_page, smqjs_server):
     def script(conversation):
         conversation.accept()
         conversation.send(b"\x08" + bytes(70_000))
@@ -185,7 +185,7 @@ def test_a_packet_that_is_too_large_ends_the_connection(new_page, smqjs_server):
 
     with ScriptedBroker(script) as broker:
         page = new_page(f"{smqjs_server.url}/")
-        page.evaluate(HELPERS + "console.error = note('error'); null;")
+        page.evaluate(PAGE_FUNCTIONS + "console.error = note('error'); null;")
         assert page.evaluate(
             "async url => { SMQ.Client(url).onclose = note('close'); await seen('close'); return entries('close'); }",
             broker.ws_url,

@@ -1,0 +1,65 @@
+"""A page with /rtl/smq.js from a running server, whose functions tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Served
+
+APP = Path(__file__).parent / "app"
+
+PAGE_FUNCTIONS = """
+window.log = [];
+window.note = name => (...args) => { log.push([name, ...args.map(show)]); };
+window.show = value => value instanceof Uint8Array ? Array.from(value) : value;
+window.until = async condition => {
+    for (let i = 0; i < 1000; i++) {
+        if (condition()) return true;
+        await new Promise(done => setTimeout(done, 5));
+    }
+    throw new Error("waited in vain for " + condition + "; log: " + JSON.stringify(log));
+};
+window.entries = name => log.filter(entry => entry[0] === name).map(entry => entry.slice(1));
+window.seen = (name, count = 1) => until(() => entries(name).length >= count);
+window.connected = async opt => {
+    const client = SMQ.Client(SMQ.wsURL("smq.lsp"), opt);
+    client.onconnect = note("connect");
+    client.onclose = note("close");
+    await seen("connect", entries("connect").length + 1);
+    return client;
+};
+null;
+"""
+
+
+@pytest.fixture(scope="session")
+def smqjs_server():
+    served = Served(APP)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def page(smqjs_server, new_page):
+    page = new_page(f"{smqjs_server.url}/")
+    page.evaluate(PAGE_FUNCTIONS)
+    return page
+
+
+@pytest.fixture
+def run_in_trouble(chromium, smqjs_server):
+    """As `run`, in a page whose failed connections, which the browser reports as errors, are the subject."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{smqjs_server.url}/")
+    page.evaluate(PAGE_FUNCTIONS)
+    yield lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
+    context.close()
+
+
+@pytest.fixture
+def run(page):
+    """Run the body of an async function in the page; `connected()`, `note`, `seen`, `entries` and `log` are there."""
+    return lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
