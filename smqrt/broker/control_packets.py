@@ -5,8 +5,8 @@
     Subscribe ─▶ Suback      Create ─▶ Createack      Createsub ─▶ Createsuback      Observe ─▶ Change      Ping ─▶ Pong
 
 Unsubscribe, Unobserve, Pong, PubFrag and Disconnect have no answer (spec: smq §2.6, §12). A handler returns true when
-an application hook has yet to answer; the session then stops reading until the hook does. When names are kept over
-restarts, an answer that acknowledges a new name waits for the disk, and all later answers wait behind it.
+an application hook has not answered yet; the session is not read until it does. When names are saved across restarts,
+an answer that acknowledges a new name waits for the disk, and all later answers wait behind it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def send_answer(client: RequestingClient, packet: bytes) -> None:
 def send_acknowledgement(
     client: RequestingClient, kind: Type, number: int, name: bytes, saving: Deferred[None] | None
 ) -> None:
-    """Send a Createack or Createsuback when `saving` is settled; it denies the name if the disk did not take it."""
+    """Send a Createack or Createsuback when `saving` is settled; it denies a name that was not saved."""
     when_saved(client, saving, lambda saved: client.outbox.reply(smq.ack(kind, number if saved else NO_ID, name)))
 
 
@@ -88,7 +88,7 @@ def deny_subscription(client: RequestingClient, name: bytes) -> None:
 
 
 def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Callable[[bool], None]) -> None:
-    """Call `then` with whether the disk took a name, behind the answers that wait already."""
+    """Call `then(saved)` when a name is saved or saving has failed, behind the answers that wait already."""
     if saving is None and not client.unsaved_answers:
         then(True)
         return
@@ -96,7 +96,7 @@ def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Ca
         client.unsaved_answers = deque()
     client.unsaved_answers.append((saving, then))
     if saving:
-        saving.then(lambda value, error: _send_saved(client))
+        saving.then(lambda value, error: _send_saved(client))  # a name without `saving` waits for those before it
 
 
 def _send_saved(client: RequestingClient) -> None:
@@ -141,6 +141,7 @@ def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
     topic = broker.topic_table.named(name)
 
     def send_suback(saved: bool) -> None:
+        # The client may have sent the same Subscribe twice before the name was saved.
         is_new = saved and topic.id not in (client.topics or ())
         if is_new:
             if client.topics is None:
@@ -220,7 +221,7 @@ def observe(client: RequestingClient, packet: bytes) -> None:
         if client.observed is None:
             client.observed = set()
         if topic not in client.observed and len(client.observed) >= client.broker.limits.observes:
-            client.broker.refuse(client, CLIENT_OBSERVES)  # it gets the present number, and no later change
+            client.broker.refuse(client, CLIENT_OBSERVES)  # the client gets the present number, and no later change
         else:
             client.observed.add(topic)
             client.broker.add_observer(topic, client)
@@ -254,6 +255,7 @@ def publish_fragment(client: RequestingClient, packet: bytes) -> bool:
         raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, f"fragments of more than {max_bytes} bytes")
     if packet[1:5] == _NO_TID:
         return False
+    # The last fragment has the header of a Publish packet, except for its type.
     payload, client.fragments = bytes(client.fragments), None
     whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:_FRAGMENT_HEADER_BYTES] + payload)
     recorder = client.broker.recorder
@@ -266,7 +268,7 @@ def ping(client: RequestingClient, packet: bytes) -> None:
 
 
 def pong(client: RequestingClient, packet: bytes) -> None:
-    """Ignore a Pong packet; the keep-alive timer has noticed it already."""
+    """Ignore a Pong packet; the check for idle clients reads the time of the last received data from the kernel."""
 
 
 def disconnect(client: RequestingClient, packet: bytes) -> None:
@@ -286,4 +288,4 @@ HANDLERS: dict[int, Callable[[RequestingClient, bytes], bool | None]] = {
     Type.UNOBSERVE: unobserve,
     Type.PUBFRAG: publish_fragment,
 }
-"""By packet type: what handles a packet of a connected client."""
+"""Handlers of the packets of a connected client, by packet type."""
