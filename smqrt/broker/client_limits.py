@@ -43,11 +43,9 @@ class Client(BrokerClient, Protocol):
 
     def end_subscription(self, topic: Topic) -> None:
         """Unsubscribe the client and notify it."""
-        ...
 
     def end_observation(self, topic: Topic) -> None:
         """Stop notifying the client of a topic's subscribers."""
-        ...
 
 
 def may_take_over(client: Client, old: BrokerPeer) -> bool:
@@ -192,11 +190,9 @@ class MeteredClient(BrokerClient, Protocol):
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """Close the connection; `detail` describes the reason to the operator."""
-        ...
 
     def route_held(self, batch: bytes) -> bool:
         """Route messages that a meter held back; return true when the client has to wait for a hook."""
-        ...
 
 
 class Meter:

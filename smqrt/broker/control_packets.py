@@ -49,19 +49,15 @@ class RequestingClient(client_limits.Client, Protocol):
 
     def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
         """Call `then` with the answer of `hook`; return true when that comes later."""
-        ...
 
     def call_or_disconnect(self, function: Callable[[Value], object], value: Value) -> bool:
         """Call `function(value)`; return false when it raised and the client was disconnected."""
-        ...
 
     def publish(self, batch: bytes) -> bool:
         """Route Publish frames of this client; return true when it has to wait."""
-        ...
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """See `Observer`."""
-        ...
 
 
 # ---- sending answers, in order
@@ -123,37 +119,36 @@ def subscribe(client: RequestingClient, packet: bytes) -> bool:
     if client.identity is not None and not client_limits.may_subscribe(client, name):
         deny_subscription(client, name)
         return False
-    return client.ask(
-        client.broker.hooks.permittop, (name, True, client), lambda permitted: _subscribe(client, name, permitted)
-    )
-
-
-def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
     broker = client.broker
-    if len(client.topics or ()) >= broker.limits.subscriptions:
-        broker.refuse(client, CLIENT_SUBSCRIPTIONS)
-        permitted = False
-    elif not permitted:
-        broker.count_denial(client, "subscribe to", "topic", name)
-    if not permitted or not _may_name(client, broker.topic_table, name):
-        deny_subscription(client, name)
-        return
-    topic = broker.topic_table.named(name)
 
-    def send_suback(saved: bool) -> None:
-        # The client may have sent the same Subscribe twice before the name was saved.
-        is_new = saved and topic.id not in (client.topics or ())
-        if is_new:
-            if client.topics is None:
-                client.topics = {}
-            client.topics[topic.id] = topic
-            broker.subscribed(topic, client.outbox)
-            topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
-        client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
-        if is_new and broker.last_values is not None:
-            broker.send_last_values(topic, client.outbox)
+    def decided(permitted: Any) -> None:
+        if len(client.topics or ()) >= broker.limits.subscriptions:
+            broker.refuse(client, CLIENT_SUBSCRIPTIONS)
+            permitted = False
+        elif not permitted:
+            broker.count_denial(client, "subscribe to", "topic", name)
+        if permitted and _may_name(client, broker.topic_table, name):
+            topic = broker.topic_table.named(name)
+            when_saved(client, broker.topic_table.unsaved(name), lambda saved: _send_suback(client, topic, name, saved))
+        else:
+            deny_subscription(client, name)
 
-    when_saved(client, broker.topic_table.unsaved(name), send_suback)
+    return client.ask(broker.hooks.permittop, (name, True, client), decided)
+
+
+def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: bool) -> None:
+    broker = client.broker
+    # The client may have sent the same Subscribe twice before the name was saved.
+    is_new = saved and topic.id not in (client.topics or ())
+    if is_new:
+        if client.topics is None:
+            client.topics = {}
+        client.topics[topic.id] = topic
+        broker.subscribed(topic, client.outbox)
+        topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
+    client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
+    if is_new and broker.last_values is not None:
+        broker.send_last_values(topic, client.outbox)
 
 
 def unsubscribe(client: RequestingClient, packet: bytes) -> None:

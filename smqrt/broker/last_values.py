@@ -88,7 +88,6 @@ class ValueStore(Protocol):
 
     def wake(self) -> None:
         """Write the changes soon, see `LastValues.take_changes`."""
-        ...
 
 
 class TopicValues:

@@ -443,7 +443,11 @@ class Backlog:
         if policy is Slow.LATEST:
             entries = self._replace(outbox, batch)
         elif policy is Slow.OLDEST:
-            self._add_oldest(outbox, batch)
+            queue, piece_bytes = outbox.queue, min(PIECE_BYTES, outbox.budget_bytes >> 4)
+            pieces = _pieces(batch, outbox.frame_bytes, piece_bytes) if len(batch) > piece_bytes else (batch,)
+            first = self._left + len(queue) - 1
+            queue[-1:] = pieces
+            self._oldest.extend(range(first, first + len(pieces)))
         over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if not over_all and outbox.queued_bytes <= outbox.budget_bytes:
             return False
@@ -490,15 +494,6 @@ class Backlog:
         return len(frames)
 
     # ---- policy `OLDEST`
-
-    def _add_oldest(self, outbox: Outbox, batch: bytes) -> None:
-        """Record the position of the last entry, `batch`; a long one is split into pieces first."""
-        queue = outbox.queue
-        piece_bytes = min(PIECE_BYTES, outbox.budget_bytes >> 4)
-        pieces = _pieces(batch, outbox.frame_bytes, piece_bytes) if len(batch) > piece_bytes else (batch,)
-        first = self._left + len(queue) - 1
-        queue[-1:] = pieces
-        self._oldest.extend(range(first, first + len(pieces)))
 
     def _drop_oldest(self, outbox: Outbox) -> None:
         queue, first, dropped = outbox.queue, _first(outbox), 0

@@ -72,11 +72,9 @@ class BrokerClient(BrokerPeer, Protocol):
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
         """Close the connection; `text` is sent in a Disconnect packet first."""
-        ...
 
     def forget_routes(self) -> None:
         """Clear the route cache, so that each destination is resolved again."""
-        ...
 
 
 Verdict = tuple[int, bytes]
@@ -128,31 +126,24 @@ class Recorder(Protocol):
 
     def selects(self, topic: Topic | None) -> bool:
         """Whether messages to `topic` are recorded; None is an id without a topic or client."""
-        ...
 
     def record(self, batch: bytes) -> None:
         """Record a batch, in the order of the calls."""
-        ...
 
     def record_large(self, batch: bytes | memoryview) -> None:
         """Record a batch of many kilobytes, see `record`. A memoryview is not used after the call."""
-        ...
 
     def record_unrouted(self, batch: bytes) -> None:
         """Record a batch without a subscriber."""
-        ...
 
     def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
         """Call `deliver(batch)`, and mark the recorded messages as assembled from PubFrag packets."""
-        ...
 
     def skipped(self, batch: bytes) -> None:
         """Count the messages of a batch that was not selected."""
-        ...
 
     def hold(self, publisher: BrokerPeer) -> bool:
         """Resume the outbox of `publisher` once the recorder is not full; return true."""
-        ...
 
     @property
     def waits_for_disk(self) -> bool:
@@ -160,11 +151,9 @@ class Recorder(Protocol):
 
     def send_later(self, deliver: Callable[[bytes], bool | None], batch: bytes, publisher: BrokerPeer) -> bool:
         """Deliver a batch once it is written, then resume the outbox of `publisher`; return false if that is done."""
-        ...
 
     def left(self, client: BrokerPeer) -> None:
         """Note that a client has disconnected; its recorded messages are still written with its name."""
-        ...
 
 
 @dataclass(slots=True)
@@ -201,58 +190,45 @@ class ClusterHooks(Protocol):
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
         """Return `route` extended by the nodes that have subscribers of `tid`; None without any subscriber."""
-        ...
 
     def missed(self, tid: int, messages: int) -> bool:
         """Count messages that only lost nodes have subscribed to; return whether there are such nodes."""
-        ...
 
     def with_link_backpressure(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """Return `route` with backpressure of full links for `peer`, if `found`, its innermost route, uses links."""
-        ...
 
     def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
         """Return whether the server of this node handles a message of a topic with `once`; otherwise forward it.
 
         `origin` is the node that published it, None for this one.
         """
-        ...
 
     def handles_once(self, topic: Topic, number: int) -> None:
         """Announce that this server handles `topic` with `once` under the ETID `number`; 0 ends that."""
-        ...
 
     def pressed(self, key: bytes, presses: bool) -> None:
         """Begin or end backpressure at other nodes, for a topic whose subscribers here have full queues."""
-        ...
 
     def subscribed(self, topic: Topic) -> None:
         """Announce one more subscriber of a topic at this node."""
-        ...
 
     def unsubscribed(self, topic: Topic) -> None:
         """Announce one subscriber less of a topic at this node."""
-        ...
 
     def observed(self, topic: Topic) -> None:
         """Announce that a named topic is observed at this node."""
-        ...
 
     def entered(self, client: BrokerClient) -> None:
         """Announce an accepted client."""
-        ...
 
     def left(self, client: BrokerClient) -> None:
         """Announce that a client has disconnected."""
-        ...
 
     def holder(self, uid: bytes) -> BrokerPeer | None:
         """Return the client of another node with this uid."""
-        ...
 
     def phantom(self, etid: int) -> BrokerPeer | None:
         """Return the client, or the server, of another node with this ETID."""
-        ...
 
     leave: Callable[[], object]
     """Leave the cluster."""
@@ -262,57 +238,45 @@ class ClusterHooks(Protocol):
     @property
     def number(self) -> int:
         """Number of this node."""
-        ...
 
     @property
     def others(self) -> frozenset[int]:
         """Numbers of the other nodes that have sent their subscriptions."""
-        ...
 
     def pause(self) -> None:
         """Request that the other nodes hold back messages, before a migration to another process; see `is_paused`."""
-        ...
 
     @property
     def is_paused(self) -> bool:
         """Whether all nodes that received the request hold back their messages."""
-        ...
 
     def stay(self) -> None:
         """Rejoin after `suspend`: the clients stay in this process."""
-        ...
 
     @property
     def awaits_clients(self) -> bool:
         """Whether clients of another process's broker are about to be migrated here."""
-        ...
 
     def succeed(self, number: int) -> None:
         """Continue as the node `number`, whose clients are here now; `resync` follows."""
-        ...
 
     def resync(self) -> None:
         """Send the other nodes the clients that were migrated here."""
-        ...
 
     @property
     def phantoms(self) -> Mapping[int, BrokerPeer]:
         """Clients of other nodes, by ETID."""
-        ...
 
     def peers_elsewhere(self) -> Iterator[BrokerPeer]:
         """Return the clients of other nodes. Of clients with the same uid only the newest is returned, because the loss
         of a node is detected late.
         """
-        ...
 
     def end_all(self, text: bytes | None) -> None:
         """Disconnect the clients of all nodes."""
-        ...
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """Disconnect a client of another node; return whether there is one with this ETID."""
-        ...
 
 
 class ServerPeer(BrokerPeer, Protocol):
@@ -332,7 +296,6 @@ class ServerPeer(BrokerPeer, Protocol):
 
     def hold(self, peer: BrokerPeer) -> bool:
         """Resume the outbox of `peer` when all received messages are handled; return whether `peer` has to wait."""
-        ...
 
 
 class BrokerTrace(Protocol):
@@ -346,23 +309,18 @@ class BrokerTrace(Protocol):
 
     def is_about(self, peer: BrokerPeer) -> bool:
         """Whether `peer` is the traced client."""
-        ...
 
     def packet(self, client: BrokerPeer, packet: bytes) -> None:
         """Record a packet other than Publish."""
-        ...
 
     def connected(self, client: BrokerPeer) -> None:
         """Record that a client was accepted."""
-        ...
 
     def ended(self, client: BrokerPeer, reason: CloseReason, detail: str) -> None:
         """Record that a connection was closed."""
-        ...
 
     def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
         """Record a batch that a client, or the server, published to one destination."""
-        ...
 
 
 class BrokerState:

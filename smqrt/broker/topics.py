@@ -22,11 +22,9 @@ class Route(Protocol):
 
     def deliver(self, batch: bytes) -> bool | None:
         """Deliver a batch of Publish frames."""
-        ...
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """Deliver a large batch whose memory is reused after the call."""
-        ...
 
 
 class Observer(Protocol):
@@ -34,7 +32,6 @@ class Observer(Protocol):
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """Handle a change of the number of `subscribers` of `topic`."""
-        ...
 
 
 class RouteCache(Protocol):
@@ -42,7 +39,6 @@ class RouteCache(Protocol):
 
     def forget_route(self, destination: bytes) -> None:
         """Remove the route to a topic, given by its key."""
-        ...
 
 
 @dataclass(slots=True)
@@ -270,19 +266,15 @@ class NameStore(Protocol):
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """Return all entries of `kind` (`"topic"` or `"subtopic"`)."""
-        ...
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """Start to save `name` with its id `number`."""
-        ...
 
     def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
         """Return a result that is settled when `name` is saved, or rejected when that fails; None if it is saved."""
-        ...
 
     def close(self) -> None:
         """Wait a limited time for the added names to be saved, then close the file."""
-        ...
 
 
 class Topics:

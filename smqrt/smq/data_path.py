@@ -68,7 +68,6 @@ class BackpressureSource(TimedClient, Protocol):
 
     def expire_backpressure(self) -> None:
         """End the backpressure: the publishers have waited for `limits.backpressure_s`."""
-        ...
 
 
 class WaitingPublisher(Protocol):

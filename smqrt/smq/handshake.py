@@ -59,7 +59,6 @@ class ErrorResponse(Protocol):
 
     def error(self, status: int, detail: str, headers: dict[str, str] | None = None, /) -> object:
         """Answer with an error."""
-        ...
 
 
 class DetachedConnection(Protocol):
@@ -94,23 +93,18 @@ class BootstrapRequest(Protocol):
     @property
     def is_answered(self) -> bool:
         """Whether the response has begun, or the connection was taken over."""
-        ...
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header field; None without it."""
-        ...
 
     def refuse_foreign(self, more: Origins | None, /) -> bool:
         """Answer a request from a page of a foreign host with 403; return whether it is one."""
-        ...
 
     def upgrade_lines(self) -> bytes:
         """Return the header lines that the application adds to a 101. Raises SmqrtError for invalid ones."""
-        ...
 
     def detach(self) -> DetachedConnection:
         """Take the connection over from the server."""
-        ...
 
 
 def is_smq(request: object) -> bool:

@@ -536,8 +536,8 @@ class RestoredHub:
         """Start serving the clients, and call `onconnect` for each.
 
         Args:
-            place: the node numbers of the old hub's cluster, see `pause_others`. The clients are not read until this hub
-                is linked to these nodes, at most `LINK_S`.
+            place: node numbers in the cluster of the old hub, see `pause_others`. The clients are not read until this
+                hub is linked to these nodes, at most `LINK_S`.
         """
         self.forget_prepared()
         if self.refused:

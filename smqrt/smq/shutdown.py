@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import random
-import struct
 import termios
 from collections.abc import Iterable, Sequence
 from time import monotonic
@@ -137,16 +136,14 @@ def _close_if_idle(session: BrokerClient) -> bool:
     outbox = session.outbox
     if isinstance(outbox, RawConnection):
         for _ in range(_MAX_READS):
-            if outbox.life.over or outbox.paused or not _has_input(outbox):
+            if outbox.life.over or outbox.paused:
+                break
+            # Data that TLS has decrypted is not counted by FIONREAD.
+            unread_bytes = fcntl.ioctl(outbox.watcher.fd, termios.FIONREAD, bytes(4))
+            if not getattr(outbox.transport, "has_pending", False) and unread_bytes == bytes(4):
                 break
             outbox.on_readable()
         if not session.closed and (outbox.paused or outbox.life is Life.BLOCKED):
             return False
     session.disconnect(CloseReason.SHUTDOWN)
     return True
-
-
-def _has_input(connection: RawConnection) -> bool:
-    if getattr(connection.transport, "has_pending", False):  # TLS: decrypted data, which FIONREAD does not count
-        return True
-    return bool(struct.unpack("i", fcntl.ioctl(connection.watcher.fd, termios.FIONREAD, bytes(4)))[0])

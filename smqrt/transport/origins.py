@@ -16,7 +16,7 @@ OriginParts = tuple[str, str, int | None]  # scheme, name, port
 
 
 def same_origin(origin: str, host: str, secure: bool) -> bool:
-    """Return whether a page comes from the server that it sends requests to.
+    """Return whether a page is from the server that it sends requests to.
 
     A page with `https` may use a connection without TLS, because a proxy may terminate TLS. A page with `http` may not
     use a connection with TLS.
