@@ -121,7 +121,7 @@ class TokenKeys:
         if self._fetching is None:
             if time.monotonic() - self._fetched_s < interval_s:
                 return
-            self._fetched_s = time.monotonic()
+            self._fetched_s = time.monotonic()  # before the fetch, so that failed ones are limited, too
             self._fetching = gevent.spawn(self._fetch_keys)
         self._fetching.join(FIRST_WAIT_S)
 
@@ -138,7 +138,7 @@ class TokenKeys:
                 log.warning("keys of tokens renewed from %s", url)
             gone = {key.proof for key in self._of_address} - {key.proof for key in found}
             is_first, self._of_address, self.fault = not self._of_address, found, ""
-            if gone or is_first:
+            if gone or is_first:  # `has` was true for all keys before the first fetch
                 self._changed()
         finally:
             self._fetching = None
@@ -184,7 +184,7 @@ def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: 
     expires, expires_s = claims.get("exp"), None
     if settings.jwt_disconnect and isinstance(expires, int | float):
         try:
-            expires_s = float(expires) + settings.jwt_leeway_s
+            expires_s = float(expires) + settings.jwt_leeway_s  # the tolerance that the login has, too
         except OverflowError:
             raise TokenError("it is malformed") from None
     listed = _claim(claims, settings.jwt_groups)

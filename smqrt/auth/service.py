@@ -186,6 +186,7 @@ class IdentityService:
             fn()
 
     def _load(self) -> str | None:
+        # In a thread, because parsing a large users file takes longer than a turn of the loop.
         outcome = get_hub().threadpool.apply(_read, (self.settings, self._list_files))
         if isinstance(outcome, ArgumentError):
             return str(outcome)
@@ -201,6 +202,7 @@ class IdentityService:
     def start(self) -> None:
         """Begin to fetch the keys of tokens, and to check for expired logins."""
         self._keys.start()
+        # Passwords do not expire, so without tokens and certificates there is no periodic check.
         if (self._takes_tokens or self.settings.certificate_user) and self._clock is None:
             self._clock = gevent.spawn(self._tick)
 
@@ -240,6 +242,7 @@ class IdentityService:
         return identity
 
     def _login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool]) -> Identity:
+        # Credentials that the client sends explicitly come before those of its browser and its connection.
         if credentials.name is not None:
             identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
         elif credentials.token is not None:

@@ -152,7 +152,7 @@ class BrokerNames(BrokerState):
     def _named(self, name: bytes, tid: int = 0) -> Topic:
         self._check_open()
         topic = self.topic_table.by_name.get(name)
-        if topic is None:
+        if topic is None:  # existing names are usable also when the limit is reached
             self._check_room("topic", self.topic_table, name)
             topic = self.topic_table.named(name, tid)
         return topic
@@ -303,6 +303,7 @@ class Broker(BrokerNames):
         """
         if text is not None:
             _checked_length("msg", text)
+        # A hub that is unloaded in one worker must not close the clients of the others.
         if everywhere and etid is None and self.cluster is not None and not self.is_unloading:
             self.cluster.end_all(text)
         elif etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
@@ -310,6 +311,7 @@ class Broker(BrokerNames):
 
     def end_clients(self, text: bytes | None, etid: int | None) -> None:
         """Disconnect one client of this broker, or all."""
+        # A copy: `onclose` may close or accept clients.
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:

@@ -93,7 +93,7 @@ def _receiver(broker: BrokerState, topic: Topic) -> bytes:
     if topic is broker.server.topic:
         return SERVER
     owner: BrokerPeer | None = broker.sessions.get(topic.id)
-    if owner is None and broker.cluster is not None:
+    if owner is None and broker.cluster is not None:  # a client of another node
         owner = broker.cluster.phantom(topic.id)
     identity = owner.identity if owner is not None else None
     return (identity.shown if identity is not None else "").encode("utf-8", "surrogateescape")
@@ -157,7 +157,7 @@ def disconnect_expired(clients: Collection[Client], now_s: float) -> Iterator[No
         identity = client.identity
         if identity is not None and identity.expires_s is not None and identity.expires_s <= now_s:
             client.disconnect(CloseReason.LOGIN_ENDED, b"the login has expired")
-        if not count % EXPIRY_CHECKS_PER_STEP:
+        if not count % EXPIRY_CHECKS_PER_STEP:  # a step for each client would take most of the time
             yield
 
 
@@ -261,6 +261,7 @@ class Meter:
     def _measure(self, batch: bytes | memoryview) -> tuple[int, int]:
         """Return the number of messages and the length of the longest frame; 0 as length when any is permitted."""
         counted, self.batch_messages = self.batch_messages, 0
+        # The connection has counted the messages; the longest frame matters only with a size limit.
         if counted and self._max_frame_bytes >= smq.MAX_FRAME_BYTES:
             return counted, 0
         return self._session.broker.measure(batch)

@@ -246,7 +246,7 @@ class BackgroundTasks:
 
 _background = BackgroundTasks()
 _wake = Outbox()
-"""An outbox with an empty queue: in `dirty` it makes the loop run another turn."""
+"""An outbox with an empty queue: in `dirty` it causes another turn of the loop."""
 
 
 def run_in_background(steps: Iterator[None]) -> None:
@@ -357,7 +357,7 @@ Deliver = Callable[[bytes], object]
 
 
 class Slow(Enum):
-    """What happens to messages for a client whose queue is full."""
+    """Treatment of messages for a client whose queue is full."""
 
     NEWEST = "newest"
     """The new message is dropped."""

@@ -281,7 +281,7 @@ class BackpressureRoute:
     def _deliver_held(self, batch: bytes) -> None:
         """Deliver a batch that was held back, to the subscribers at this time."""
         broker, tid, peer = self._broker, self._tid, self._peer
-        topic = broker.topic_table.at(self._key)
+        topic = broker.topic_table.at(self._key)  # resolved again: subscribers may have changed
         found = _subscribers(broker, topic, tid, peer.etid)
         route = found or UnroutedRoute(broker, tid, peer.etid, peer)
         if broker.last_values is not None:
@@ -389,7 +389,7 @@ class GuardedRoute:
     def deliver(self, batch: bytes) -> bool:
         """Deliver what the hook permits; return true when the publisher has to wait for the hook or the journal."""
         hook = self._broker.hooks.onpublish
-        answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch
+        answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch  # it may have been removed
         if not isinstance(answer, Deferred):
             return self._deliver_allowed(batch, answer)
         if answer.done:
@@ -414,7 +414,7 @@ class GuardedRoute:
 
     def _deliver_allowed(self, batch: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
-        if len(allowed) < len(batch):
+        if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
             table = self._broker.topic_table

@@ -391,7 +391,7 @@ class BrokerState:
         self.register(client)
         self.stats.connects += 1
         if self.on_changed is not None and (topic := self.topic_table.get(client.etid)) is not None:
-            self.on_changed(topic)
+            self.on_changed(topic)  # the ETID has its subscriber now
         if self.cluster is not None:
             self.cluster.entered(client)
 

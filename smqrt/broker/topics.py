@@ -145,7 +145,7 @@ class Topic:
     def add(self, outbox: Outbox) -> None:
         """Add a subscriber."""
         self.forget_routes()  # the connection caches the sole subscriber, too
-        if self.leads_away:
+        if self.leads_away:  # deliveries before this one had no copies at this node
             self.count()
             self.leads_away = False
         if self._members is None:
@@ -162,7 +162,7 @@ class Topic:
         if self._members is not None:
             self._members.pop(outbox, None)
             self._settled = False
-        elif outbox in self.raw or outbox in self.ws:
+        elif outbox in self.raw or outbox in self.ws:  # without `_members` it is the only one
             self.count()
             self.raw = self.ws = ()
 
@@ -184,7 +184,7 @@ class Topic:
         self._settled = True
         self.raw = tuple(outbox for outbox in self._members if not outbox.websocket)
         self.ws = tuple(outbox for outbox in self._members if outbox.websocket)
-        if len(self._members) < 2:
+        if len(self._members) < 2:  # the tuples are sufficient, see the class
             self._members = None
 
     def deliver(self, batch: bytes) -> None:
@@ -228,6 +228,7 @@ class Topic:
         if self.messages:
             copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
             self._traffic.add(self.messages, self.bytes, copies)
+            # Published at another node, which counts them; only the copies are counted here.
             self._traffic.messages -= self.arrived
             self._traffic.bytes -= self.arrived_bytes
             self._traffic.arrived += self.arrived
@@ -337,7 +338,7 @@ class Topics:
 
     def renumber(self, topic: Topic, number: int) -> None:
         """Change the id of a topic to `number`, which must be free."""
-        topic.forget_routes()
+        topic.forget_routes()  # with the old key, by which sessions cache them
         del self.by_key[topic.key]
         topic.id, topic.key = number, number.to_bytes(4, "big")
         self.by_key[topic.key] = topic
@@ -346,7 +347,7 @@ class Topics:
         """Save the names in `store` from now on, and create the stored topics."""
         known = dict(store.load("topic"))
         for name, number in known.items():
-            if name not in self.by_name and not self.get(number):
+            if name not in self.by_name and not self.get(number):  # a name or an id may be in use already
                 self._insert(number, name)
         self._store = store
         for name, topic in self.by_name.items():
@@ -428,7 +429,7 @@ class SubTopics:
         number = self.by_name.get(name)
         if number is None:
             number = wanted or (self.numbers.subtopic_number(name) if self.numbers else 0)
-            while not number or number in self.by_id:
+            while not number or number in self.by_id:  # 0 means no sub-topic
                 number = self._random_u32()
             if self._store:
                 self._store.add("subtopic", name, number)

@@ -89,7 +89,7 @@ class SocketOutbox(Outbox):
 
     @property
     def transport(self) -> Transport:
-        """The socket or `TlsTransport` itself, also when `sock` limits its sends."""
+        """The socket or `TlsTransport`, without a wrapper that limits its sends."""
         return cast(Transport, getattr(self.sock, "unlimited", self.sock))
 
     def reply(self, packet: bytes) -> None:
@@ -162,7 +162,7 @@ class SocketOutbox(Outbox):
                 break
             sent -= len(batch)
             whole += 1
-            self.torn = 0
+            self.torn = 0  # only the first entry may be the rest of a frame
         del queue[:whole]
         if sent:
             self._split_partly_sent(sent)
@@ -276,7 +276,7 @@ class SocketOutbox(Outbox):
         """Send the bytes that the socket accepts at once, drop the rest, and close; gracefully unless it is broken."""
         if self.life.over:
             return
-        self.settled()
+        self.settled()  # a greenlet may wait for the end of the handshake
         is_abrupt = reason in ABRUPT
         if not is_abrupt:
             self._flush_before_close(reason)
@@ -366,7 +366,7 @@ class RawConnection(SocketOutbox):
         self.watcher.start(self.on_readable)
         if data:
             self.carry = data
-            get_hub().loop.run_callback(self.on_data_waiting)
+            get_hub().loop.run_callback(self.on_data_waiting)  # in the loop: routing uses the shared buffer
 
     def on_readable(self) -> None:
         """Receive once, behind the partial frame of the last receive, and route the frames.
@@ -401,10 +401,10 @@ class RawConnection(SocketOutbox):
                 if route.deliver(data):
                     self.pause()
                 return
-        if got == size:
+        if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
-        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:  # a quarter, so that the size does not alternate
             self.receive_bytes = size >> 1
         self.carry = b""
         self.feed(held + got)
@@ -450,6 +450,7 @@ class RawConnection(SocketOutbox):
                 self.defer()
                 return at
             last = min(first + RUNS_AT_ONCE, batches)
+            # `tolist` once is faster than an index for each batch.
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 route = cached(chars[at + 2 : at + 11])
                 if route is None:
@@ -504,7 +505,7 @@ class RawConnection(SocketOutbox):
         meter = self.session.meter
         if meter is not None and used and not meter.admits(chars[:used]):
             return 0  # route batch by batch, until one exceeds the rate
-        self.session.broker.topic_table.traffic.add(messages, used, 1)
+        self.session.broker.topic_table.traffic.add(messages, used, 1)  # `Topic.deliver` does not count these
         if recorder and used:
             recorder.record_large(view[:used])
         at = 0

@@ -40,7 +40,7 @@ from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
 from smqrt.workers.worker_rpc import worker_place
 
-value_clock.follow(time.monotonic_ns, time.time_ns())
+value_clock.follow(time.monotonic_ns, time.time_ns())  # at import, before any message is stamped
 
 
 def _origins(value: object) -> Origins:
@@ -182,7 +182,7 @@ class _AllHubs:
     """The hubs of this process, and the settings that apply to all present and later ones."""
 
     def __init__(self) -> None:
-        self.brokers: WeakSet[GeventBroker] = WeakSet()
+        self.brokers: WeakSet[GeventBroker] = WeakSet()  # weak, so that unused hubs can be freed
         self.numbers = itertools.count(1)
         self.topic_rules = TopicRules()
         self.accept_clients = True
@@ -373,7 +373,7 @@ class GeventBroker(RegisteredBroker):
     def apply_limits(self, settings: LimitSettings) -> None:
         """Apply limits, including to connected clients; the options of `create` take precedence."""
         options, admission = self._options, self._admission
-        names, own = options.maxnames or settings.names, options.clientnames
+        names, own = options.maxnames or settings.names, options.clientnames  # one option for three limits
         self.limits = HubLimits(
             names,
             settings.names_bytes,
@@ -408,7 +408,7 @@ class GeventBroker(RegisteredBroker):
             self._values.set_filters(filters)
         elif filters:
             self._values = self._new_values(filters)
-        self.last_values = self._values if filters else None
+        self.last_values = self._values if filters else None  # None: routes need not record values
         for session in self.sessions.values():
             session.forget_routes()
 
@@ -438,7 +438,7 @@ class GeventBroker(RegisteredBroker):
         before = self.slow
         policed = default is not Slow.NEWEST or bool(by_filter)
         self.slow = SlowPolicies(self.topic_table.by_key, default, by_filter) if policed else None
-        if before is self.slow:
+        if before is self.slow:  # both are None
             return
         if self.slow is not None:
             self.slow.pressure.on_changed = lambda key, is_full: (
@@ -459,9 +459,9 @@ class GeventBroker(RegisteredBroker):
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
-            if handshake.REQUEST in request:
+            if handshake.REQUEST in request:  # a WSGI application that this server runs
                 request = request[handshake.REQUEST]
-            elif handshake.HANDLER in request:
+            elif handshake.HANDLER in request:  # another WSGI server with the handler of `smqrt.wsgi`
                 request = handshake.HandlerRequest(request)
             else:
                 return handshake.connect_environ(self, self._admission, request, origin)
@@ -492,7 +492,7 @@ class GeventBroker(RegisteredBroker):
     def close(self) -> None:
         """Publish the queued messages of other threads, then close."""
         if not self.closed:
-            data_path.inlet.drain()
+            data_path.inlet.drain()  # `publish_threadsafe` has accepted these messages
             hub_registry.remove(self)
             super().close()
 

@@ -247,7 +247,7 @@ def websocket_key(request: BootstrapRequest) -> str | None:
 def _start_session(
     broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
 ) -> None:
-    wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"
+    wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"  # before `detach` ends the request
     try:
         lines = b"" if key is None else request.upgrade_lines() + _UPGRADE_LINES
     except SmqrtError as error:
@@ -286,7 +286,7 @@ def open_session(broker: Broker, admission: Admission, connection: Any, origin: 
     """Return the session of a new connection, and start the deadline of its handshake."""
     connection.budget_bytes = admission.budget_bytes
     origin.address = address
-    # Without these hooks the session does not keep the request, which has its headers in memory.
+    # Without these hooks the session does not reference the request, so that its memory is freed.
     needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = Session(broker, connection, broker.random_u32(), origin if needed else None)
     connection.session = session

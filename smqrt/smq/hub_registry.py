@@ -93,7 +93,7 @@ class HubRegistry:
             else:
                 self._without_application += 1
             key = f"{prefix}{app.hubs_made if app else self._without_application}"
-            if key not in self._hubs:
+            if key not in self._hubs:  # a hub may have such a number as its name
                 return key
 
     def free_key(self, key: str) -> None:

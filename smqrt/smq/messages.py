@@ -98,7 +98,7 @@ class Message:
 
     Attributes:
         data: the payload.
-        etid: the ETID of the publisher, 1 for the server; `ptid` elsewhere.
+        etid: the ETID of the publisher, 1 for the server; callbacks of a hub name it `ptid`.
         tid: the id of the topic, or the receiver's own ETID.
         subtid: the id of the sub-topic, 0 for none; the number of a request.
         topic: the topic as it was subscribed to; for an answer, the ETID that the request was sent to.
@@ -174,7 +174,7 @@ class Requests:
         A late answer is discarded.
         """
         answer = self._open.get((etid, subtid))
-        if answer is not None and not answer.ready():
+        if answer is not None and not answer.ready():  # a second answer is discarded
             answer.set(data)
             return True
         return answer is not None or (etid, subtid) in self._over

@@ -108,6 +108,7 @@ class SqliteNames:
             self._lock = _lock_file(path)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            # Transactions are explicit, and the thread of `disk` uses the connection later.
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             found = self.connection.execute("PRAGMA user_version").fetchone()[0]
             if found > FORMAT:
@@ -167,7 +168,7 @@ class SqliteNames:
         try:
             while self._rows:
                 group, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
-                slow = get_hub().loop.timer(SLOW_S)
+                slow = get_hub().loop.timer(SLOW_S)  # answers the clients while the commit is still running
                 slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
                 try:
                     self.disk.call(self._commit, group)
@@ -332,7 +333,7 @@ class SqliteValues:
         for place, (stamp, _) in found.items():
             if type(stamp) is not int or not 0 <= stamp < MAX_STAMP:
                 raise self._names.unusable(f"the time of the last value of {place[0]}, {place[1]} was changed")
-            clock.heard(stamp)
+            clock.heard(stamp)  # messages of this process must have later stamps
         return found
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, str]]:
@@ -433,7 +434,7 @@ class SqliteValues:
         elif self._writer is not None:
             self._writer.kill()
         if self._values is not None and not self._is_writing:
-            last = gevent.spawn(self._write)
+            last = gevent.spawn(self._write)  # a greenlet, so that the wait has a time limit
             last.join(CLOSE_S)
         if self._is_writing or self._complained:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0

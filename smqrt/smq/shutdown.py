@@ -19,6 +19,7 @@ from time import monotonic
 
 import gevent
 
+from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, backlog, dirty
 from smqrt.broker.state import BrokerClient
 from smqrt.errors import CloseReason
@@ -26,7 +27,6 @@ from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import Turn
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
-from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.transport import tls
 from smqrt.wire.connection_state import Life
 
@@ -48,7 +48,7 @@ def window_s(clients: int) -> float:
     return 0.0 if clients < FEW_CLIENTS else min(clients / RECONNECTS_PER_S, MAX_WINDOW_S)
 
 
-def reject_new_clients(brokers: Iterable[GeventBroker]) -> None:
+def reject_new_clients(brokers: Iterable[Broker]) -> None:
     """Accept no new clients: requests get 503, and unfinished handshakes are closed."""
     for broker in brokers:
         broker.draining = True
@@ -56,7 +56,7 @@ def reject_new_clients(brokers: Iterable[GeventBroker]) -> None:
         connection.session.disconnect(CloseReason.SHUTDOWN)
 
 
-def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
+def wait_handled(brokers: Sequence[Broker], most_s: float) -> int:
     """Wait until published messages are handled by the server and sent to its clients.
 
     Args:
@@ -74,7 +74,7 @@ def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
     return left
 
 
-def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patience_s: float) -> int:
+def close_clients(brokers: Sequence[Broker], over_s: float | None, patience_s: float) -> int:
     """Close all clients, one by one; blocks the greenlet.
 
     Args:
@@ -111,7 +111,7 @@ def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patienc
     return len(clients)
 
 
-def _undelivered(brokers: Iterable[GeventBroker]) -> int:
+def _undelivered(brokers: Iterable[Broker]) -> int:
     return sum(broker.stats.drops[Drop.CLOSED] for broker in brokers)
 
 
@@ -122,7 +122,7 @@ def wait_sent(most_s: float) -> None:
         gevent.sleep(_POLL_S)
 
 
-def _in_order(brokers: Iterable[GeventBroker]) -> list[BrokerClient]:
+def _in_order(brokers: Iterable[Broker]) -> list[BrokerClient]:
     """Return all clients: those without subscriptions first, otherwise shuffled, so that sites reconnect evenly."""
     sessions = [session for broker in brokers for session in broker.sessions.values()]
     random.shuffle(sessions)

@@ -177,7 +177,7 @@ class _AwaitedHeader:
 
     def _receive(self) -> None:
         try:
-            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # what follows the header belongs to the next layer
+            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # bytes behind the header are for the next layer
             header = parse(self._data + seen)
             size = len(seen) if header is None else header.size_bytes - len(self._data)
             self._data += self._sock.recv(size) if seen else b""

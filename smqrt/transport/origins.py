@@ -113,6 +113,7 @@ def is_loopback(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     address = _address(name)
+    # A listener on an IPv6 address reports clients of IPv4 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address is not None and (mapped or address).is_loopback
 

@@ -39,7 +39,7 @@ _threads = DiskThreads("of the certificates")
 _sni_callback: Any = _ssl._SSLContext.sni_callback
 _message_callback: Any = _ssl._SSLContext._msg_callback  # type: ignore[attr-defined]  # the only access to a ClientHello
 _CLIENT_HELLO = 1
-_OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()
+_OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()  # an entry of the ALPN extension (RFC 7301 §3.1)
 
 
 def _now() -> datetime:
@@ -68,7 +68,7 @@ class ListenerTls:
         self._warned: dict[str, str | int] = {}
         self._reload_lock = BoundedSemaphore()
         self._challenges: Mapping[str, ssl.SSLContext] = {}
-        self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()
+        self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()  # weak: entries disappear with their handshakes
         self._loaded = load(files, clock())
         self.fault: str | None = None
         self.reloads = self.failures = 0
@@ -141,7 +141,7 @@ class ListenerTls:
         before = {one.path: one.invalid_reason(now) for one in self.certificates}
         for one in loaded.certificates:
             reason = one.invalid_reason(now)
-            if reason and before.get(one.path, reason) is None:
+            if reason and before.get(one.path, reason) is None:  # a new path is not compared
                 return f"{reason}; the one in use is valid"
         old, new = self._loaded.trust.until, loaded.trust.until
         if new and new < now and old and old >= now:
@@ -463,7 +463,7 @@ def _grouped(pairs: Sequence[Pair]) -> list[list[Pair]]:
 def _context(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.minimum == "1.3" else ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could cause expensive handshakes with small packets
     context.num_tickets = TICKETS
     if settings.alpn:
         context.set_alpn_protocols(list(settings.alpn))
@@ -540,6 +540,7 @@ def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
     lists = _content(settings.client_crl)
     end = b"-----END X509 CRL-----"
     try:
+        # `cryptography` loads only one list per call.
         revoked = [x509.load_pem_x509_crl(part + end) for part in lists.split(end)[:-1]]
     except ValueError as error:
         raise StartError(

@@ -129,6 +129,7 @@ def resolve(
             found = get_hub().resolver.getaddrinfo(host, port, family, kind, 0, 0)
         except (OSError, UnicodeError) as error:
             raise StreamError("cannotresolve", f"{host}: {error}") from None
+    # The sort is stable: within a family the order of the resolver stays.
     return sorted(((entry[0], entry[4]) for entry in found), key=lambda info: info[0] != _socket.AF_INET)
 
 
@@ -229,7 +230,7 @@ class Stream:
         if self._unread:
             data, self._unread = self._unread[:size_bytes], self._unread[size_bytes:]
             return data
-        try:
+        try:  # `_view` is copied below, before another stream receives
             got = transport.recv_into(_view, min(size_bytes, READ_BYTES))
         except BlockingIOError:
             if self._has_ciphertext():  # replies of the TLS layer
@@ -328,7 +329,7 @@ class Stream:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Block the greenlet until the queue is empty. Raises as `write`."""
-        limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0
+        limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0  # `writable` then waits for an empty queue
         try:
             while self.queued_bytes:
                 block(self.writable(timeout_s))
@@ -432,7 +433,7 @@ class Stream:
         if alpn:
             context.set_alpn_protocols(alpn)  # the connection copies them, so that a shared context can be changed
         transport = TlsTransport(self._live(), context, server_side, server_hostname)
-        transport.feed(self._unread)
+        transport.feed(self._unread)  # the peer may have sent its first handshake message already
         self.transport, self._unread = transport, b""
         assert self._input is not None
         end_s = monotonic() + timeout_s

@@ -80,7 +80,7 @@ class TlsSession:
 class TlsTransport(TlsSession):
     """A TLS connection with the methods of a non-blocking socket that the data path uses.
 
-    Each `send` makes its own records. A call that would block raises `BlockingIOError`.
+    Each `send` creates separate records. A call that would block raises `BlockingIOError`.
 
     Args:
         sock: connected and non-blocking; closed with this object.
@@ -136,7 +136,7 @@ class TlsTransport(TlsSession):
     def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
         """Decrypt into `buffer`, at most `size_bytes` (0: its length); return 0 at the end of the stream.
 
-        Receives at most once, so that an endless series of key updates cannot keep the caller busy.
+        Receives at most once, so that an endless series of key updates does not block the caller.
 
         Raises:
             BlockingIOError: no application data has arrived.

@@ -305,7 +305,7 @@ class CertStore:
     def load_system(self) -> None:
         """Trust the system's authorities too."""
         paths = ssl.get_default_verify_paths()
-        if paths.cafile or paths.capath:
+        if paths.cafile or paths.capath:  # a container may have no authorities
             for store in (self._store, self._timeless_store):
                 store.load_locations(paths.cafile, paths.capath)
 
@@ -328,7 +328,7 @@ class CertStore:
 
 def _new_store(flags: int = 0) -> X509Store:
     store = X509Store()
-    store.set_flags(X509StoreFlags.PARTIAL_CHAIN | flags)
+    store.set_flags(X509StoreFlags.PARTIAL_CHAIN | flags)  # trusts certificates of single servers, see `CertStore`
     return store
 
 
@@ -420,7 +420,7 @@ class ClientTls:
     def add_identity(self, identity: Identity) -> None:
         """Send `identity` in later connections to servers that request a certificate."""
         self.identities.append(identity)
-        self._contexts.clear()
+        self._contexts.clear()  # open connections keep the old contexts
 
     def context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
         """Return the context for a connection that offers these protocols (TLS 1.2 and later)."""
