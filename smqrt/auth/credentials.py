@@ -230,7 +230,7 @@ def check_token_settings(settings: AuthSettings) -> None:
         raise ArgumentError(f"auth.jwt_jwks must be an https URL, not {settings.jwt_jwks!r}")
     if not settings.jwt_issuer and not settings.jwt_audience:
         raise ArgumentError(
-            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: else tokens for other services are accepted"
+            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: otherwise tokens for other services are accepted"
         )
 
 

@@ -50,7 +50,7 @@ class Trace:
 
     Args:
         broker: the broker.
-        uid: of the traced client; None when a topic is traced.
+        uid: uid of the traced client; None when a topic is traced.
         topic: name of the traced topic; None when a client is traced.
         wake: called when there are events to read.
     """

@@ -1,7 +1,7 @@
 """Sessions of clients at the broker, and their records for migration.
 
-    WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
-       └────────bad Connect, timeout───────┴──refused──────────────────────┘
+    WAITING ──Connect──▶ AUTHENTICATING ──accepted──▶ CONNECTED ──closed──▶ CLOSED
+       └──bad Connect, timeout──┴──refused, timeout──────────────────────────┘
 
 This module handles Connect, the routes of messages, and the end of a session; `control_packets` handles the other
 packets and their acknowledgements. A handler that calls a hook may have to wait: `control` then returns true, and the

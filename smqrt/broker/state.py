@@ -150,7 +150,7 @@ class Recorder(Protocol):
         """Whether messages reach subscribers only after they are written; `send_later` then delivers them."""
 
     def send_later(self, deliver: Callable[[bytes], bool | None], batch: bytes, publisher: BrokerPeer) -> bool:
-        """Deliver a batch once it is written, then resume the outbox of `publisher`; return false if that is done."""
+        """Deliver a batch once it is written; return whether `publisher` has to wait until its outbox is resumed."""
 
     def left(self, client: BrokerPeer) -> None:
         """Note that a client has disconnected; its recorded messages are still written with its name."""

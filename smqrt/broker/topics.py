@@ -1,8 +1,8 @@
 """Topics: ids, names, subscribers and observers, and the limits of clients.
 
-Topic ids and ETIDs share one number space; sub-topic ids have another. Ids are random, not zero, and never change while
-the broker exists (spec: smq §12.6). In a cluster the ids of topics are derived from their names, and ETIDs contain the
-number of the node.
+Topic ids and ETIDs share one number space; sub-topic ids have another. Ids are random, not zero, and kept for the
+lifetime of the broker (spec: smq §12.6). In a cluster the ids of topics are derived from their names, and ETIDs contain
+the number of the node.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def renamed(**names: str) -> Callable[[F], F]:
                     unused.discard(old)
                     line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
                     log.warning("%s is deprecated: its name is %r now", line, names[old])
-                if names[old] not in kwargs:  # else the method raises TypeError for the former name
+                if names[old] not in kwargs:  # with both names, the method raises TypeError for the former one
                     kwargs[names[old]] = kwargs.pop(old)
             return method(*args, **kwargs)
 

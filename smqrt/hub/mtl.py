@@ -96,7 +96,7 @@ class Channel:
         return self._channel.counts()
 
     def close(self, msg: str | bytes = b"") -> None:
-        """Close this side. Messages sent before still arrive; no callback is called here from now on.
+        """Close this side. Messages sent before still arrive; no callback is called here afterwards.
 
         A second call does nothing.
 

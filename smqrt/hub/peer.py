@@ -234,7 +234,7 @@ class HeaderFields(dict[str, str]):
 
 
 class Info(dict[str, Any]):
-    """What is known of a client, passed to `authenticate` and `onconnect`: the same object for both.
+    """Data about a client and its request, passed to `authenticate` and `onconnect`: the same object for both.
 
     `info.uid` and `info["uid"]` are the same value. An application may add entries.
     """
@@ -322,7 +322,7 @@ class Peer:
 def peer_of(session: BrokerPeer) -> Peer:
     """Return the peer of a session or of the server's own client: the same object for each call."""
     peer = session.extra
-    if not isinstance(peer, Peer):  # created at first use: most clients of a hub without callbacks need none
+    if not isinstance(peer, Peer):  # created at first use: without callbacks a hub needs none
         node = session.node.number if isinstance(session, Phantom) else 0
         uid, info, sock = text_of(session.uid), text_of(session.info), PeerSocket(session)
         peer = session.extra = Peer(session.etid, uid, info, sock, session, node=node)

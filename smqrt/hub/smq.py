@@ -324,7 +324,7 @@ JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 
 
 def isSMQ(request: object) -> bool:
-    """Return whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (spec: smq §2.1)."""
+    """Return whether `request` (of smqrt, or a WSGI environ) is for SMQ or a WebSocket (spec: smq §2.1)."""
     return is_smq(request)
 
 
@@ -528,7 +528,7 @@ class Smq(MessageMethods):
         """Close the hub. Blocks until the journal is written.
 
         Clients are closed without a Disconnect packet, so that they reconnect. `publish`, `subscribe` and the like
-        raise ClosedError from now on. A second call does nothing. A hub is closed when its application ends.
+        raise ClosedError afterwards. A second call does nothing. A hub is closed when its application ends.
         """
         self._broker.close()
         # Greenlets that wait for answers would wait until their timeout.

@@ -381,9 +381,9 @@ def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[Ra
     """Return the class of a connection.
 
     Args:
-        secure: over TLS.
-        on_websocket: over a WebSocket.
-        policed: of a hub with slow-consumer policies.
+        secure: whether it uses TLS.
+        on_websocket: whether it is a WebSocket.
+        policed: whether the hub has slow-consumer policies.
     """
     plain: type[RawConnection]
     if secure:

@@ -47,7 +47,7 @@ from smqrt.wire.smq import ConnackCode
 
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
-"""Linux refuses more."""
+"""The range that Linux accepts."""
 ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
 NOT_SMQ = "This address speaks SMQ."
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
@@ -169,7 +169,7 @@ class KeepAlive:
         self.set(idle_s, interval_s, ("keepidle", "keepintv"))
 
     def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("time", "intv")) -> None:
-        """Set the times for new connections. Errors have the argument `names`. Raises the errors of the class."""
+        """Set the times for new connections; errors name the arguments `names`. Raises the errors of the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
             KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)

@@ -66,7 +66,7 @@ def json_bytes(value: object) -> bytes:
         except ValueError:  # usually NaN or an infinity; checking every value first would be slower
             return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"data: {error}; send bytes, text, or what JSON knows") from None
+        raise ArgumentError(f"data: {error}; send bytes, text, or values that JSON supports") from None
 
 
 def json_value(data: bytes) -> Any:

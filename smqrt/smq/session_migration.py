@@ -487,7 +487,9 @@ class RestoredHub:
         """Restore the record of the hub, see `FrozenHub.take`."""
         self._unhandled = record["unhandled"]
         for name in sessions.adopt_names(self.broker, record["names"]):
-            log.warning("the topic %r has got back the number that its clients use; the application saw another", name)
+            log.warning(
+                "the topic %r has the number of its clients again; the application got another one before", name
+            )
         sessions.add_counters(self.broker, record["counters"])
 
     def place(self, record: Record, transport: Transport) -> None:

@@ -102,7 +102,7 @@ class Proxied(Protocol):
     def close(self) -> None: ...
 
     def count_for(self, host: str) -> bool:
-        """Count it for another address; return False when that is over a limit."""
+        """Count it for another address; return False when a limit is reached."""
 
 
 class ProxyHeaders:

@@ -95,7 +95,7 @@ class ListenerTls:
             in_thread: block only this greenlet, not the loop.
 
         Returns:
-            Why they were rejected; None when they are in use.
+            The reason when they were rejected; None when they are in use.
         """
         if not in_thread:
             return self._reload(load)
@@ -257,7 +257,7 @@ class ListenerTls:
 TICKETS = 1
 """Tickets for each handshake of TLS 1.3. A client needs one to reconnect; OpenSSL's default of two costs 6 % more."""
 TICKET_KEY_LIFETIME = timedelta(days=1)
-"""How long one key encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
+"""Lifetime of a key that encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
 WARN_DAYS = (30, 7, 1)
 """Days before the end of a certificate at which to warn."""
 _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")

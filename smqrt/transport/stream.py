@@ -224,7 +224,7 @@ class Stream:
         """Return received data, at most `size_bytes`: None when there is none yet, b"" at the end of the stream.
 
         Raises:
-            StreamError: "socketclosed" (here), "socketreadfailed", "sslalertrecv", "sslcryptoerr".
+            StreamError: "socketclosed" (by this side), "socketreadfailed", "sslalertrecv", "sslcryptoerr".
         """
         transport = self._live()
         if self._unread:
