@@ -226,18 +226,15 @@ def check_token_settings(settings: AuthSettings) -> None:
     if not settings.jwt_jwks:
         return
     url = urlsplit(settings.jwt_jwks)
-    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.hostname or "")):
+    is_loopback = url.hostname == "localhost"
+    with suppress(ValueError):  # another host name
+        is_loopback = ip_address(url.hostname or "").is_loopback
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback):
         raise ArgumentError(f"auth.jwt_jwks must be an https URL, not {settings.jwt_jwks!r}")
     if not settings.jwt_issuer and not settings.jwt_audience:
         raise ArgumentError(
             "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: otherwise tokens for other services are accepted"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def key_paths(settings: AuthSettings) -> list[str]:

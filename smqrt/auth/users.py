@@ -11,8 +11,8 @@ import secrets
 import stat
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -205,11 +205,6 @@ def changed(text: str, user: User | None, name: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def with_groups(user: User, groups: Iterable[str]) -> User:
-    """Return the user with other groups. Raises as `groups_of`."""
-    return replace(user, groups=groups_of(",".join(groups)))
-
-
 Users = Mapping[str, User]
 
 
@@ -308,7 +303,11 @@ class Passwords:
         try:
             with self._slots:  # instead of the pool's queue, so that checks of disconnected clients are skipped
                 if any(is_client_connected() for is_client_connected in pending.clients):
-                    is_right = self._compute(password_hash, password)
+                    if not password_hash and not self._decoy_hash:
+                        self._decoy_hash = str(self._threads().apply(new_hash, (secrets.token_bytes(32),)))
+                    compared = password_hash or self._decoy_hash  # an unknown user takes the same time
+                    is_match = bool(self._threads().apply(verify_now, (compared, password)))
+                    is_right = is_match and password_hash is not None
         finally:
             del self._pending[mark]
             self._waiting_of[address] -= 1
@@ -324,12 +323,6 @@ class Passwords:
     def is_pending(self, name: str, password_hash: str | None, password: bytes) -> bool:
         """Return whether the same password of the same user is being checked at this time."""
         return self._mark(name, password_hash or "", password) in self._pending
-
-    def _compute(self, password_hash: str | None, password: bytes) -> bool:
-        if not password_hash and not self._decoy_hash:
-            self._decoy_hash = str(self._threads().apply(new_hash, (secrets.token_bytes(32),)))
-        is_match = bool(self._threads().apply(verify_now, (password_hash or self._decoy_hash, password)))
-        return is_match and password_hash is not None
 
     def set_typical(self, password_hash: str) -> None:
         """Use the parameters of this hash for unknown users, so that their checks take the same time."""

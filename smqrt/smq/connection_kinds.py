@@ -339,7 +339,6 @@ class _Policed(RawConnection):
         super()._count_undelivered()
 
     def _compact_queue(self) -> None:
-        """Remove the empty entries of dropped messages from the queue."""
         if self.backlog is not None:
             self.backlog.compact(self)
 
@@ -468,7 +467,6 @@ class IdleClients:
             run_in_background(self._steps(list(self._clients())))
 
     def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
-        """Check one client in each step."""
         try:
             for session in clients:
                 connection = session.outbox

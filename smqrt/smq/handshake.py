@@ -12,7 +12,6 @@ import socket
 import sys
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -349,8 +348,6 @@ _CODES = {
     LoginFailure.BUSY: ConnackCode.SERVER_UNAVAILABLE,
     LoginFailure.THROTTLED: ConnackCode.SERVER_UNAVAILABLE,
 }
-
-_Authenticate = Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]]
 
 
 class HubAuthentication:

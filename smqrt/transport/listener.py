@@ -301,7 +301,6 @@ class Listener:
             self._pass_on_accepted()
 
     def _accept_some(self, sock: _socket.socket) -> bool:
-        """Accept some connections; return whether there may be more."""
         accepted = self._accepted
         if accepted:
             waiting = sum(len(each._accepted) for each in open_listeners)

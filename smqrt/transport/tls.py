@@ -176,8 +176,13 @@ class TlsTransport(TlsSession):
                 portion, taken = portion[written:], taken + written
             if len(records) == 1:
                 self._send(records[0])
-            else:
-                self._send_records(records)
+                continue
+            try:
+                sent = self._sock.sendmsg(records)
+            except BlockingIOError:
+                sent = 0
+            if sent < sum(map(len, records)):
+                self._unsent = b"".join(records)[sent:]
         return taken
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:
@@ -268,20 +273,11 @@ class TlsTransport(TlsSession):
             self._send(self._unsent)
 
     def _send(self, ciphertext: bytes) -> None:
-        """Send, and queue the rest that the socket does not accept."""
         try:
             sent = self._sock.send(ciphertext)
         except BlockingIOError:
             sent = 0
         self._unsent = ciphertext[sent:]
-
-    def _send_records(self, records: list[bytes]) -> None:
-        try:
-            sent = self._sock.sendmsg(records)
-        except BlockingIOError:
-            sent = 0
-        if sent < sum(map(len, records)):
-            self._unsent = b"".join(records)[sent:]
 
     def _receive(self) -> None:
         if self._outgoing.pending:  # replies of the TLS layer, such as key updates

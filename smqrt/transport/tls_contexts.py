@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -185,7 +186,13 @@ def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
     """
     folder = folder or cache_folder()
     cert, key = folder / "certificate.pem", folder / "key.pem"
-    if not (key.is_file() and _is_valid(cert, host)):
+    is_valid = False
+    with suppress(OSError, ValueError, x509.ExtensionNotFound):  # there is none, or it is damaged
+        loaded = x509.load_pem_x509_certificate(cert.read_bytes())
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        is_valid = loaded.not_valid_after_utc > tomorrow and set(_self_signed_names(host)) <= set(names)
+    if not (is_valid and key.is_file()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "smqrt self-signed")])
@@ -205,9 +212,8 @@ def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
         key_pem = private_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        _write_private(
-            key, key_pem
-        )  # first: if this is interrupted, the old certificate is not valid, and both are written again
+        # The key first: if this is interrupted, the old certificate is still not valid, and both are written again.
+        _write_private(key, key_pem)
         _write_private(cert, certificate.public_bytes(serialization.Encoding.PEM))
     return str(cert), str(key)
 
@@ -223,16 +229,6 @@ def _self_signed_names(host: str) -> list[x509.GeneralName]:
         except ValueError:
             found.append(x509.DNSName(name))
     return found
-
-
-def _is_valid(cert: Path, host: str) -> bool:
-    try:
-        loaded = x509.load_pem_x509_certificate(cert.read_bytes())
-        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, x509.ExtensionNotFound):
-        return False
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    return loaded.not_valid_after_utc > tomorrow and set(_self_signed_names(host)) <= set(names)
 
 
 def _write_private(path: Path, data: bytes) -> None:
