@@ -303,11 +303,7 @@ class Passwords:
         try:
             with self._slots:  # instead of the pool's queue, so that checks of disconnected clients are skipped
                 if any(is_client_connected() for is_client_connected in pending.clients):
-                    if not password_hash and not self._decoy_hash:
-                        self._decoy_hash = str(self._threads().apply(new_hash, (secrets.token_bytes(32),)))
-                    compared = password_hash or self._decoy_hash  # an unknown user takes the same time
-                    is_match = bool(self._threads().apply(verify_now, (compared, password)))
-                    is_right = is_match and password_hash is not None
+                    is_right = self._compute(password_hash, password)
         finally:
             del self._pending[mark]
             self._waiting_of[address] -= 1
@@ -323,6 +319,13 @@ class Passwords:
     def is_pending(self, name: str, password_hash: str | None, password: bytes) -> bool:
         """Return whether the same password of the same user is being checked at this time."""
         return self._mark(name, password_hash or "", password) in self._pending
+
+    def _compute(self, password_hash: str | None, password: bytes) -> bool:
+        if not password_hash and not self._decoy_hash:
+            self._decoy_hash = str(self._threads().apply(new_hash, (secrets.token_bytes(32),)))
+        compared = password_hash or self._decoy_hash  # an unknown user takes the same time
+        is_match = bool(self._threads().apply(verify_now, (compared, password)))
+        return is_match and password_hash is not None
 
     def set_typical(self, password_hash: str) -> None:
         """Use the parameters of this hash for unknown users, so that their checks take the same time."""

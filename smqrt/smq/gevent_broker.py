@@ -290,8 +290,9 @@ class GeventBroker(RegisteredBroker):
         self.identities = server_identity_service() if options.auth else None
         if self.identities is not None:
             HubAuthentication(self.identities, hooks)
-        keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
-        self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
+        self._admission = Admission(
+            origins=options.origins, keep_alive=KeepAlive(options.keepidle_s, options.keepintv_s)
+        )
         self.key = hub_registry.key_of(options.name)
         names = hub_registry.names_for(self.key)
         self._files: list[HubFile] = []
@@ -315,8 +316,16 @@ class GeventBroker(RegisteredBroker):
         self.measure = data_path.kernels.measure
         if self.number:
             self.on_end = partial(close_log.record, self.number)
-        self.apply_limits(in_force())
         self._values: LastValues | None = None
+        self._apply_settings(store)
+        _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
+        if self.number:  # clients of internal hubs are operators, who log in again
+            hub_registry.add(self)
+        session_migration.claim(self)
+
+    def _apply_settings(self, store: SqliteNames | None) -> None:
+        """Apply the limits and topic rules of the process, and restore the last values of `store`."""
+        self.apply_limits(in_force())
         try:
             self.apply_topic_rules()
             if store is not None:
@@ -324,10 +333,6 @@ class GeventBroker(RegisteredBroker):
         except ArgumentError:
             self.abandon()
             raise
-        _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
-        if self.number:  # clients of internal hubs are operators, who log in again
-            hub_registry.add(self)
-        session_migration.claim(self)
 
     def _open_names(self) -> SqliteNames | None:
         """Open the `persist` file; None without one, and while the old process of a hot restart has it open."""
