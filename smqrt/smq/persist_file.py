@@ -35,7 +35,7 @@ log = logging.getLogger("smqrt")
 GROUP_ROWS = 1000
 """Maximum number of names in one commit: their answers are sent in one turn of the loop."""
 RETRY_S = 0.5
-"""Pause after a failed commit of names; clients wait for it."""
+"""Pause after a failed commit of names; later requests for these names wait for the next commit."""
 VALUES_RETRY_S = 2.0
 """Pause after a failed commit of last values."""
 SLOW_S = 10.0
