@@ -2,8 +2,8 @@
 
     allow|deny  WHO  ACTIONS  PATTERN
 
-The first matching line decides; without one the action is denied. The lines are compiled to a tree of the levels of
-their patterns, so that a decision does not take longer with many lines.
+The first matching line decides; without a matching line the action is denied. The lines are compiled to a tree of the
+levels of their patterns, so that the time of a decision does not grow with the number of lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smqrt.settings.limits import LineLimit
 
 MAX_LINES = 100_000
 SERVER = b"$server"
-"""The pattern of the server's own client as the receiver of direct messages; for other receivers it is their user."""
+"""Name of the server as the receiver of direct messages; other receivers have the name of their user."""
 
 _VERBS = {"allow": True, "deny": False}
 _EVERYBODY = "*"
@@ -40,7 +40,7 @@ class Line:
         allows: whether it allows or denies.
         who: users, groups as `@name`, `*`, or `anonymous`.
         actions: the actions that it allows or denies.
-        pattern: of the topics.
+        pattern: pattern of the topics.
     """
 
     number: int
@@ -76,8 +76,8 @@ class _Node:
         levels: the next levels by their text.
         templates: the next levels with a variable.
         any_level: the next level `+`.
-        rest: the lines whose pattern continues with `#`, by who and action; only the first one of each can decide.
-        ends: the lines whose pattern ends here, likewise.
+        rest: lines whose pattern continues with `#`, by who and action; of several, only the first can decide.
+        ends: lines whose pattern ends at this level, likewise.
     """
 
     levels: dict[bytes, _Node] = field(default_factory=dict)
@@ -91,10 +91,10 @@ class Acl:
     """A compiled list.
 
     Args:
-        lines: in their order; an empty list denies everything.
+        lines: the lines in their order; an empty list denies all actions except `CREATE`.
 
     Attributes:
-        lines: the same.
+        lines: see above.
         uses_client_ids: whether a pattern has `%c`.
     """
 
@@ -107,19 +107,25 @@ class Acl:
             levels = line.pattern.split(b"/")
             is_rest = levels[-1] == b"#"
             for level in levels[:-1] if is_rest else levels:
-                node = _child(node, level)
-            table = node.rest if is_rest else node.ends
+                if level == b"+":
+                    node.any_level = node.any_level or _Node()
+                    node = node.any_level
+                else:
+                    table = node.templates if b"%" in level else node.levels
+                    node = table.setdefault(level, _Node())
+            deciding = node.rest if is_rest else node.ends
             for who in line.who:
                 for action in line.actions:
-                    table.setdefault((who, action), line)
+                    deciding.setdefault((who, action), line)  # an earlier line takes precedence
 
     def decide(self, identity: Identity, action: Action, name: bytes) -> Decision:
         """Return the decision about an action on one topic.
 
         Args:
-            identity: of the client.
-            action: without a matching line, `CREATE` is allowed: a permission to use a topic includes it.
-            name: the topic; for `ONETOONE`, the user of the receiver or `SERVER`.
+            identity: identity of the client.
+            action: the action. Without a matching line, `CREATE` is allowed, because permissions to use a topic
+                include it.
+            name: the topic; for `ONETOONE`, the user of the receiver, or `SERVER`.
         """
         keys = [(who, action) for who in _names_of(identity)]
         found: Line | None = None
@@ -164,7 +170,8 @@ class Acl:
     def decide_filter(self, identity: Identity, action: Action, topic_filter: bytes) -> Decision:
         """Return the decision about an action on all topics that a filter of MQTT matches.
 
-        The first line that denies one of the topics, or allows all of them, decides.
+        The first line that denies one of the topics, or allows all of them, decides. This loops over all lines, unlike
+        `decide`: it runs once per subscription of MQTT, not per message.
         """
         wanted = topic_filter.split(b"/")
         names = frozenset(_names_of(identity))
@@ -179,15 +186,6 @@ class Acl:
         return Decision(False, None)
 
 
-def _child(node: _Node, level: bytes) -> _Node:
-    if level == b"+":
-        if node.any_level is None:
-            node.any_level = _Node()
-        return node.any_level
-    table = node.templates if b"%" in level else node.levels
-    return table.setdefault(level, _Node())
-
-
 def _names_of(identity: Identity) -> list[str]:
     """Return the names that select a client in a line."""
     return [identity.user or ANONYMOUS, _EVERYBODY, *(f"@{group}" for group in identity.groups)]
@@ -198,7 +196,7 @@ def _template_matches(template: bytes, level: bytes, identity: Identity) -> bool
 
     Values are replaced once, so that a client id is never used as a pattern.
     """
-    if b"%g" in template:
+    if b"%g" in template:  # one comparison for each group of the client
         return any(_filled(template, identity, group.encode()) == level for group in identity.groups)
     return _filled(template, identity, b"") == level
 
@@ -221,7 +219,7 @@ def _level_covers(level: bytes, wanted: bytes, identity: Identity) -> bool:
 
 def _covers(pattern: list[bytes], wanted: list[bytes], identity: Identity) -> bool:
     """Return whether a pattern matches every topic that a filter matches."""
-    if pattern[0] in (b"#", b"+") and wanted[0].startswith(b"$"):
+    if pattern[0] in (b"#", b"+") and wanted[0].startswith(b"$"):  # as in `_matching`
         return False
     for depth, level in enumerate(pattern):
         if level == b"#":
@@ -250,8 +248,8 @@ def parse(text: str, file: str) -> Acl:
     """Compile the text of a list.
 
     Args:
-        text: its lines; empty ones and those that begin with # are ignored.
-        file: its name, for errors.
+        text: the lines; empty ones and those that begin with # are ignored.
+        file: path of the list, for errors.
 
     Raises:
         ArgumentError: an invalid line; the message names file, line, rule and remedy.
@@ -288,21 +286,17 @@ def _line(number: int, text: str) -> Line:
     if "" in names or "@" in names:
         raise ArgumentError(f"{who!r} must be users, groups (@name), anonymous or *, with commas between, no spaces")
     encoded = pattern.encode("utf-8", "surrogateescape")
-    _check_pattern(encoded)
-    return Line(number, _VERBS[verb], names, found, encoded)
-
-
-def _check_pattern(pattern: bytes) -> None:
-    shown = repr(pattern.decode("utf-8", "replace"))
-    levels = pattern.split(b"/")
+    shown = repr(encoded.decode("utf-8", "replace"))
+    levels = encoded.split(b"/")
     for depth, level in enumerate(levels):
         if b"#" in level and (level != b"#" or depth < len(levels) - 1):
             raise ArgumentError(f"{shown}: # must be the whole last level")
         if b"+" in level and level != b"+":
             raise ArgumentError(f"{shown}: + must be a whole level")
-    for letter in _VARIABLE.findall(pattern):
+    for letter in _VARIABLE.findall(encoded):
         if letter not in (b"u", b"c", b"g", b"%"):
             raise ArgumentError(f"{shown}: % must be followed by u (user), c (client id), g (group), or % for itself")
+    return Line(number, _VERBS[verb], names, found, encoded)
 
 
 # ---- permissions by the list
@@ -314,11 +308,11 @@ class AclRights:
     """Permissions by an access control list.
 
     Args:
-        file: its name, for the log.
+        file: path of the list, for the log.
 
     Attributes:
         acl: the list; a reload replaces it.
-        denied: the number of denials by action.
+        denied: number of denials by action.
     """
 
     def __init__(self, file: Path) -> None:

@@ -28,17 +28,19 @@ log = logging.getLogger("smqrt")
 
 MAX_TOKEN_BYTES = 16 << 10
 MIN_SECRET_BYTES = 32
-"""A shorter one can be guessed from a token, with a graphics card (RFC 7518 §3.2)."""
+"""A shorter secret can be guessed from a token, with a graphics card (RFC 7518 §3.2)."""
 MAX_TRIED = 8
-"""The most keys that are tried for a token without a key name."""
+"""Maximum number of keys that are tried for a token without a key name."""
 MAX_JWKS_BYTES = 256 << 10
 REFRESH_S = 300.0
+"""Interval of fetches."""
 UNKNOWN_S = 60.0
-"""The shortest interval between two fetches because of an unknown key."""
+"""Minimum interval between two fetches because of an unknown key, and interval after a failed fetch."""
 FIRST_WAIT_S = 5.0
+"""Maximum time that a login waits for a fetch."""
 
 FetchDocument = Callable[[str, int], bytes]
-"""`(url, max_bytes)`: returns a document; blocks for a few seconds at most. Raises OSError or SmqrtError."""
+"""`(url, max_bytes)` returns a document; blocks for at most a few seconds. Raises OSError or SmqrtError."""
 
 
 class TokenError(SmqrtError):
@@ -49,12 +51,12 @@ class TokenKeys:
     """Keys that verify tokens: of files, and of the address `auth.jwt_jwks`.
 
     Args:
-        settings: the group `auth`.
-        fetch: returns the document of an address.
-        changed: called when the first keys of the address have arrived, or some were removed.
+        settings: the settings group `auth`.
+        fetch: returns the document at an address.
+        changed: called when the first keys of the address are received, or keys were removed.
 
     Attributes:
-        fault: why the last fetch failed; empty when it succeeded.
+        fault: the error of the last fetch; empty when it succeeded.
     """
 
     def __init__(self, settings: AuthSettings, fetch: FetchDocument, changed: Callable[[], object]) -> None:
@@ -71,7 +73,7 @@ class TokenKeys:
         self._of_files = found
 
     def for_token(self, header: Mapping[str, object]) -> list[VerifyKey]:
-        """Return the keys for the header of a token; blocks when they have to be fetched."""
+        """Return the keys for the header of a token; blocks while they are fetched."""
         found = self._matching(header)
         if not found and self._settings.jwt_jwks:
             self._fetch_if_due(UNKNOWN_S)
@@ -79,8 +81,8 @@ class TokenKeys:
         return found[:MAX_TRIED]
 
     def has(self, proof: str) -> bool:
-        """Return whether a key is still used; true for all before the keys of the address were fetched."""
-        is_open = bool(self._settings.jwt_jwks) and not self._of_address
+        """Return whether a key is still used; true for all until the keys of the address are fetched."""
+        is_open = bool(self._settings.jwt_jwks) and not self._of_address  # or a restart would end all logins
         return is_open or any(key.proof == proof for key in (*self._of_files, *self._of_address))
 
     def _matching(self, header: Mapping[str, object]) -> list[VerifyKey]:
@@ -92,12 +94,13 @@ class TokenKeys:
         ]
         if not isinstance(name, str):
             return allowed
+        # A key without a name may verify a token with any key name.
         return [key for key in allowed if key.name == name] or [key for key in allowed if key.name is None]
 
     # ---- the address
 
     def start(self) -> None:
-        """Begin to fetch the keys at intervals."""
+        """Start to fetch the keys periodically."""
         if self._settings.jwt_jwks and self._refresher is None:
             self._refresher = gevent.spawn(self._refresh)
 
@@ -118,7 +121,7 @@ class TokenKeys:
         if self._fetching is None:
             if time.monotonic() - self._fetched_s < interval_s:
                 return
-            self._fetched_s = time.monotonic()
+            self._fetched_s = time.monotonic()  # before the fetch, so that failed ones are limited, too
             self._fetching = gevent.spawn(self._fetch_keys)
         self._fetching.join(FIRST_WAIT_S)
 
@@ -135,7 +138,7 @@ class TokenKeys:
                 log.warning("keys of tokens renewed from %s", url)
             gone = {key.proof for key in self._of_address} - {key.proof for key in found}
             is_first, self._of_address, self.fault = not self._of_address, found, ""
-            if gone or is_first:
+            if gone or is_first:  # `has` was true for all keys before the first fetch
                 self._changed()
         finally:
             self._fetching = None
@@ -181,11 +184,17 @@ def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: 
     expires, expires_s = claims.get("exp"), None
     if settings.jwt_disconnect and isinstance(expires, int | float):
         try:
-            expires_s = float(expires) + settings.jwt_leeway_s
+            expires_s = float(expires) + settings.jwt_leeway_s  # the tolerance that the login has, too
         except OverflowError:
             raise TokenError("it is malformed") from None
-    groups = _groups(_claim(claims, settings.jwt_groups))
-    return Identity(user, groups, Method.TOKEN, expires_s=expires_s, proof=key.proof)
+    listed = _claim(claims, settings.jwt_groups)
+    words: Sequence[object] = ()
+    if isinstance(listed, str):  # with spaces or commas between, as in the claim `scope`
+        words = listed.replace(",", " ").split()
+    elif isinstance(listed, list):
+        words = listed
+    groups = dict.fromkeys(word for word in words if isinstance(word, str) and name_fault(word) is None)
+    return Identity(user, tuple(groups)[:MAX_GROUPS], Method.TOKEN, expires_s=expires_s, proof=key.proof)
 
 
 def _claim(claims: Mapping[str, object], path: str) -> object:
@@ -196,17 +205,6 @@ def _claim(claims: Mapping[str, object], path: str) -> object:
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def _groups(value: object) -> tuple[str, ...]:
-    """Return the groups of a list, or of a text with spaces or commas between; invalid names are ignored."""
-    words: Sequence[object] = ()
-    if isinstance(value, str):
-        words = value.replace(",", " ").split()
-    elif isinstance(value, list):
-        words = value
-    names = dict.fromkeys(word for word in words if isinstance(word, str) and name_fault(word) is None)
-    return tuple(names)[:MAX_GROUPS]
 
 
 # ---- Settings of tokens
@@ -228,18 +226,15 @@ def check_token_settings(settings: AuthSettings) -> None:
     if not settings.jwt_jwks:
         return
     url = urlsplit(settings.jwt_jwks)
-    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.hostname or "")):
+    is_loopback = url.hostname == "localhost"
+    with suppress(ValueError):  # another host name
+        is_loopback = ip_address(url.hostname or "").is_loopback
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback):
         raise ArgumentError(f"auth.jwt_jwks must be an https URL, not {settings.jwt_jwks!r}")
     if not settings.jwt_issuer and not settings.jwt_audience:
         raise ArgumentError(
-            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: else tokens for other services are accepted"
+            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: otherwise tokens for other services are accepted"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def key_paths(settings: AuthSettings) -> list[str]:
@@ -296,7 +291,7 @@ class RevocationLists:
     """Revocation lists by their issuer.
 
     Args:
-        lists: of the authorities of client certificates.
+        lists: revocation lists of the authorities of client certificates.
     """
 
     def __init__(self, lists: Iterable[x509.CertificateRevocationList] = ()) -> None:
@@ -369,7 +364,7 @@ def identity_of_certificate(der: bytes, user: str, groups: str | None) -> Identi
 
 
 def _filled(template: str, certificate: x509.Certificate) -> str:
-    # fields are replaced once, so that a value of the certificate is never used as a template
+    # Fields are replaced once, so that a value of the certificate is never used as a template.
     return _FIELD.sub(lambda match: _value(match[1], certificate), template)
 
 
@@ -385,7 +380,7 @@ def _value(name: str, certificate: x509.Certificate) -> str:
             values = list(_ALTERNATIVE[name](names))
         except x509.ExtensionNotFound:
             values = []
-    if len(values) != 1:
+    if len(values) != 1:  # with several, the order in the certificate would choose the user
         raise CertificateError(f"it has {'more than one' if values else 'no'} {name}")
     return str(values[0])
 

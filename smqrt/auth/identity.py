@@ -45,11 +45,9 @@ class Rights(Protocol):
 
     def permits(self, identity: Identity, name: bytes, *actions: Action) -> bool:
         """Return whether one of `actions` on the topic `name` is allowed; a denial is counted and logged."""
-        ...
 
     def permits_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
         """Return whether `action` is allowed on every topic that a filter of MQTT matches."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +56,13 @@ class Identity:
 
     Attributes:
         user: the name of the user; empty for an anonymous client.
-        groups: of the user.
+        groups: the groups of the user.
         method: the login method.
         client_id: the uid of SMQ, or the client identifier of MQTT; the client chooses it.
         address: the IP address of the client.
         expires_s: the time (seconds since 1970) at which the login expires; None for never.
-        proof: what `revalidate` compares: the hash of a password, the key of a token, the number of a certificate.
-        rights: the permissions; None when everything is allowed.
+        proof: value that `revalidate` compares: password hash, key of a token, or issuer and number of a certificate.
+        rights: the permissions; None when all actions are allowed.
     """
 
     user: str
@@ -91,7 +89,7 @@ class Identity:
 
 
 def name_fault(name: str, what: str = "the user name") -> str | None:
-    """Return why a name is not valid for a user or a group, None when it is.
+    """Return the reason why a name is not valid for a user or a group; None for a valid name.
 
     Wildcards are not allowed: with one as a name, `%u` in a pattern would match every topic (CVE-2017-7650).
 
@@ -103,7 +101,7 @@ def name_fault(name: str, what: str = "the user name") -> str | None:
         return f"{what} must have 1 to {MAX_NAME} characters"
     if _WILDCARDS.search(name):
         return f"{what} must not have + # or /, which are special in patterns of topics"
-    if _CONTROLS.search(name) or ":" in name or "," in name:
+    if _CONTROLS.search(name) or ":" in name or "," in name:  # separators of the users file and the list
         return f"{what} must not have a space, a control character, a colon or a comma"
     if name == ANONYMOUS or name == "*" or name[0] in "@$":
         return f"{what} must not be {ANONYMOUS} or *, or begin with @ or $"

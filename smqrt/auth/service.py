@@ -1,7 +1,7 @@
 """Identity service: logins, and checks of connected clients after changes.
 
-It reads the users file and the access control list, also again at a reload. `login` checks the credentials of a client,
-`revalidate` checks a connected client again when something has changed.
+It reads the users file and the access control list, and reads them again at a reload. `login` checks the credentials of
+a client; `revalidate` re-checks a connected client after a change.
 """
 
 from __future__ import annotations
@@ -18,9 +18,22 @@ import gevent
 from gevent import get_hub
 
 from smqrt.auth import acl, users
-from smqrt.auth import credentials as bearer
-from smqrt.auth import credentials as certificates
 from smqrt.auth.acl import AclRights
+from smqrt.auth.credentials import (
+    CertificateError,
+    FetchDocument,
+    RevocationLists,
+    TokenError,
+    TokenKeys,
+    accepts_tokens,
+    check_template,
+    check_token_settings,
+    identity_of_certificate,
+    identity_of_token,
+    key_paths,
+    load_keys,
+    load_lists,
+)
 from smqrt.auth.identity import Action, Identity, Method
 from smqrt.auth.throttle import Throttle
 from smqrt.auth.users import BusyError, Passwords
@@ -66,9 +79,9 @@ class PresentedCredentials:
     """Credentials of a client.
 
     Attributes:
-        address: its IP address.
+        address: the client's IP address.
         client_id: see `Identity`.
-        name, password: of a user; None without them.
+        name, password: user name and password; None without them.
         token: a JSON Web Token.
         certificate: the certificate that the TLS handshake has verified, DER.
         login: the login of the browser's session.
@@ -87,19 +100,19 @@ class IdentityService:
     """Checks the credentials of clients.
 
     Args:
-        settings: the group `auth`.
-        throttle: of failed logins.
+        settings: the settings group `auth`.
+        throttle: limits failed logins.
         fetch: returns the keys of `auth.jwt_jwks`.
-        revocation_lists: the paths of files with revocation lists.
+        revocation_lists: paths of files with revocation lists.
 
     Attributes:
         rights: the permissions of clients; None without an access control list.
-        changed: called after a reload, to check connected clients again.
-        expiring: called every second, to disconnect clients whose login has expired.
-        logins: the number of logins by method.
-        refusals: the number of rejected logins by reason.
-        throttle: of failed logins.
-        is_broken: whether the last reload failed, so that the files read before are in use.
+        changed: functions that are called after a reload, to re-check connected clients.
+        expiring: functions that are called every second, to disconnect clients whose login has expired.
+        logins: number of logins by method.
+        refusals: number of rejected logins by reason.
+        throttle: see above.
+        is_broken: whether the last reload failed; the former content of the files then stays in use.
 
     Raises:
         StartError: a file can't be read or is not valid, or no login is possible.
@@ -109,7 +122,7 @@ class IdentityService:
         self,
         settings: AuthSettings,
         throttle: Throttle,
-        fetch: bearer.FetchDocument,
+        fetch: FetchDocument,
         revocation_lists: Sequence[str] = (),
     ) -> None:
         _check(settings)
@@ -124,10 +137,10 @@ class IdentityService:
         self.throttle = throttle
         self._passwords = Passwords()
         self._users: users.Users = {}
-        self._keys = bearer.TokenKeys(settings, fetch, self._call_changed)
-        self._takes_tokens = bearer.accepts_tokens(settings)
+        self._keys = TokenKeys(settings, fetch, self._call_changed)
+        self._takes_tokens = accepts_tokens(settings)
         self._list_files = list(revocation_lists) if settings.certificate_user else []
-        self._revoked = certificates.RevocationLists()
+        self._revoked = RevocationLists()
         self._lines = LineLimit()
         if fault := self._load():
             raise StartError(f"{fault}.")
@@ -135,11 +148,11 @@ class IdentityService:
     @staticmethod
     def is_wanted(settings: AuthSettings) -> bool:
         """Return whether the settings need an identity service."""
-        return bool(settings.users or settings.acl or settings.certificate_user or bearer.accepts_tokens(settings))
+        return bool(settings.users or settings.acl or settings.certificate_user or accepts_tokens(settings))
 
     @staticmethod
     def check(settings: AuthSettings, revocation_lists: Sequence[str] = ()) -> None:
-        """Check the settings and read the files, as a new service does.
+        """Check the settings and read the files, like a new service.
 
         Raises:
             StartError: a file can't be read or is not valid, or no login is possible.
@@ -154,10 +167,10 @@ class IdentityService:
     def paths(self) -> list[str]:
         """Return the paths of all files that are read."""
         own = [path for path in (self.settings.users, self.settings.acl) if path]
-        return [*own, *bearer.key_paths(self.settings), *self._list_files]
+        return [*own, *key_paths(self.settings), *self._list_files]
 
     def reload(self) -> str | None:
-        """Read the files again; blocks this greenlet. An error keeps everything read before.
+        """Read the files again; blocks this greenlet. After an error the former content stays in use.
 
         Returns:
             The error as a sentence; None on success.
@@ -173,6 +186,7 @@ class IdentityService:
             fn()
 
     def _load(self) -> str | None:
+        # In a thread, because parsing a large users file takes longer than a turn of the loop.
         outcome = get_hub().threadpool.apply(_read, (self.settings, self._list_files))
         if isinstance(outcome, ArgumentError):
             return str(outcome)
@@ -181,13 +195,14 @@ class IdentityService:
         self._users = found
         if self.rights is not None and rules is not None:
             self.rights.acl = rules
-        if found:
+        if found:  # any user's: usually all hashes have the same parameters
             self._passwords.set_typical(next(iter(found.values())).password_hash)
         return None
 
     def start(self) -> None:
         """Begin to fetch the keys of tokens, and to check for expired logins."""
         self._keys.start()
+        # Passwords do not expire, so without tokens and certificates there is no periodic check.
         if (self._takes_tokens or self.settings.certificate_user) and self._clock is None:
             self._clock = gevent.spawn(self._tick)
 
@@ -210,11 +225,11 @@ class IdentityService:
         """Return the identity of a client; blocks this greenlet.
 
         Args:
-            credentials: its credentials.
-            is_connected: returns whether the client is still connected.
+            credentials: the credentials that it presents.
+            is_connected: returns whether the client is still connected; otherwise no password is checked.
 
         Raises:
-            LoginRefused: the login was rejected, which is counted and logged.
+            LoginRefused: the login was rejected; this is counted and logged.
         """
         try:
             identity = self._login(credentials, is_connected)
@@ -227,6 +242,7 @@ class IdentityService:
         return identity
 
     def _login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool]) -> Identity:
+        # Credentials that the client sends explicitly come before those of its browser and its connection.
         if credentials.name is not None:
             identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
         elif credentials.token is not None:
@@ -234,13 +250,19 @@ class IdentityService:
                 text = "this server does not accept tokens; see the setting auth.jwt_key"
                 raise LoginRefused(LoginFailure.TOKEN, text)
             try:
-                identity = bearer.identity_of_token(credentials.token, self._keys, self.settings)
-            except bearer.TokenError as error:
+                identity = identity_of_token(credentials.token, self._keys, self.settings)
+            except TokenError as error:
                 raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
         elif credentials.login is not None:
             identity = self.checked(credentials.login)
         elif credentials.certificate is not None and self.settings.certificate_user:
-            identity = self._by_certificate(credentials.certificate, self.settings.certificate_user)
+            template, groups = self.settings.certificate_user, self.settings.certificate_groups
+            try:
+                identity = identity_of_certificate(credentials.certificate, template, groups)
+            except CertificateError as error:
+                raise LoginRefused(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
+            if fault := self.revalidate(identity):  # revoked, or expired since the handshake
+                raise LoginRefused(LoginFailure.CERTIFICATE, fault)
         elif self.settings.anonymous:
             identity = Identity("")
         else:
@@ -253,7 +275,8 @@ class IdentityService:
     ) -> Identity:
         user = self._users.get(name)
         password_hash = user.password_hash if user else None
-        is_known = user is not None and self._passwords.knows(name, user.password_hash, password)
+        is_known = user is not None and self._passwords.is_cached(name, user.password_hash, password)
+        # The same password in several connections, as after a restart of the server, is one guess.
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
         if is_guess and not self.throttle.take(credentials.address, name):
             raise LoginRefused(LoginFailure.THROTTLED)
@@ -270,19 +293,10 @@ class IdentityService:
             self.throttle.succeeded(credentials.address, name)
         return _user_identity(user)
 
-    def _by_certificate(self, der: bytes, template: str) -> Identity:
-        try:
-            identity = certificates.identity_of_certificate(der, template, self.settings.certificate_groups)
-        except certificates.CertificateError as error:
-            raise LoginRefused(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
-        if fault := self.revalidate(identity):
-            raise LoginRefused(LoginFailure.CERTIFICATE, fault)
-        return identity
-
     def identity_of(self, name: str, password: bytes, address: str) -> Identity | None:
         """Return the identity for a name and a password; blocks this greenlet.
 
-        For pages, which use the throttle themselves.
+        Failed attempts are not throttled here: the logins of pages call the throttle.
 
         Returns:
             None for a wrong password, or an unknown user.
@@ -304,10 +318,10 @@ class IdentityService:
         return identity
 
     def checked(self, identity: Identity) -> Identity:
-        """Return a new identity of an earlier login that is still valid.
+        """Return a new identity for an earlier login that is still valid.
 
         Raises:
-            LoginRefused: the login is not valid any more.
+            LoginRefused: the login is no longer valid.
         """
         fault = self.revalidate(identity)
         if fault is not None:
@@ -319,10 +333,10 @@ class IdentityService:
     # ---- connected clients
 
     def revalidate(self, identity: Identity) -> str | None:
-        """Check a connected client again, and update its groups.
+        """Re-check a connected client, and update its groups.
 
         Returns:
-            Why the login is not valid any more, for the client; None when it is valid.
+            The reason, as text for the client, when the login is no longer valid; None when it is valid.
         """
         if identity.expires_s is not None and identity.expires_s <= time.time():
             return "the login has expired"
@@ -335,13 +349,13 @@ class IdentityService:
         user = self._users.get(identity.user)
         if user is None:
             return "the user was removed"
-        if user.password_hash != identity.proof:
+        if user.password_hash != identity.proof:  # the hash has a salt, so every change of a password changes it
             return "the password was changed"
         identity.groups = user.groups
         return None
 
     def may_still_publish(self, identity: Identity, name: bytes) -> bool:
-        """Return whether a client that published to a topic, maybe before a restart, still has the permission."""
+        """Return whether the publisher of a last value, maybe before a restart, still has the permission."""
         if identity.method is Method.PASSWORD:
             user = self._users.get(identity.user)
             if user is None:
@@ -363,7 +377,7 @@ _of_server: list[IdentityService] = []
 
 
 def serve(service: IdentityService | None) -> None:
-    """Set the identity service for hubs and logins that are made after this call; None for no service, the default."""
+    """Set the identity service of hubs and logins that are created later; None, the default, for no service."""
     _of_server[:] = [] if service is None else [service]
 
 
@@ -374,17 +388,17 @@ def server_identity_service() -> IdentityService | None:
 
 def _check(settings: AuthSettings) -> None:
     """Raise StartError for an invalid combination of settings."""
-    if not (settings.users or settings.anonymous or settings.certificate_user or bearer.accepts_tokens(settings)):
+    if not (settings.users or settings.anonymous or settings.certificate_user or accepts_tokens(settings)):
         raise StartError("auth.acl is set, but no login is possible; set auth.users, or auth.anonymous = true.")
     try:
-        bearer.check_token_settings(settings)
-        certificates.check_template("auth.certificate_user", settings.certificate_user)
-        certificates.check_template("auth.certificate_groups", settings.certificate_groups)
+        check_token_settings(settings)
+        check_template("auth.certificate_user", settings.certificate_user)
+        check_template("auth.certificate_groups", settings.certificate_groups)
     except ArgumentError as error:
         raise StartError(f"{error}.") from None
 
 
-_Files = tuple[users.Users, acl.Acl | None, list[VerifyKey], certificates.RevocationLists]
+_Files = tuple[users.Users, acl.Acl | None, list[VerifyKey], RevocationLists]
 
 
 def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | ArgumentError:
@@ -392,7 +406,7 @@ def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | Argumen
     try:
         found = users.load(Path(settings.users)) if settings.users else {}
         rules = acl.parse(users.read_file(Path(settings.acl)), settings.acl) if settings.acl else None
-        keys, revoked = bearer.load_keys(settings), certificates.load_lists(list_files)
+        keys, revoked = load_keys(settings), load_lists(list_files)
     except ArgumentError as error:
         return error
     return found, rules, keys, revoked

@@ -28,7 +28,7 @@ _ANYWHERE = "*"  # instead of an address: all addresses
 
 @dataclass(frozen=True, slots=True)
 class GuessLimit:
-    """The number of guesses in a row, and the seconds until another one is possible."""
+    """The number of consecutive guesses, and the seconds until another one is possible."""
 
     guesses: int
     one_more_s: float
@@ -36,7 +36,7 @@ class GuessLimit:
 
 @dataclass(slots=True)
 class _Count:
-    """The guesses that are left at a time, and the failures since the last success."""
+    """The remaining guesses at the time `at_s`, and the failures since the last success."""
 
     left: float
     at_s: float
@@ -49,10 +49,9 @@ LOGINS = Limit("logins", "", "too many failed logins; further ones are refused f
 class Throttle:
     """Counts the guesses of each address.
 
-    An attempt takes a guess of its address, and one of its name at that address. A login that succeeds returns both, so
-    right passwords are never throttled, and attempts that wait for a slow user database count as well. A name that has
-    logged in from an address before takes no guess of the address, so that clients behind the same proxy can't block
-    it.
+    An attempt takes one guess of its address, and one of its name at that address, before the password is checked. A
+    login that succeeds returns both, so that right passwords are never throttled. A name that has logged in from an
+    address before takes no guess of the address, so that clients behind the same proxy can't block it.
 
     Args:
         now: returns the time in seconds.
@@ -74,7 +73,7 @@ class Throttle:
         self.tell: Callable[[bytes, bytes], object] = lambda name, event: None
 
     def take(self, address: str, name: str) -> bool:
-        """Take a guess; return whether there was one."""
+        """Take a guess; return False when none is left."""
         if self._take(site_of(address), _short_name(name)):
             return True
         LOGINS.refused(f"a login from {address}")
@@ -82,11 +81,11 @@ class Throttle:
 
     def _take(self, site: str, name: str) -> bool:
         is_known = (site, name) in self._known
-        if is_known and (site, name) not in self._counts:  # most logins are of this kind
+        if is_known and (site, name) not in self._counts:  # the usual login
             _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
             return True
         of_site = self._count(site, None)
-        # no entry for a name that the address may not try: otherwise one address could displace all other entries
+        # Without a guess of the address, no entry is made for the name: one address could displace all other entries.
         taken = [self._count(site, name)] if of_site.left >= 1 or is_known else []
         if taken and not is_known:
             taken.append(of_site)

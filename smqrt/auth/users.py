@@ -1,4 +1,4 @@
-"""Users file and password checks.
+"""Users file and password checks. A line of the file:
 
 name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
 """
@@ -11,8 +11,8 @@ import secrets
 import stat
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,8 @@ from smqrt.auth.identity import MAX_GROUPS, name_fault
 from smqrt.errors import ArgumentError, SmqrtError
 
 MAX_FILE_BYTES = 64 << 20
-MAX_MEMORY_KIB = 1 << 20
-MAX_ROUNDS = 64
-MAX_LANES = 16
+MAX_MEMORY_KIB, MAX_ROUNDS, MAX_LANES = 1 << 20, 64, 16
+"""Maximum parameters of a hash: a check with more would take too much memory or time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,9 @@ class User:
     """A line of the file.
 
     Attributes:
-        name: of the user.
-        password_hash: of argon2id, in the PHC string format.
-        groups: of the user.
+        name: the user name.
+        password_hash: hash of argon2id, in the PHC string format.
+        groups: the groups of the user.
     """
 
     name: str
@@ -88,7 +87,8 @@ def groups_of(text: str) -> tuple[str, ...]:
     """
     groups = tuple(dict.fromkeys(group for group in text.split(",") if group))
     for group in groups:
-        shown = f"the group name {group[:64]!r}" if "$" not in group else "a group name"  # it may be part of a hash
+        # A name with a dollar sign may be part of a hash, which must not appear in logs.
+        shown = f"the group name {group[:64]!r}" if "$" not in group else "a group name"
         if fault := name_fault(group, shown):
             raise ArgumentError(fault)
     if len(groups) > MAX_GROUPS:
@@ -100,7 +100,7 @@ def check_hash(name: str, password_hash: str) -> Parameters:
     """Return the parameters of a hash.
 
     Raises:
-        ArgumentError: not of argon2id, or one that takes too much memory or time.
+        ArgumentError: the hash is not of argon2id, or a check would take too much memory or time.
     """
     try:
         found = extract_parameters(password_hash)
@@ -175,7 +175,7 @@ def write(path: Path, text: str) -> None:
     try:
         with os.fdopen(number, "wb") as file:
             file.write(text.encode("utf-8"))
-            if target.exists():
+            if target.exists():  # before the rename, so that the file never has the wrong owner or mode
                 before = target.stat()
                 if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
                     os.fchown(number, before.st_uid, before.st_gid)
@@ -205,22 +205,18 @@ def changed(text: str, user: User | None, name: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def with_groups(user: User, groups: Iterable[str]) -> User:
-    """Return the user with other groups. Raises as `groups_of`."""
-    return replace(user, groups=groups_of(",".join(groups)))
-
-
 Users = Mapping[str, User]
 
 
 # ---- Password checks with argon2id, in threads
 
 MAX_PARALLEL = 2
-"""A hash takes 64 MiB and, with four lanes, up to four cores for about 50 ms."""
+"""Hashes computed at a time. A hash takes 64 MiB and, with four lanes, up to four cores for about 50 ms."""
 MAX_WAITING = 64
-"""Of all clients. On one core the last one waits about as long as the time limit of Connect (4 s)."""
+"""Checks of all clients that wait. On one core the last one waits about as long as the time limit of Connect (4 s)."""
 MAX_WAITING_OF_ADDRESS = 32
 MAX_REMEMBERED = 20_000
+"""Right passwords in the cache; the least recently used one is removed."""
 MEMORY_KIB, ROUNDS, LANES = 65536, 3, 4  # RFC 9106 §4, the second recommended option
 MAX_PASSWORD_BYTES = 4096
 
@@ -240,13 +236,13 @@ class _PendingCheck:
 class Passwords:
     """Checks passwords.
 
-    A right password is cached as a keyed hash, whose key ends with the process: clients that connect again need no
+    A right password is cached as a keyed hash; the key exists only in this process. Clients that reconnect then need no
     argon2 hash, and a thousand clients of one user need one. A wrong password is never cached, so that every guess
     takes the same time.
 
     Args:
-        max_parallel: hashes that are computed at a time.
-        max_waiting: checks that may wait, of all clients.
+        max_parallel: maximum number of hashes that are computed at a time.
+        max_waiting: maximum number of checks that wait, of all clients.
     """
 
     def __init__(self, max_parallel: int = MAX_PARALLEL, max_waiting: int = MAX_WAITING) -> None:
@@ -261,11 +257,11 @@ class Passwords:
 
     @property
     def waiting(self) -> int:
-        """The number of checks that run or wait."""
+        """Number of running and waiting checks."""
         return len(self._pending)
 
-    def knows(self, name: str, password_hash: str, password: bytes) -> bool:
-        """Return whether the password was right before, without computing a hash."""
+    def is_cached(self, name: str, password_hash: str, password: bytes) -> bool:
+        """Return whether the password is in the cache of right passwords; computes no argon2 hash."""
         return self._mark(name, password_hash, password) in self._right
 
     def verify(
@@ -279,10 +275,10 @@ class Passwords:
         """Return whether a password has the hash; blocks this greenlet.
 
         Args:
-            name: of the user.
+            name: the user name.
             password_hash: None for an unknown user; the check takes the same time.
-            password: from the client.
-            address: of the client, for the limit of one address.
+            password: the password that the client sent.
+            address: the client's address, for the limit of one address.
             is_connected: returns whether the client is still connected.
 
         Raises:
@@ -305,7 +301,7 @@ class Passwords:
         self._waiting_of[address] += 1
         is_right = False
         try:
-            with self._slots:  # not the queue of the pool: nothing is computed for clients that have disconnected
+            with self._slots:  # instead of the pool's queue, so that checks of disconnected clients are skipped
                 if any(is_client_connected() for is_client_connected in pending.clients):
                     is_right = self._compute(password_hash, password)
         finally:
@@ -321,13 +317,14 @@ class Passwords:
         return is_right
 
     def is_pending(self, name: str, password_hash: str | None, password: bytes) -> bool:
-        """Return whether the same password of the same user is being checked, so that it is not another guess."""
+        """Return whether the same password of the same user is being checked at this time."""
         return self._mark(name, password_hash or "", password) in self._pending
 
     def _compute(self, password_hash: str | None, password: bytes) -> bool:
         if not password_hash and not self._decoy_hash:
             self._decoy_hash = str(self._threads().apply(new_hash, (secrets.token_bytes(32),)))
-        is_match = bool(self._threads().apply(verify_now, (password_hash or self._decoy_hash, password)))
+        compared = password_hash or self._decoy_hash  # an unknown user takes the same time
+        is_match = bool(self._threads().apply(verify_now, (compared, password)))
         return is_match and password_hash is not None
 
     def set_typical(self, password_hash: str) -> None:
@@ -349,6 +346,7 @@ class Passwords:
         return self._pool
 
     def _mark(self, name: str, password_hash: str, password: bytes) -> bytes:
+        """Return the cache key of a user and password; a change of the password changes it, because of the hash."""
         user = sha256(f"{name}:{password_hash}".encode("utf-8", "surrogateescape")).digest()
         return hmac.digest(self._key, user + password, "sha256")
 

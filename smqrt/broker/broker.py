@@ -1,9 +1,9 @@
 """SMQ broker: the methods that Python and Lua share (spec: smq §2).
 
-Names are bytes here, and ids are numbers. The objects of Python (`smqrt.hub`) and Lua (`smq.hub`) are derived from the
-table `METHODS`: a binding converts arguments and results between its language and the kinds of the table; their values
-are checked here. Callbacks are plain functions that never raise and may return `Deferred`. `smqrt.smq.gevent_broker`
-adds sockets.
+Names are bytes here, and ids are numbers. The table `METHODS` lists the methods and the types of their arguments. The
+Lua object (`smq.hub`) is generated from it, and a test compares the Python object (`smqrt.hub`) with it. These objects
+convert arguments and results; this module checks values. Callbacks are plain functions that never raise and may return
+`Deferred`. `smqrt.smq.gevent_broker` adds sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Kind(Enum):
     """Type of an argument or a result."""
 
     NAME = "name"
-    """Name of a topic or sub-topic, or another text: bytes."""
+    """Name of a topic or sub-topic, or other text: bytes."""
     NUMBER = "number"
     """Id, ETID, seconds or a count: int."""
     DESTINATION = "destination"
@@ -35,7 +35,7 @@ class Kind(Enum):
     FLAG = "flag"
     """Any value, tested for truth."""
     ROOM = "room"
-    """`(free, used)` places."""
+    """`(free, used)` places of a queue."""
     COUNTS = "counts"
     """Numbers by name: `dict[str, int]`."""
     NAMES = "names"
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 REQUIRED = object()
-"""The default of an argument that must be given."""
+"""The default of an argument that must be given; None is a valid default."""
 
 
 class Argument(NamedTuple):
@@ -128,7 +128,7 @@ _ALL = (
 )
 
 METHODS = {method.name: method for method in _ALL}
-"""By name. `connect`, `subscribe` and `close` are not in the table, because each language has its own form of them."""
+"""Methods by name, without `connect`, `subscribe` and `close`, which differ between the languages."""
 
 
 Name = bytes | int
@@ -152,7 +152,7 @@ class BrokerNames(BrokerState):
     def _named(self, name: bytes, tid: int = 0) -> Topic:
         self._check_open()
         topic = self.topic_table.by_name.get(name)
-        if topic is None:
+        if topic is None:  # existing names are usable also when the limit is reached
             self._check_room("topic", self.topic_table, name)
             topic = self.topic_table.named(name, tid)
         return topic
@@ -216,7 +216,7 @@ class BrokerNames(BrokerState):
 
 
 class _CountObserver:
-    """Observer that calls a function with the count and the topic; for an ETID once only."""
+    """Observer that calls a function with the count and the topic; for an ETID once, when its client disconnects."""
 
     def __init__(self, function: Callable[[int, Name], object], observers: dict[int, _CountObserver]) -> None:
         self.function = function
@@ -224,7 +224,7 @@ class _CountObserver:
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """See `Observer`."""
-        if topic.name is None:
+        if topic.name is None:  # an ETID changes once, when its client disconnects; its id may be drawn again
             self._observers.pop(topic.id, None)
         self.function(subscribers, topic.id if topic.name is None else topic.name)
 
@@ -237,8 +237,8 @@ class Broker(BrokerNames):
         random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
         clock: monotonic seconds.
-        store: keeps names over restarts, or None.
-        limits: limits of what clients make it keep.
+        store: saves names across restarts, or None.
+        limits: limits of names, subscriptions and connections.
         random_server_etid: whether the server's own client gets a random ETID instead of 1.
         server_etid: ETID of the server's own client; 0 for the default.
         queue_size: places in the server's publish queue.
@@ -303,6 +303,7 @@ class Broker(BrokerNames):
         """
         if text is not None:
             _checked_length("msg", text)
+        # A hub that is unloaded in one worker must not close the clients of the others.
         if everywhere and etid is None and self.cluster is not None and not self.is_unloading:
             self.cluster.end_all(text)
         elif etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
@@ -310,6 +311,7 @@ class Broker(BrokerNames):
 
     def end_clients(self, text: bytes | None, etid: int | None) -> None:
         """Disconnect one client of this broker, or all."""
+        # A copy: `onclose` may close or accept clients.
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:
@@ -318,12 +320,12 @@ class Broker(BrokerNames):
     def close(self) -> None:
         """Close the broker: disconnect all clients and accept no new ones. A second call does nothing.
 
-        No Disconnect packet is sent, so that clients reconnect when there is a broker again. Methods that would start
-        something raise ClosedError from now on.
+        No Disconnect packet is sent, so that clients reconnect when there is a broker again. Later calls that create,
+        publish, subscribe or observe raise ClosedError.
         """
         if self.closed:
             return
-        self.closed = True
+        self.closed = True  # before anything else: `onclose` may call `close` again, or publish
         if self.cluster is not None:  # first, so that the other nodes remove its clients together
             self.cluster.leave()
         self.end_clients(None, None)
@@ -333,15 +335,15 @@ class Broker(BrokerNames):
             self.store.close()
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record what is published from now on with `recorder`; None stops that."""
+        """Record published messages with `recorder`; None stops recording."""
         self.recorder = recorder
-        for session in self.sessions.values():
+        for session in self.sessions.values():  # cached routes bypass a new recorder
             session.forget_routes()
 
     # ---- ids
 
     def renumber(self, name: bytes, number: int) -> bool:
-        """Give the topic `name` the id `number`, which clients know; return whether it had another one here."""
+        """Change the id of the topic `name` to `number`, which clients use; return whether it had a different id."""
         topic = self.topic_table.by_name.get(name)
         if topic is None:
             self.topic_table.named(name, number)
@@ -423,13 +425,13 @@ class Broker(BrokerNames):
         return found.id
 
     def unsubscribe(self, topic: Name) -> None:
-        """End the server's subscription to a topic; nothing happens when the topic is unknown."""
+        """End the server's subscription to a topic; an unknown topic is ignored."""
         found = self._existing(topic)
         if found:
             self.server.unsubscribe(found)
 
     def onmsg(self, handler: Handler | None) -> None:
-        """Set the handler of messages without a handler of their own."""
+        """Set the default handler, for messages that no other handler matches."""
         self._check_open()
         self.server.on_message(handler)
 
@@ -438,12 +440,12 @@ class Broker(BrokerNames):
         return self.server.queue_room()
 
     def observe(self, topic: Name, function: Callable[[int, Name], object]) -> bool | None:
-        """Call `function(subscribers, topic)` on each change; return None for the own ETID or an unknown id."""
+        """Call `function(subscribers, topic)` on each change; return None for the server's ETID or an unknown id."""
         found = self._topic(topic)
         if found is None or found is self.server.topic:
             return None
         self._check_open()
-        self.unobserve(found.id)
+        self.unobserve(found.id)  # a topic has one observer function: a second call replaces the first
         observer = self._observers[found.id] = _CountObserver(function, self._observers)
         self.add_observer(found, observer)
         return True

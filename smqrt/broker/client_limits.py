@@ -1,7 +1,7 @@
 """Permissions and publish limits of clients.
 
 A permission is checked when a client subscribes, observes or creates, and when a route is resolved, never for each
-message. A client without an identity has all permissions, and callers do not ask for it.
+message. A client without an identity has all permissions; most callers skip the check for it.
 """
 
 from __future__ import annotations
@@ -43,40 +43,38 @@ class Client(BrokerClient, Protocol):
 
     def end_subscription(self, topic: Topic) -> None:
         """Unsubscribe the client and notify it."""
-        ...
 
     def end_observation(self, topic: Topic) -> None:
         """Stop notifying the client of a topic's subscribers."""
-        ...
 
 
 def may_take_over(client: Client, old: BrokerPeer) -> bool:
-    """Whether a client may replace another one that has the same uid, and get its ETID.
+    """Whether a client may replace the client with the same uid, and get its ETID.
 
-    Messages to that ETID are meant for the user who had it.
+    Another user must not: messages to that ETID are meant for the user of the old client.
     """
     return client.identity is None or old.identity is None or client.identity.user == old.identity.user
 
 
 def may_subscribe(client: Client, name: bytes) -> bool:
-    """Whether it may subscribe to a topic, which creates the topic if it is new."""
+    """Whether the client may subscribe to a topic; subscribing creates a new topic."""
     return _may(client, name, Action.READ) and _may_create_if_new(client, name)
 
 
 def may_create(client: Client, name: bytes) -> bool:
-    """Whether it may ask for the id of a topic, which publishing and observing require."""
+    """Whether the client may get the id of a topic, which publishing and observing require."""
     return _may(client, name, Action.WRITE, Action.OBSERVE) and _may_create_if_new(client, name)
 
 
 def may_observe(client: Client, topic: Topic) -> bool:
-    """Whether it may observe a topic, or the ETID of a client that it may send to."""
+    """Whether the client may observe a topic, or the ETID of a client that it may send to."""
     if topic.name is None:
         return _may(client, _receiver(client.broker, topic), Action.ONETOONE)
     return _may(client, topic.name, Action.OBSERVE)
 
 
 def may_publish(client: Client, topic: Topic) -> bool:
-    """Whether it may publish to a topic, or send to another client."""
+    """Whether the client may publish to a topic, or send to another client."""
     if topic.name is None:
         return _may(client, _receiver(client.broker, topic), Action.ONETOONE)
     return _may(client, topic.name, Action.WRITE)
@@ -91,11 +89,11 @@ def _may(client: Client, name: bytes, *actions: Action) -> bool:
 
 
 def _receiver(broker: BrokerState, topic: Topic) -> bytes:
-    """Return the name of an ETID's owner in the access control list: its user, or the server."""
+    """Return the name of an ETID in the access control list: the user of its client, or the server."""
     if topic is broker.server.topic:
         return SERVER
     owner: BrokerPeer | None = broker.sessions.get(topic.id)
-    if owner is None and broker.cluster is not None:
+    if owner is None and broker.cluster is not None:  # a client of another node
         owner = broker.cluster.phantom(topic.id)
     identity = owner.identity if owner is not None else None
     return (identity.shown if identity is not None else "").encode("utf-8", "surrogateescape")
@@ -119,31 +117,32 @@ class DeniedRoute:
 
 
 def recheck_clients(clients: Collection[Client], revalidate: Callable[[Identity], str | None]) -> Iterator[None]:
-    """Check all clients after rules or users have changed, in portions; end what is permitted no longer.
+    """Re-check all clients after a change of rules or users, in portions.
+
+    Subscriptions and observations that are no longer permitted end; clients whose login is invalid are disconnected.
 
     Args:
         clients: some may disconnect meanwhile.
-        revalidate: updates the groups of an identity, and returns why its login is no longer valid, or None.
+        revalidate: updates the groups of an identity; returns the reason if its login is no longer valid, or None.
     """
     for client in clients:
-        if client.identity is not None and not client.closed:
-            fault = revalidate(client.identity)
-            if fault is None:
-                yield from _recheck(client)
-            else:
-                client.disconnect(CloseReason.LOGIN_ENDED, fault.encode())
-        yield
-
-
-def _recheck(client: Client) -> Iterator[None]:
-    client.forget_routes()
-    for topic in list((client.topics or {}).values()):
-        if not _may(client, topic.name or b"", Action.READ):
-            client.end_subscription(topic)
-        yield
-    for topic in list(client.observed or ()):
-        if not client.closed and not may_observe(client, topic):
-            client.end_observation(topic)
+        if client.identity is None or client.closed:
+            yield
+            continue
+        fault = revalidate(client.identity)
+        if fault is not None:
+            client.disconnect(CloseReason.LOGIN_ENDED, fault.encode())
+            yield
+            continue
+        client.forget_routes()  # first: cached routes let the client publish without a check
+        for topic in list((client.topics or {}).values()):
+            if not _may(client, topic.name or b"", Action.READ):
+                client.end_subscription(topic)
+            yield
+        for topic in list(client.observed or ()):
+            if not client.closed and not may_observe(client, topic):
+                client.end_observation(topic)
+            yield
         yield
 
 
@@ -158,7 +157,7 @@ def disconnect_expired(clients: Collection[Client], now_s: float) -> Iterator[No
         identity = client.identity
         if identity is not None and identity.expires_s is not None and identity.expires_s <= now_s:
             client.disconnect(CloseReason.LOGIN_ENDED, b"the login has expired")
-        if not count % EXPIRY_CHECKS_PER_STEP:
+        if not count % EXPIRY_CHECKS_PER_STEP:  # a step for each client would take most of the time
             yield
 
 
@@ -170,7 +169,7 @@ def disconnect_expired(clients: Collection[Client], now_s: float) -> Iterator[No
 MIN_WAIT_S = 0.01
 """Shortest pause of a client over its rate: shorter ones would cost a timer for each message."""
 MAX_WAIT_S = 1.0
-"""Longest pause before the buckets are checked again, because the limits may have changed."""
+"""Longest pause before the buckets are checked again: the limits may have been raised meanwhile."""
 ROUNDING_TOLERANCE = 1e-6
 """Tokens are floats: 0.9999999 counts as 1."""
 PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "the client's limit of messages per second is reached")
@@ -191,11 +190,9 @@ class MeteredClient(BrokerClient, Protocol):
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """Close the connection; `detail` describes the reason to the operator."""
-        ...
 
-    def route_kept(self, batch: bytes) -> bool:
+    def route_held(self, batch: bytes) -> bool:
         """Route messages that a meter held back; return true when the client has to wait for a hook."""
-        ...
 
 
 class Meter:
@@ -203,10 +200,10 @@ class Meter:
 
     Args:
         session: the client's session.
-        limits: its limits.
+        limits: the client's limits.
 
     Attributes:
-        waits: whether batches are held back; the client is not read until they are delivered.
+        waits: whether batches are held back; the connection is not read until they are delivered.
         batch_messages: number of messages in the next batch; 0 when they are not counted yet.
     """
 
@@ -231,7 +228,7 @@ class Meter:
         self.batch_messages = 0
 
     def apply_limits(self, limits: PublishLimits) -> None:
-        """Apply `limits` from now on, also to the batches that wait."""
+        """Apply `limits` to all later deliveries, also of the batches that wait."""
 
         def bucket(per_s: float | None) -> Bucket | None:
             return None if per_s is None else Bucket(per_s, max(per_s * limits.burst_s, 1.0), self._clock())
@@ -242,9 +239,9 @@ class Meter:
         self._bytes = bucket(limits.bytes_per_s)
 
     def deliver(self, route: Route, batch: bytes) -> bool | None:
-        """Deliver a batch, or what the policy permits of it; return true when the client has to wait."""
+        """Deliver a batch, or the part that the policy permits; return true when the client has to wait."""
         size = len(batch)
-        if size == batch[0] << 8 | batch[1]:
+        if size == batch[0] << 8 | batch[1]:  # one frame: its length is the whole batch
             messages, longest = 1, size
         else:
             messages, longest = self._measure(batch)
@@ -262,21 +259,22 @@ class Meter:
         return route.deliver_view(view) if limit is None else self._apply_policy(limit, route, bytes(view))
 
     def _measure(self, batch: bytes | memoryview) -> tuple[int, int]:
-        """Return the number of messages and the longest frame's length, 0 when any length is permitted."""
+        """Return the number of messages and the length of the longest frame; 0 as length when any is permitted."""
         counted, self.batch_messages = self.batch_messages, 0
+        # The connection has counted the messages; the longest frame matters only with a size limit.
         if counted and self._max_frame_bytes >= smq.MAX_FRAME_BYTES:
             return counted, 0
         return self._session.broker.measure(batch)
 
     def admits(self, frames: bytes) -> bool:
-        """Charge frames to several subscribers; return false, and charge nothing, when the limits forbid one."""
+        """Charge frames of several topics together; return false, and charge nothing, when a limit is exceeded."""
         messages, longest = self._session.broker.measure(frames)
         return longest <= self._max_frame_bytes and self._charge_batch(messages, len(frames)) is None
 
     def _charge_batch(self, messages: int, size: int) -> Limit | None:
         """Charge a whole batch; without enough tokens charge nothing and return the limit that is reached."""
         counted, sized = self._messages, self._bytes
-        if self.waits:  # behind the batches that are held back, whatever tokens there are
+        if self.waits:  # even with enough tokens, to keep the order: earlier batches are held back
             return PUBLISH_RATE
         now_s = self._clock()
         if counted is not None and counted.fill(now_s) < messages:
@@ -302,6 +300,7 @@ class Meter:
         if self._bytes is not None:
             tokens = self._bytes.fill(now_s)
             fitting = bisect_right(ends, tokens)
+            # `wait_s` of a message larger than the bucket is 0 once the bucket is full.
             if not fitting and self._bytes.wait_s(ends[0]) < ROUNDING_TOLERANCE:
                 fitting = 1
             count = min(count, fitting)
@@ -342,7 +341,7 @@ class Meter:
     # ---- waiting
 
     def _deliver_later(self, batch: bytes) -> None:
-        """Continue when there are tokens for the first message of `batch`."""
+        """Call `_continue` when there are tokens for the first message of `batch`."""
         first_frame_bytes = batch[0] << 8 | batch[1]
         wait_s = MIN_WAIT_S
         if self._messages is not None:
@@ -352,37 +351,33 @@ class Meter:
         self._session.broker.call_later(min(wait_s, MAX_WAIT_S), self._continue)
 
     def _continue(self) -> None:
-        """Deliver what the tokens permit by now; resume reading when nothing is left."""
+        """Deliver the messages that the tokens permit; resume reading when none is left."""
+        waits = False
         try:
-            waits = self._deliver_held()
-        except BaseException:
+            while self._held:
+                batch = self._held.popleft()
+                size = self._charge_permitted(batch)[1]
+                if size < len(batch):  # before routing: a hook may disconnect the client, which counts the rest
+                    self._held.appendleft(batch[size:])
+                if size:
+                    waits = self._session.route_held(batch[:size])
+                if self._held and size < len(batch):
+                    self._deliver_later(batch[size:])
+                    return
+            self.waits = False
+        except BaseException:  # without this, the client would wait forever
             self.waits = False
             self._held.clear()
             self._session.disconnect(CloseReason.HOOK_FAILED)
             raise
-        if not self.waits and not waits:
+        if not waits:
             self._session.outbox.resume()
 
-    def _deliver_held(self) -> bool:
-        waits: bool | None = False
-        while self._held:
-            batch = self._held.popleft()
-            size = self._charge_permitted(batch)[1]
-            if size < len(batch):
-                self._held.appendleft(batch[size:])
-            if size:
-                waits = self._session.route_kept(batch[:size])
-            if self._held and size < len(batch):
-                self._deliver_later(batch[size:])
-                return True
-        self.waits = False
-        return bool(waits)
-
-    def take_kept(self) -> bytes:
+    def take_held(self) -> bytes:
         """Remove and return the batches that are held back: the session is migrated."""
-        kept, self.waits = b"".join(self._held), False
+        held, self.waits = b"".join(self._held), False
         self._held.clear()
-        return kept
+        return held
 
     def end(self) -> None:
         """Count the batches that are held back as dropped: the session is closed."""
@@ -400,7 +395,7 @@ def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:
 
 
 class MeteredRoute:
-    """Route that charges the client's meter before the messages go on."""
+    """Route that charges the client's meter before it delivers messages."""
 
     __slots__ = ("_meter", "_route")
 
@@ -409,7 +404,7 @@ class MeteredRoute:
 
     @property
     def sole_raw(self) -> Outbox | None:
-        """The only subscriber, see `Topic.sole_raw`; the connection then asks the meter itself (`Meter.admits`)."""
+        """The only subscriber, see `Topic.sole_raw`; the connection calls `Meter.admits` before it sends directly."""
         return getattr(self._route, "sole_raw", None)
 
     def deliver(self, batch: bytes) -> bool | None:

@@ -5,8 +5,8 @@
     Subscribe ─▶ Suback      Create ─▶ Createack      Createsub ─▶ Createsuback      Observe ─▶ Change      Ping ─▶ Pong
 
 Unsubscribe, Unobserve, Pong, PubFrag and Disconnect have no answer (spec: smq §2.6, §12). A handler returns true when
-an application hook has yet to answer; the session then stops reading until the hook does. When names are kept over
-restarts, an answer that acknowledges a new name waits for the disk, and all later answers wait behind it.
+an application hook has not answered yet; the session is not read until it does. When names are saved across restarts,
+an answer that acknowledges a new name waits for the disk, and all later answers wait behind it.
 """
 
 from __future__ import annotations
@@ -49,19 +49,15 @@ class RequestingClient(client_limits.Client, Protocol):
 
     def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
         """Call `then` with the answer of `hook`; return true when that comes later."""
-        ...
 
     def call_or_disconnect(self, function: Callable[[Value], object], value: Value) -> bool:
         """Call `function(value)`; return false when it raised and the client was disconnected."""
-        ...
 
     def publish(self, batch: bytes) -> bool:
         """Route Publish frames of this client; return true when it has to wait."""
-        ...
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """See `Observer`."""
-        ...
 
 
 # ---- sending answers, in order
@@ -78,7 +74,7 @@ def send_answer(client: RequestingClient, packet: bytes) -> None:
 def send_acknowledgement(
     client: RequestingClient, kind: Type, number: int, name: bytes, saving: Deferred[None] | None
 ) -> None:
-    """Send a Createack or Createsuback when `saving` is settled; it denies the name if the disk did not take it."""
+    """Send a Createack or Createsuback when `saving` is settled; it denies a name that was not saved."""
     when_saved(client, saving, lambda saved: client.outbox.reply(smq.ack(kind, number if saved else NO_ID, name)))
 
 
@@ -88,7 +84,7 @@ def deny_subscription(client: RequestingClient, name: bytes) -> None:
 
 
 def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Callable[[bool], None]) -> None:
-    """Call `then` with whether the disk took a name, behind the answers that wait already."""
+    """Call `then(saved)` when a name is saved or saving has failed, behind the answers that wait already."""
     if saving is None and not client.unsaved_answers:
         then(True)
         return
@@ -96,7 +92,7 @@ def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Ca
         client.unsaved_answers = deque()
     client.unsaved_answers.append((saving, then))
     if saving:
-        saving.then(lambda value, error: _send_saved(client))
+        saving.then(lambda value, error: _send_saved(client))  # a name without `saving` waits for those before it
 
 
 def _send_saved(client: RequestingClient) -> None:
@@ -123,36 +119,36 @@ def subscribe(client: RequestingClient, packet: bytes) -> bool:
     if client.identity is not None and not client_limits.may_subscribe(client, name):
         deny_subscription(client, name)
         return False
-    return client.ask(
-        client.broker.hooks.permittop, (name, True, client), lambda permitted: _subscribe(client, name, permitted)
-    )
-
-
-def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
     broker = client.broker
-    if len(client.topics or ()) >= broker.limits.subscriptions:
-        broker.refuse(client, CLIENT_SUBSCRIPTIONS)
-        permitted = False
-    elif not permitted:
-        broker.count_denial(client, "subscribe to", "topic", name)
-    if not permitted or not _may_name(client, broker.topic_table, name):
-        deny_subscription(client, name)
-        return
-    topic = broker.topic_table.named(name)
 
-    def send_suback(saved: bool) -> None:
-        is_new = saved and topic.id not in (client.topics or ())
-        if is_new:
-            if client.topics is None:
-                client.topics = {}
-            client.topics[topic.id] = topic
-            broker.subscribed(topic, client.outbox)
-            topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
-        client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
-        if is_new and broker.last_values is not None:
-            broker.send_last_values(topic, client.outbox)
+    def decided(permitted: Any) -> None:
+        if len(client.topics or ()) >= broker.limits.subscriptions:
+            broker.refuse(client, CLIENT_SUBSCRIPTIONS)
+            permitted = False
+        elif not permitted:
+            broker.count_denial(client, "subscribe to", "topic", name)
+        if permitted and _may_name(client, broker.topic_table, name):
+            topic = broker.topic_table.named(name)
+            when_saved(client, broker.topic_table.unsaved(name), lambda saved: _send_suback(client, topic, name, saved))
+        else:
+            deny_subscription(client, name)
 
-    when_saved(client, broker.topic_table.unsaved(name), send_suback)
+    return client.ask(broker.hooks.permittop, (name, True, client), decided)
+
+
+def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: bool) -> None:
+    broker = client.broker
+    # The client may have sent the same Subscribe twice before the name was saved.
+    is_new = saved and topic.id not in (client.topics or ())
+    if is_new:
+        if client.topics is None:
+            client.topics = {}
+        client.topics[topic.id] = topic
+        broker.subscribed(topic, client.outbox)
+        topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
+    client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
+    if is_new and broker.last_values is not None:
+        broker.send_last_values(topic, client.outbox)
 
 
 def unsubscribe(client: RequestingClient, packet: bytes) -> None:
@@ -220,7 +216,7 @@ def observe(client: RequestingClient, packet: bytes) -> None:
         if client.observed is None:
             client.observed = set()
         if topic not in client.observed and len(client.observed) >= client.broker.limits.observes:
-            client.broker.refuse(client, CLIENT_OBSERVES)  # it gets the present number, and no later change
+            client.broker.refuse(client, CLIENT_OBSERVES)  # the client gets the present number, and no later change
         else:
             client.observed.add(topic)
             client.broker.add_observer(topic, client)
@@ -254,6 +250,7 @@ def publish_fragment(client: RequestingClient, packet: bytes) -> bool:
         raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, f"fragments of more than {max_bytes} bytes")
     if packet[1:5] == _NO_TID:
         return False
+    # The last fragment has the header of a Publish packet, except for its type.
     payload, client.fragments = bytes(client.fragments), None
     whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:_FRAGMENT_HEADER_BYTES] + payload)
     recorder = client.broker.recorder
@@ -266,7 +263,7 @@ def ping(client: RequestingClient, packet: bytes) -> None:
 
 
 def pong(client: RequestingClient, packet: bytes) -> None:
-    """Ignore a Pong packet; the keep-alive timer has noticed it already."""
+    """Ignore a Pong packet; the check for idle clients reads the time of the last received data from the kernel."""
 
 
 def disconnect(client: RequestingClient, packet: bytes) -> None:
@@ -286,4 +283,4 @@ HANDLERS: dict[int, Callable[[RequestingClient, bytes], bool | None]] = {
     Type.UNOBSERVE: unobserve,
     Type.PUBFRAG: publish_fragment,
 }
-"""By packet type: what handles a packet of a connected client."""
+"""Handlers of the packets of a connected client, by packet type."""

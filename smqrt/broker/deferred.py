@@ -1,6 +1,6 @@
 """`Deferred`: a result that comes later, without a greenlet.
 
-Examples are the answer of a hook, a name that is being saved, a readable socket, and a Lua call that is suspended.
+Examples: the answer of a hook, saving a name, waiting for a readable socket, and a suspended Lua call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Deferred(Generic[T]):
     """Result that is settled once, with a value or an error, or cancelled; later attempts are ignored.
 
-    It has no timeout of its own: a timer may reject it.
+    A timeout is a timer that calls `reject`.
 
     Attributes:
         done: whether it is settled or cancelled.
@@ -40,22 +40,22 @@ class Deferred(Generic[T]):
         return cast(T, self._value)
 
     def then(self, continuation: Callable[[T | None, BaseException | None], object]) -> None:
-        """Call `continuation(value, error)` when it is settled; at once if it is settled already."""
+        """Call `continuation(value, error)` when the result is settled; at once if it is settled already."""
         if self.done:
             continuation(self._value, self._error)
         else:
             self._continuations.append(continuation)
 
     def resolve(self, value: T | None = None) -> None:
-        """Settle it with `value`."""
+        """Settle with `value`."""
         self._settle(value, None)
 
     def reject(self, error: BaseException) -> None:
-        """Settle it with `error`."""
+        """Settle with `error`."""
         self._settle(None, error)
 
     def cancel(self) -> None:
-        """Cancel it: earlier continuations are never called; a later one is called at once, with None."""
+        """Cancel: earlier continuations are never called; a later one is called at once, with None."""
         self._continuations = []
         self._settle(None, None)
 
@@ -64,6 +64,7 @@ class Deferred(Generic[T]):
             return
         self.done, self._value, self._error = True, value, error
         self._release()
+        # Removed first, so that a settled result keeps no references to its callers.
         continuations, self._continuations = self._continuations, []
         failure: Exception | None = None
         for continuation in continuations:
@@ -75,4 +76,4 @@ class Deferred(Generic[T]):
             raise failure
 
     def _release(self) -> None:
-        """Free timers and watchers, in subclasses. Called once, before the continuations, whatever the result."""
+        """Free timers and watchers, in subclasses. Called once, before the continuations, also after `cancel`."""

@@ -1,8 +1,8 @@
 """Last values of topics and sub-topics, for later subscribers.
 
-The newest message of each selected topic is recorded where it is delivered: after `onpublish`, and after the disk when
-a journal waits for it. So a new subscriber gets the newest message that was delivered before, then all later ones; none
-twice and none missing. A message without payload deletes the value.
+The newest message of each selected topic is recorded at its delivery: after `onpublish`, and after a journal that
+delivers only written messages has written it. So a new subscriber gets the last delivered message, then all later ones;
+no message is missing or sent twice. A message without payload deletes the value.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from smqrt.wire.mqtt.fields import FilterTree, is_topic_filter
 
 # ---- The clock that orders last values of several processes and nodes.
 #
-# It follows the monotonic clock, so that setting the machine's clock does not matter. When a later stamp arrives from
-# another node, it is advanced to it, so that whatever is published afterwards has a later stamp.
+# It follows the monotonic clock, so that setting the machine's clock has no effect. A later stamp from another node
+# advances it, so that all messages published afterwards have a later stamp.
 
 MAX_STAMP = 1 << 62
 """Upper bound of stamps, in µs since 1970."""
@@ -46,7 +46,7 @@ class ValueClock:
         return self._monotonic_ns() // 1000 + self._ahead_us
 
     def heard(self, stamp: int) -> None:
-        """Advance the clock beyond a stamp that came from elsewhere."""
+        """Advance the clock beyond a stamp of another node."""
         behind_us = stamp + 1 - self.now()
         if behind_us > 0:
             self._ahead_us += behind_us
@@ -61,15 +61,15 @@ MEMORY = Limit("last_value_bytes", "last_value.max_bytes", "the hub's limit of b
 OF_TOPIC = Limit("last_values_of_topic", "", "a topic has at most 1,000 last values, and 512 KiB of them")
 MAX_TOPIC_VALUES = 1000
 MAX_TOPIC_BYTES = 512 << 10
-"""A new subscriber gets them all at once, and by default its queue holds 1 MiB."""
+"""Half of the default send queue (1 MiB): a new subscriber gets all values of a topic at once."""
 VALUE_BYTES = 200
 """Memory of a value besides its message."""
 MAX_DELETIONS = 10_000
-"""Deletions that a hub remembers, so that no older value from another node returns; the oldest are forgotten first."""
+"""Deletions that a hub remembers, to reject older values from other nodes; the oldest are forgotten first."""
 STAMP_STEP_US = 1000
 """Precision of the stamps that nodes send with messages."""
 MAX_CACHED = 65_536
-"""Topics for which it is cached whether a filter matches them."""
+"""Topics whose filter matches are cached."""
 
 Place = tuple[bytes, bytes]
 """Topic id and sub-topic id of a value, four bytes each, as in a message."""
@@ -84,11 +84,10 @@ class LastValueLimits:
 
 
 class ValueStore(Protocol):
-    """Storage of last values over restarts."""
+    """Storage of last values across restarts."""
 
     def wake(self) -> None:
-        """There is something to write, see `LastValues.take_changes`."""
-        ...
+        """Write the changes soon, see `LastValues.take_changes`."""
 
 
 class TopicValues:
@@ -97,8 +96,8 @@ class TopicValues:
     Attributes:
         newest: the newest message, as a frame, and its publisher, by sub-topic.
         changed: sub-topics whose value is not on the disk yet.
-        stamps: when each value was published, see `ValueClock`; 0 when that is unknown.
-        deleted: when values were deleted.
+        stamps: the time when each value was published, see `ValueClock`; 0 when that is unknown.
+        deleted: the time when each value was deleted.
     """
 
     __slots__ = ("_all", "changed", "deleted", "newest", "size_bytes", "stamps", "topic")
@@ -122,7 +121,7 @@ class TopicValues:
     def take_sent(self, batch: bytes, stamp: int) -> None:
         """Record the newest messages of a batch that another node published within `STAMP_STEP_US` after `stamp`.
 
-        A newer value stays: a batch that waited for a broken link arrives late.
+        A newer value is kept: a batch that waited for a broken link arrives late.
         """
         for frame in newest_frames(batch):
             known = self.stamp(frame[smq.STID])
@@ -134,13 +133,14 @@ class TopicValues:
         stid = frame[smq.STID]
         before = self.newest.get(stid)
         payload, known = frame[smq.PUBLISH_HEADER_BYTES :], before[0][smq.PUBLISH_HEADER_BYTES :] if before else b""
+        # With equal stamps the greater payload wins, so that all nodes keep the same value.
         if payload != known and (stamp, payload) > (self.stamp(stid), known):
             self.take_frame(frame, None, stamp)
         elif payload == known and stamp > self.stamp(stid):
             self._stamp(stid, stamp, not payload)
 
     def stamp(self, stid: bytes) -> int:
-        """Return when the value of a sub-topic was published or deleted; 0 when that is unknown."""
+        """Return the stamp of a sub-topic's value or deletion; 0 when it is unknown."""
         return self.stamps.get(stid) or self.deleted.get(stid, 0)
 
     def deletion_frames(self) -> list[bytes]:
@@ -159,32 +159,29 @@ class TopicValues:
 
     def take_frame(self, frame: bytes, source: Identity | None, stamp: int | None = None) -> None:
         """Record one message in place of the one before it; the default stamp is now."""
-        stid = frame[11:15]  # as in `smq.STID`; many messages come here
-        self._stamp(stid, clock.now() if stamp is None else stamp, len(frame) <= smq.PUBLISH_HEADER_BYTES)
+        stid = frame[11:15]  # `smq.STID` as literals, because this runs for many messages
+        has_payload = len(frame) > smq.PUBLISH_HEADER_BYTES
+        self._stamp(stid, clock.now() if stamp is None else stamp, not has_payload)
         before = self.newest.get(stid)
-        if before is not None and len(before[0]) == len(frame) > smq.PUBLISH_HEADER_BYTES:
+        if before is not None and len(before[0]) == len(frame) and has_payload:  # the memory stays the same
             self.newest[stid] = frame, source
         else:
-            self._resize(stid, frame, source)
+            if before is not None:  # even without room for the new value: an outdated value must not stay
+                del self.newest[stid]
+                self._account(-1, -len(before[0]) - VALUE_BYTES)
+            if has_payload:
+                size = len(frame) + VALUE_BYTES
+                is_full = len(self.newest) >= MAX_TOPIC_VALUES or self.size_bytes + size > MAX_TOPIC_BYTES
+                limit = OF_TOPIC if is_full else self._all.over(size)
+                if limit:
+                    self.stamps.pop(stid, None)
+                    limit.refused(f"the last value of {ascii((self.topic.name or b'')[:64])[1:]}")
+                else:
+                    self.newest[stid] = frame, source
+                    self._account(1, size)
         if not self.changed:
             self._all.changed(self)
         self.changed.add(stid)
-
-    def _resize(self, stid: bytes, frame: bytes, source: Identity | None) -> None:
-        before = self.newest.pop(stid, None)
-        if before is not None:  # even without room for the new value: an outdated value must not stay
-            self._account(-1, -len(before[0]) - VALUE_BYTES)
-        if len(frame) <= smq.PUBLISH_HEADER_BYTES:
-            return
-        size = len(frame) + VALUE_BYTES
-        is_full = len(self.newest) >= MAX_TOPIC_VALUES or self.size_bytes + size > MAX_TOPIC_BYTES
-        limit = OF_TOPIC if is_full else self._all.over(size)
-        if limit:
-            self.stamps.pop(stid, None)
-            limit.refused(f"the last value of {ascii((self.topic.name or b'')[:64])[1:]}")
-            return
-        self.newest[stid] = frame, source
-        self._account(1, size)
 
     def _account(self, values: int, size_bytes: int) -> None:
         self.size_bytes += size_bytes
@@ -212,7 +209,8 @@ def newest_frames(batch: bytes) -> Iterable[bytes]:
     """Return the last frame of each sub-topic in a batch."""
     size = batch[0] << 8 | batch[1]
     count, rest = divmod(len(batch), size)
-    # All frames have the same length (0, 1) and sub-topic (11 to 14), as those of one sensor: the last one counts.
+    # The usual batch: frames of one sensor, with the same length (bytes 0, 1) and sub-topic (11 to 14). Slices compare
+    # one byte of all frames at once, which is faster than a loop over the frames.
     if not rest and all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
         return (batch[-size:],)
     starts: dict[bytes, int] = {}
@@ -239,7 +237,7 @@ class LastValues:
 
     Attributes:
         count, size_bytes: number of values, and their memory.
-        permits: whether what a user published to a topic may still be sent to subscribers; by default it may.
+        permits: `(publisher, topic)` returns whether the publisher may still publish to the topic; by default true.
 
     Raises:
         ArgumentError: a filter is not valid.
@@ -297,7 +295,7 @@ class LastValues:
             return VALUES
         return MEMORY if self.size_bytes + size_bytes > self._limits.size_bytes else None
 
-    def greeting(self, topic: Topic) -> bytes:
+    def initial_frames(self, topic: Topic) -> bytes:
         """Return the frames that a new subscriber of `topic` gets first; empty for none."""
         values = self._by_key.get(topic.key)
         if values is None or not values.newest:
@@ -317,7 +315,7 @@ class LastValues:
     def keep_in(self, store: ValueStore) -> None:
         """Save the values in `store` from now on."""
         self._store = store
-        self._changed |= {values: None for values in self if values.changed}  # since before there was this store
+        self._changed |= {values: None for values in self if values.changed}  # changes before this call
         if self._changed:
             store.wake()
 
@@ -341,10 +339,11 @@ class LastValues:
                 del self._changed[values]
         return found
 
-    def give_back(self, places: Mapping[Place, object], topic_of: Callable[[bytes], Topic | None]) -> None:
-        """Put changes back that the disk did not take."""
+    def requeue_changes(self, places: Mapping[Place, object], topic_of: Callable[[bytes], Topic | None]) -> None:
+        """Add changes again that `take_changes` returned and the disk did not accept."""
         for key, stid in places:
             topic = topic_of(key)
+            # A topic that is no longer selected has no values here, but its values in the file are to be deleted.
             values = self._by_key.get(key) or (TopicValues(topic, self) if topic else None)
             if values:
                 if not values.changed:
@@ -352,7 +351,7 @@ class LastValues:
                 values.changed.add(stid)
 
     def stamp_at(self, place: Place) -> int:
-        """Return when the value of a place was published or deleted; 0 when that is unknown."""
+        """Return the stamp of a place's value or deletion; 0 when it is unknown."""
         values = self._by_key.get(place[0])
         return values.stamp(place[1]) if values else 0
 
@@ -365,7 +364,7 @@ class LastValues:
         self._deletions[values.topic.key, stid] = values
 
     def forget_deletion(self, values: TopicValues, stid: bytes) -> None:
-        """Forget a deletion: there is a value again."""
+        """Forget a deletion that a new value has replaced."""
         self._deletions.pop((values.topic.key, stid), None)
 
     def restore(self, topic: Topic, frame: bytes, source: Identity | None, stamp: int = 0) -> None:
@@ -376,9 +375,9 @@ class LastValues:
             values.changed.discard(stid)
 
     def unsaved(self) -> Iterator[tuple[Topic, bytes, Identity | None]]:
-        """Yield the newest message and its publisher of each place that is not in the file; all without a file.
+        """Yield topic, newest message and publisher of each place that the file does not have; all without a file.
 
-        The message has no payload where a value was deleted.
+        The message of a deleted value has no payload.
         """
         for values in list(self) if self._store is None else self._changed:
             for stid in (*values.newest, *values.deleted) if self._store is None else values.changed:
@@ -400,8 +399,8 @@ class LastValueRoute:
         values: last values of the topic.
         route: to the subscribers, if any.
         source: the publisher.
-        find_again: resolves the route again, for messages that may be delivered some turns after they were published;
-            subscribers may have changed by then.
+        find_again: resolves the route again at each delivery, for messages that are delivered turns after they were
+            published: the subscribers may have changed.
     """
 
     __slots__ = ("_changed", "_deliver", "_newest", "_source", "_stamps", "_take")
@@ -424,7 +423,7 @@ class LastValueRoute:
         """Record the newest messages, then deliver the batch."""
         stid = batch[11:15]
         before = self._newest.get(stid)
-        # The usual case: one message, as long as the one before it, whose place is marked as changed already.
+        # The usual case: one message, as long as the one before, whose place is marked as changed already.
         if (
             before
             and len(before[0]) == len(batch) == batch[0] << 8 | batch[1]
@@ -448,7 +447,7 @@ class SentValueRoute:
     Args:
         values: last values of the topic.
         route: to the subscribers, if any.
-        heard: returns when the messages were published.
+        heard: returns the stamp of the messages.
     """
 
     __slots__ = ("_heard", "_route", "_values")

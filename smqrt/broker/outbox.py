@@ -1,8 +1,8 @@
 """Per-client send queue and the policies for slow consumers.
 
-A queue of batches is flushed once per turn of the event loop. While the transport takes everything, the queue is empty
-at the end of each turn. When it does not, the queue grows up to `budget_bytes`. Beyond that, whole messages are
-dropped, newest first, for this subscriber only, and counted. The slow-consumer policies below do otherwise.
+A queue of batches is flushed once per turn of the event loop. While the transport accepts everything, the queue is
+empty at the end of each turn. Otherwise it grows up to `budget_bytes`. Beyond that, whole messages are dropped, newest
+first, for this subscriber only, and counted. The other slow-consumer policies are below.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from smqrt.wire.connection_state import Life
 from smqrt.wire.mqtt.fields import FilterTree
 from smqrt.wire.smq import Type
 
-BLOCKED = Life.BLOCKED  # a global: it is looked up for every batch and subscriber
+BLOCKED = Life.BLOCKED  # a global, because each batch and subscriber needs it: faster than the enumeration's attribute
 
 log = logging.getLogger("smqrt")
 
 DEFAULT_BUDGET_BYTES = 1 << 20
 GLOBAL_BUDGET_BYTES = 256 << 20
 CONTROL_BUDGET_BYTES = 256 << 10
-"""Control packets are never dropped; a client with more of them beyond its budget is disconnected."""
+"""Control packets are never dropped. A client with more of them, beyond its budget, is disconnected."""
 ROUNDS_PER_TURN = 20
-"""How often in one turn messages may cause further messages before other events are handled."""
+"""Maximum rounds of messages that cause further messages, before other events are handled."""
 FLUSHED_AT_ONCE = 64
 """Outboxes that are flushed at the end of a turn; others go to the backlog."""
 FLUSHED_BY_CLOCK = 2
-"""Outboxes that are flushed between two readings of the clock. A socket may take megabytes at once, which is 6 ms of
-work."""
+"""Outboxes that are flushed between two readings of the clock. A socket may accept megabytes at once, which takes 6 ms.
+"""
 FLUSH_S = 0.006
 """Time for flushing in one turn, and again for the backlog."""
 BACKGROUND_S = 0.004
@@ -45,11 +45,11 @@ BACKGROUND_S = 0.004
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because each batch appends to it."""
 ahead: dict[Outbox, None] = {}
-"""Outboxes of other nodes that are flushed before all others. A client that has its Suback may have a client of another
-worker publish at once; that worker must have received the subscription by then.
+"""Outboxes of other nodes that are flushed before all others. After a Suback, a client of another worker may publish at
+once; that worker must have received the subscription before.
 """
 backlog: deque[Outbox] = deque()
-"""Outboxes that a turn had no time for. While there are any, publishers that send in bulk are not read."""
+"""Outboxes left over when the time of a turn was used up. Until they are flushed, bulk publishers are not read."""
 
 
 class Drop(Enum):
@@ -76,10 +76,10 @@ class QueuedMemory:
 
 
 class Outbox:
-    """Base of all that receives batches: connections and the server's own client.
+    """Base class of the receivers of batches: connections and the server's own client.
 
-    `queue` holds bytes in the form that the transport sends. While `life` is BLOCKED the transport takes nothing; only
-    then `queued_bytes` is maintained.
+    `queue` holds bytes in the form that the transport sends. While `life` is BLOCKED the transport accepts nothing;
+    only then `queued_bytes` is maintained.
     """
 
     __slots__ = ("__weakref__", "budget_bytes", "dropped", "life", "queue", "queued_bytes")
@@ -88,7 +88,7 @@ class Outbox:
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
     torn = 0
-    """Non-zero when the client has received the beginning of the first entry already."""
+    """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 
     def __init__(self) -> None:
         self.queue: list[bytes] = []
@@ -127,13 +127,13 @@ class Outbox:
         """Called once the client is accepted or refused; connections override it."""
 
     def finish(self, reason: CloseReason) -> None:
-        """Send what the transport takes and close the connection."""
+        """Send the part of the queue that the transport accepts at once, and close the connection."""
 
     def resume(self) -> None:
         """Resume reading after a hook has answered, or after backpressure."""
 
     def held(self, batch: bytes) -> None:
-        """Count a batch that was appended to the blocked queue, and drop what exceeds the budget."""
+        """Count a batch that was appended to the blocked queue, and drop messages beyond the budget."""
         size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
@@ -149,7 +149,7 @@ class Outbox:
         QueuedMemory.total_bytes -= size
 
     def trim(self, batch: bytes, reason: Drop) -> None:
-        """Drop messages of `batch`, the last entry, that exceed the budget; all of them for the global budget."""
+        """Drop the messages of `batch`, the last entry, that exceed the budget; all of them for the global budget."""
         room = len(batch) - max(self.queued_bytes - self.budget_bytes, 0)
         kept, dropped = self.fitting(batch, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
         self.queue.pop()
@@ -207,7 +207,7 @@ class Outbox:
 
 @lru_cache(maxsize=32)
 def frame_ends(batch: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
-    """Return where the frames of `batch` end. Cached, because slow subscribers of a topic get the same batches."""
+    """Return the end offsets of the frames of `batch`. Cached: all slow subscribers of a topic get the same batches."""
     ends, at = array("I"), 0
     while at < len(batch):
         at += frame_bytes(batch, at)
@@ -228,7 +228,7 @@ class BackgroundTasks:
         return len(self._steps)
 
     def add(self, steps: Iterator[None]) -> None:
-        """Add a generator behind those that are there. What it raises is logged and ends it."""
+        """Append a generator. An exception ends it and is logged."""
         self._steps.append(steps)
 
     def work(self, clock: Callable[[], float]) -> None:
@@ -236,7 +236,7 @@ class BackgroundTasks:
         until_s = clock() + BACKGROUND_S
         while self._steps:
             try:
-                for _ in self._steps[0]:
+                for _ in self._steps[0]:  # stays in front while it is unfinished: the next turn continues it
                     if clock() >= until_s:
                         return
             except Exception:
@@ -246,17 +246,17 @@ class BackgroundTasks:
 
 _background = BackgroundTasks()
 _wake = Outbox()
-"""An outbox that never has anything to send: in `dirty` it makes the loop run another turn."""
+"""An outbox with an empty queue: in `dirty` it causes another turn of the loop."""
 
 
 def run_in_background(steps: Iterator[None]) -> None:
-    """Run a generator in the next turns, a few milliseconds in each (see `BackgroundTasks`)."""
+    """Run a generator in the next turns, a few milliseconds per turn (see `BackgroundTasks`)."""
     _background.add(steps)
     dirty.append(_wake)
 
 
 def _queued_bytes(outbox: Outbox) -> int:
-    # The sum is taken here, because `queued_bytes` is maintained for blocked outboxes only.
+    # Added up here, because `queued_bytes` is maintained for blocked outboxes only.
     queue = outbox.queue
     return len(queue[0]) if len(queue) == 1 else sum(map(len, queue))
 
@@ -281,14 +281,14 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     Flushing the server's own client runs handlers, which may publish; that is flushed too.
 
     Args:
-        clock: returns seconds. The default always returns 0, so that everything is done at once.
+        clock: returns seconds. The default always returns 0, so that no time limit is reached.
 
     Returns:
         True when something is left for the next turn.
     """
     if ahead:
         _flush_ahead()
-    if len(dirty) == 1 and not backlog and not _background:  # nearly every turn of a broker with little load
+    if len(dirty) == 1 and not backlog and not _background:  # nearly every turn while the load is low
         outbox = dirty.pop()
         if outbox.queue and outbox.life is not BLOCKED:
             outbox.flush()
@@ -297,7 +297,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     if _background:
         _background.work(clock)
     until_s = clock() + FLUSH_S
-    for _ in range(ROUNDS_PER_TURN):
+    for _ in range(ROUNDS_PER_TURN):  # more than one round only when handlers of the server publish
         if ahead:
             _flush_ahead()
         if not dirty:
@@ -340,16 +340,16 @@ def _flush_backlog(clock: Callable[[], float]) -> None:
 
 # ---- Slow-consumer policies
 #
-# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself. For the
-# other policies a client that does not read gets a `Backlog`, which records where in the queue droppable messages
-# are. A dropped entry becomes an empty one, so that the positions of others do not change; many empty entries are
-# removed together. `Pressure` implements `WAIT`.
+# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST`. For the other policies, a client
+# that does not read gets a `Backlog`, which records the queue positions of droppable messages. A dropped entry becomes
+# an empty one, so that the positions of others do not change; many empty entries are removed together. `Pressure`
+# implements `WAIT`.
 
 MAX_CACHED = 65_536
 """Topics whose policy is cached."""
 PIECE_BYTES = 16 << 10
-"""Size of the pieces in which a long batch is dropped (policy `OLDEST`)."""
-MAX_HOLES = 64
+"""Size of the pieces into which a long batch is split, so that only its oldest part is dropped (policy `OLDEST`)."""
+MAX_EMPTY_ENTRIES = 64
 """Empty entries of a queue before they are removed; more while they are at most half of the queue."""
 
 
@@ -357,7 +357,7 @@ Deliver = Callable[[bytes], object]
 
 
 class Slow(Enum):
-    """What happens to messages for a client whose queue is full."""
+    """Treatment of messages for a client whose queue is full."""
 
     NEWEST = "newest"
     """The new message is dropped."""
@@ -368,7 +368,7 @@ class Slow(Enum):
     DISCONNECT = "disconnect"
     """The client is disconnected."""
     WAIT = "wait"
-    """The publishers are not read until there is room."""
+    """The publishers are not read until the queue has room."""
 
 
 class NamedTopic(Protocol):
@@ -401,7 +401,7 @@ class SlowPolicies:
         policy = self._cache.get(key)
         if policy is None:
             topic = self._topics.get(key)
-            if topic is None or topic.name is None:  # one-to-one: a later answer does not replace an earlier one
+            if topic is None or topic.name is None:  # one-to-one: a later message must not replace an earlier one
                 return Slow.NEWEST if self.default is Slow.LATEST else self.default
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
@@ -411,29 +411,30 @@ class SlowPolicies:
     def named(self, name: bytes) -> Slow:
         """Return the policy of the topic with this name."""
         found = list(self._tree.match(name.decode("utf-8", "surrogateescape")))
+        # The tree returns matches in any order; the number is the place in the settings.
         return min(found, key=itemgetter(0))[1] if found else self.default
 
 
 class Backlog:
-    """Queue positions of one client that does not read; it exists from when its socket blocks until its queue is empty.
+    """Queue positions of one client that does not read, while its socket is blocked.
 
-    Positions count all entries since the backlog was created, also those that have left the queue since.
+    Positions count all entries since the backlog was created, including those that have left the queue.
     """
 
-    __slots__ = ("_control_bytes", "_holes", "_latest", "_left", "_oldest", "gave_up", "policies")
+    __slots__ = ("_control_bytes", "_empty_entries", "_latest", "_left", "_oldest", "wait_expired", "policies")
 
     def __init__(self, policies: SlowPolicies) -> None:
         self.policies = policies
-        self.gave_up = False
-        """Whether publishers have waited for this client long enough; new messages are dropped then."""
-        self._left = self._holes = self._control_bytes = 0
+        self.wait_expired = False
+        """Whether publishers have waited for the maximum time; new messages are dropped then."""
+        self._left = self._empty_entries = self._control_bytes = 0
         self._latest: dict[bytes, int] = {}  # by topic and sub-topic, the position of the newest message
         self._oldest: deque[int] = deque()  # positions that may be dropped, the oldest first
 
     def take(self, outbox: Outbox, batch: bytes) -> bool:
         """Apply the policy to `batch`, the last entry of the queue; return whether to disconnect the client."""
         if not outbox.is_message(batch, 0):
-            # Messages may exceed the budget too, while publishers wait: so control packets are counted apart.
+            # Counted apart from messages, which may exceed the budget, too, while publishers wait.
             self._control_bytes += len(batch)
             is_over = outbox.queued_bytes > outbox.budget_bytes + CONTROL_BUDGET_BYTES
             return is_over and self._control_bytes > CONTROL_BUDGET_BYTES
@@ -442,7 +443,11 @@ class Backlog:
         if policy is Slow.LATEST:
             entries = self._replace(outbox, batch)
         elif policy is Slow.OLDEST:
-            self._add_oldest(outbox, batch)
+            queue, piece_bytes = outbox.queue, min(PIECE_BYTES, outbox.budget_bytes >> 4)
+            pieces = _pieces(batch, outbox.frame_bytes, piece_bytes) if len(batch) > piece_bytes else (batch,)
+            first = self._left + len(queue) - 1
+            queue[-1:] = pieces
+            self._oldest.extend(range(first, first + len(pieces)))
         over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if not over_all and outbox.queued_bytes <= outbox.budget_bytes:
             return False
@@ -450,14 +455,14 @@ class Backlog:
             return True
         if policy is Slow.OLDEST:
             self._drop_oldest(outbox)
-        elif policy is Slow.WAIT and not over_all and not self.gave_up:
-            self.policies.pressure.press(outbox, key)
+        elif policy is Slow.WAIT and not over_all and not self.wait_expired:
+            self.policies.pressure.add_local(outbox, key)
         else:
             self._drop_newest(outbox, entries)
         return False
 
     def _drop_newest(self, outbox: Outbox, entries: int) -> None:
-        """Drop what exceeds the budget from the last entries of the queue, which are those of the newest batch."""
+        """Drop messages beyond the budget from the last `entries` of the queue, which are those of the newest batch."""
         for _ in range(entries):
             reason = _over(outbox)
             if reason is None:
@@ -485,18 +490,10 @@ class Backlog:
         if dropped:
             outbox.dropped += dropped
             outbox.overflowed(Drop.REPLACED, dropped)
-        self._close_many_holes(outbox)
+        self._compact_if_sparse(outbox)
         return len(frames)
 
     # ---- policy `OLDEST`
-
-    def _add_oldest(self, outbox: Outbox, batch: bytes) -> None:
-        queue = outbox.queue
-        piece_bytes = min(PIECE_BYTES, outbox.budget_bytes >> 4)
-        pieces = _pieces(batch, outbox.frame_bytes, piece_bytes) if len(batch) > piece_bytes else (batch,)
-        first = self._left + len(queue) - 1
-        queue[-1:] = pieces
-        self._oldest.extend(range(first, first + len(pieces)))
 
     def _drop_oldest(self, outbox: Outbox) -> None:
         queue, first, dropped = outbox.queue, _first(outbox), 0
@@ -508,27 +505,27 @@ class Backlog:
         if dropped and reason:
             outbox.dropped += dropped
             outbox.overflowed(reason, dropped)
-        self._close_many_holes(outbox)
+        self._compact_if_sparse(outbox)
 
     # ---- the queue
 
     def _take_out(self, outbox: Outbox, at: int) -> int:
-        """Make an entry empty; return how many messages it had."""
+        """Make an entry empty; return the number of its messages."""
         batch = outbox.queue[at]
         outbox.queue[at] = b""
         outbox.released(len(batch))
-        self._holes += 1
+        self._empty_entries += 1
         return outbox.fitting(batch, 0)[1] if batch else 0
 
     def left(self, entries: int) -> None:
         """Note that `entries` entries have left the queue at its front."""
         self._left += entries
 
-    def close_holes(self, outbox: Outbox) -> None:
+    def compact(self, outbox: Outbox) -> None:
         """Remove the empty entries."""
-        if not self._holes:
+        if not self._empty_entries:
             return
-        self._holes = 0
+        self._empty_entries = 0
         places: dict[int, int] = {}
         queue = outbox.queue
         for at, batch in enumerate(queue):
@@ -539,18 +536,18 @@ class Backlog:
         self._oldest = deque(places[at] for at in self._oldest if at in places)
         self._left = 0
 
-    def _close_many_holes(self, outbox: Outbox) -> None:
-        if self._holes > MAX_HOLES and self._holes * 2 > len(outbox.queue):
-            self.close_holes(outbox)
+    def _compact_if_sparse(self, outbox: Outbox) -> None:
+        if self._empty_entries > MAX_EMPTY_ENTRIES and self._empty_entries * 2 > len(outbox.queue):
+            self.compact(outbox)
 
 
 def _first(outbox: Outbox) -> int:
-    """Return the first entry that may be dropped: not one that the client has partly received."""
+    """Return the index of the first droppable entry: a partly sent one must be completed."""
     return 1 if outbox.torn else 0
 
 
 def _over(outbox: Outbox) -> Drop | None:
-    """Return which budget is exceeded, as the reason of a drop."""
+    """Return the exceeded budget as the reason of a drop; None when there is room."""
     if QueuedMemory.total_bytes > QueuedMemory.limit_bytes:
         return Drop.OVER_GLOBAL_BUDGET
     return Drop.OVER_BUDGET if outbox.queued_bytes > outbox.budget_bytes else None
@@ -603,56 +600,55 @@ class Pressure:
     """Backpressure: publishers of a topic wait while the queue of a subscriber is full.
 
     Attributes:
-        topics: by topic key, the outboxes that are full. Publishers look here for each batch.
-        told: called with true when the first local client is full for a topic, with false when the last one is not.
-        max_wait_s: how long publishers wait for one client at a stretch.
+        topics: full outboxes by topic key. Routes check it for each batch.
+        on_changed: called with true when the first local client is full for a topic, with false when none is any more.
+        max_wait_s: maximum time that publishers wait for one client without a break.
     """
 
     max_wait_s = 10.0
 
     def __init__(self) -> None:
-        self.told: Callable[[bytes, bool], object] = lambda key, presses: None
-        self._elsewhere: set[Outbox] = set()
-        """Outboxes of other nodes that have full subscribers."""
+        self.on_changed: Callable[[bytes, bool], object] = lambda key, is_full: None
+        self._remote: set[Outbox] = set()  # outboxes of other nodes that have full subscribers
         self.topics: dict[bytes, set[Outbox]] = {}
-        self._pressing: dict[Outbox, set[bytes]] = {}
+        self._keys: dict[Outbox, set[bytes]] = {}  # the reverse of `topics`: topic keys by full outbox
         self._waiting: dict[bytes, list[tuple[WaitingPublisher, Deliver, bytes]]] = {}
 
-    def press(self, outbox: Outbox, key: bytes) -> None:
-        """Let publishers of a topic wait for `outbox`."""
-        if outbox not in self._pressing:
-            self._pressing[outbox] = set()
+    def add_local(self, outbox: Outbox, key: bytes) -> None:
+        """Make publishers of a topic wait for a local client."""
+        if outbox not in self._keys:
+            self._keys[outbox] = set()
             outbox.backpressure_started()
-        if key not in self._pressing[outbox]:
-            self._pressing[outbox].add(key)
+        if key not in self._keys[outbox]:
+            self._keys[outbox].add(key)
             self.topics.setdefault(key, set()).add(outbox)
-            self.told(key, True)
+            self.on_changed(key, True)
 
     def add_remote(self, outbox: Outbox, key: bytes) -> None:
-        """Let publishers of a topic wait for clients of another node, whose outbox is `outbox`."""
-        self._elsewhere.add(outbox)
-        self._pressing.setdefault(outbox, set()).add(key)
+        """Make publishers of a topic wait for clients of another node; `outbox` is the queue to that node."""
+        self._remote.add(outbox)
+        self._keys.setdefault(outbox, set()).add(key)
         self.topics.setdefault(key, set()).add(outbox)
 
     def remove_remote(self, outbox: Outbox, key: bytes) -> None:
         """End `add_remote` of one topic."""
-        if key in self._pressing.get(outbox, ()):
-            self._pressing[outbox].discard(key)
+        if key in self._keys.get(outbox, ()):
+            self._keys[outbox].discard(key)
             self._remove(outbox, key)
 
     def forget(self, outbox: Outbox) -> None:
-        """Remove another node that has left."""
+        """Remove the queue to a node that has left."""
         self.release(outbox)
-        self._elsewhere.discard(outbox)
+        self._remote.discard(outbox)
 
     def remove_all_remote(self) -> None:
-        """Remove all other nodes, before other policies replace these."""
-        for outbox in list(self._elsewhere):
+        """Remove the queues to all other nodes, before new policies replace these."""
+        for outbox in list(self._remote):
             self.forget(outbox)
 
     def here(self) -> list[bytes]:
-        """Return the keys of the topics for which a local client is full."""
-        return [key for key, pressing in self.topics.items() if not pressing <= self._elsewhere]
+        """Return the keys of the topics for which the queue of a local client is full."""
+        return [key for key, full in self.topics.items() if not full <= self._remote]
 
     def wait(self, key: bytes, peer: WaitingPublisher, deliver: Deliver, batch: bytes = b"") -> bool:
         """Call `deliver(batch)` and resume `peer` when no subscriber of the topic is full; return true."""
@@ -660,16 +656,16 @@ class Pressure:
         return True
 
     def release(self, outbox: Outbox) -> None:
-        """Let no publisher wait for `outbox` any longer."""
-        for key in self._pressing.pop(outbox, ()):
+        """Stop the waiting for `outbox`."""
+        for key in self._keys.pop(outbox, ()):
             self._remove(outbox, key)
 
     def _remove(self, outbox: Outbox, key: bytes) -> None:
-        pressing = self.topics[key]
-        pressing.discard(outbox)
-        if outbox not in self._elsewhere and pressing <= self._elsewhere:
-            self.told(key, False)
-        if not pressing:
+        full = self.topics[key]
+        full.discard(outbox)
+        if outbox not in self._remote and full <= self._remote:
+            self.on_changed(key, False)
+        if not full:
             del self.topics[key]
             if key in self._waiting:
                 run_in_background(self._resume_publishers(key))
@@ -677,14 +673,14 @@ class Pressure:
     def _resume_publishers(self, key: bytes) -> Iterator[None]:
         waiting = deque(self._waiting.pop(key, ()))
         while waiting:
-            if key in self.topics:  # a subscriber is full again
+            if key in self.topics:  # a subscriber is full again; the earlier publishers stay in front
                 self._waiting[key] = [*waiting, *self._waiting.get(key, ())]
                 return
             peer, deliver, batch = waiting.popleft()
             try:
                 if batch:
                     deliver(batch)
-            except Exception:  # else the other publishers would wait forever
+            except Exception:  # otherwise the other publishers would wait forever
                 log.exception("error while a message was routed; it is lost")
             if key in self.topics:
                 self.wait(key, peer, deliver)

@@ -1,9 +1,10 @@
 """Routes through traces, hooks, journal and backpressure, and their resolution.
 
-When no hook is set and nothing is recorded, a client's route cache holds the topic itself, so unused features cost the
-data path nothing. Otherwise routes are nested, the outermost first:
+Without hooks and recording, a client's route cache holds the topic itself, so that unused features cost no time.
+Otherwise routes are nested, the outermost first:
 
-    TracedRoute ▶ MeteredRoute ▶ GuardedRoute ▶ RecordedRoute ▶ HandledRoute ▶ PressedRoute ▶ LastValueRoute ▶ Topic
+    TracedRoute ▶ MeteredRoute ▶ GuardedRoute ▶ RecordedRoute ▶ HandledRoute ▶ BackpressureRoute ▶ LastValueRoute
+    ▶ Topic
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from smqrt.wire.smq import Type, count_frames
 # ---- Traces of a client or a topic
 #
 # Without traces a broker's routes do not change. With traces, the routes that concern them go through a `TracedRoute`.
-# A trace holds a bounded number of events, and counts those that its reader missed.
+# A trace holds a bounded number of events, and counts the others as missed.
 
 MAX_WAITING_EVENTS = 1000
 """Events that wait for the reader of a trace, about 300 KB."""
 MAX_FRAMES_SHOWN = 20
-"""Messages of one batch that become events of their own; the others are one event with their bytes."""
+"""Messages of one batch with one event each; one more event counts the bytes of the others."""
 MAX_PAYLOAD_SHOWN_BYTES = 80
 MAX_NAME_SHOWN_BYTES = 256
 _NAMED = {Type.SUBSCRIBE: "subscribe", Type.CREATE: "create", Type.CREATESUB: "createsub"}
@@ -49,7 +50,7 @@ class Trace:
 
     Args:
         broker: the broker.
-        uid: of the traced client; None when a topic is traced.
+        uid: uid of the traced client; None when a topic is traced.
         topic: name of the traced topic; None when a client is traced.
         wake: called when there are events to read.
     """
@@ -80,6 +81,7 @@ class Trace:
 
     def start(self) -> None:
         """Start the trace; all routes are resolved again."""
+        # A tuple, which is replaced: the data path may be looping over the old one.
         self.broker.traces = (*self.broker.traces, self)
         self._forget_routes()
 
@@ -99,7 +101,7 @@ class Trace:
         return self.uid is not None and peer.uid == self.uid
 
     def packet(self, client: BrokerPeer, packet: bytes) -> None:
-        """A client sent a packet other than Publish."""
+        """Record a packet other than Publish."""
         kind = packet[0] if packet else -1
         if kind in _NAMED:
             name = packet[1:]
@@ -111,19 +113,19 @@ class Trace:
                 self.add(_NUMBERED[Type(kind)], **_client_fields(client), topic=_topic_field(topic, packet[1:5]))
 
     def connected(self, client: BrokerPeer) -> None:
-        """A client was accepted."""
+        """Record that a client was accepted."""
         if self.is_about(client):
             self.add("connect", **_client_fields(client), info=text(client.info))
 
     def ended(self, client: BrokerPeer, reason: CloseReason, detail: str) -> None:
-        """A connection was closed."""
+        """Record that a connection was closed."""
         if self.is_about(client):
             self.add(
                 "close", **_client_fields(client), reason=reason.name.lower(), detail=detail[:MAX_NAME_SHOWN_BYTES]
             )
 
     def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
-        """A client, or the server, published a batch to one destination."""
+        """Record a batch that a client, or the server, published to one destination."""
         table = self.broker.subtopic_table
         shown = list(islice(smq.frames(batch), MAX_FRAMES_SHOWN))
         for frame in shown:
@@ -154,7 +156,7 @@ def _topic_field(topic: Topic | None, key: bytes) -> str | int:
 
 
 def traced(broker: BrokerState, route: Route, topic: Topic | None, peer: BrokerPeer) -> Route:
-    """Return `route`, or a route that notifies the traces that it concerns."""
+    """Return `route`, behind a `TracedRoute` if it concerns a trace."""
     name = topic.name if topic is not None else None
     concerned = tuple(
         trace for trace in broker.traces if trace.is_about(peer) or (name is not None and name == trace.topic)
@@ -196,9 +198,8 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
         route = _with_last_values(broker.last_values, broker, topic, ptid, peer, route)
     server, slow = broker.server, broker.slow
     if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
-        route = PressedRoute(
-            broker, tid if topic is None else topic.id, route, peer
-        )  # without a topic here: a topic of other nodes
+        # `topic` is None for a topic that only other nodes have.
+        route = BackpressureRoute(broker, tid if topic is None else topic.id, route, peer)
     if broker.cluster is not None and found is not None and peer is not server:
         route = broker.cluster.with_link_backpressure(route, found, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
@@ -246,13 +247,13 @@ def _with_last_values(
 ) -> Route:
     if topic is None or not values.selects(topic):
         return route
-    # Messages that are delivered turns later go to the subscribers of that time.
+    # Messages that are delivered turns later go to the subscribers at that time.
     is_late = isinstance(route, UnroutedRoute) or (broker.recorder is not None and broker.recorder.waits_for_disk)
     find_again = (lambda: _subscribers(broker, topic, topic.id, ptid) or route) if is_late else None
     return LastValueRoute(values.of(topic), route, peer.identity, find_again)
 
 
-class PressedRoute:
+class BackpressureRoute:
     """Route whose publishers wait while the queue of a subscriber is full (slow-consumer policy `wait`)."""
 
     __slots__ = ("_broker", "_key", "_peer", "_pressure", "_route", "_tid")
@@ -278,9 +279,9 @@ class PressedRoute:
         return self._key in self._pressure.topics and self._pressure.wait(self._key, self._peer, self._deliver_held)
 
     def _deliver_held(self, batch: bytes) -> None:
-        """Deliver a batch that was held back, to the present subscribers."""
+        """Deliver a batch that was held back, to the subscribers at this time."""
         broker, tid, peer = self._broker, self._tid, self._peer
-        topic = broker.topic_table.at(self._key)
+        topic = broker.topic_table.at(self._key)  # resolved again: subscribers may have changed
         found = _subscribers(broker, topic, tid, peer.etid)
         route = found or UnroutedRoute(broker, tid, peer.etid, peer)
         if broker.last_values is not None:
@@ -289,7 +290,7 @@ class PressedRoute:
 
 
 class HandledRoute:
-    """Route to handlers of the server: publishers wait while these are behind."""
+    """Route to handlers of the server: publishers wait while messages for handlers wait."""
 
     __slots__ = ("_deliver", "_deliver_view", "_peer", "_server", "route")
 
@@ -388,7 +389,7 @@ class GuardedRoute:
     def deliver(self, batch: bytes) -> bool:
         """Deliver what the hook permits; return true when the publisher has to wait for the hook or the journal."""
         hook = self._broker.hooks.onpublish
-        answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch
+        answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch  # it may have been removed
         if not isinstance(answer, Deferred):
             return self._deliver_allowed(batch, answer)
         if answer.done:
@@ -401,7 +402,7 @@ class GuardedRoute:
         self._peer.pending = None
         try:
             waits = self._deliver_allowed(batch, allowed)
-        except Exception:  # else the publisher would wait forever
+        except Exception:  # otherwise the publisher would wait forever
             log.exception("error while a message was routed; it is lost")
             waits = False
         if not waits:
@@ -413,12 +414,13 @@ class GuardedRoute:
 
     def _deliver_allowed(self, batch: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
-        if len(allowed) < len(batch):
+        if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
             table = self._broker.topic_table
             topic = table.get(self._tid)
-            if topic is not None and topic.is_delivered:  # take back what `Session.count_batch` has counted
+            # `Session.count_batch` has counted all messages but the first one, which only `Topic.deliver` counts.
+            if topic is not None and topic.is_delivered:
                 topic.messages -= swallowed - (not allowed)
             table.traffic.add(swallowed, len(batch) - len(allowed), 0)
         return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))

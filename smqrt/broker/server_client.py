@@ -1,7 +1,7 @@
 """The server's own client (spec: smq §2.4).
 
-It publishes for the application and calls its message handlers. It is an outbox like that of any client; flushing it
-calls the handlers.
+It publishes for the application and calls its message handlers. It is an outbox like that of any client; `flush` calls
+the handlers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Handler = Callable[[bytes, int, int, int], object]
 CATCH_ALL = -1
 """In place of a sub-topic id: the handler of all sub-topics without a handler of their own."""
 HANDLER_BUDGET_BYTES = 16 << 20
-"""Bytes that wait for a handler that blocks; further messages for it are dropped and counted."""
+"""Bytes that wait for a blocked handler; further messages for it are dropped and counted."""
 WAITING_MESSAGE_BYTES = 200
 """Memory of a waiting message besides its payload."""
 HANDLING_S = 0.004
-"""Time for handlers in the turn in which messages arrive; publishers wait while there are more."""
+"""Time for handlers in the turn in which messages arrive; publishers wait until the rest is handled."""
 HANDLED_BY_CLOCK = 4
 """Messages handled between two readings of the clock: a handler may take a millisecond."""
 ROUTED_PER_TURN = 20
-"""Messages routed before other work: a hook that publishes for each message would never return."""
+"""Messages routed before other work: otherwise a hook that publishes for each message would never return."""
 
 
 class Arrived(bytes):
@@ -53,7 +53,7 @@ class Arrived(bytes):
 
 
 class HandlerQueue:
-    """Queue of one handler: calls it for one message after the other, even if it blocks.
+    """Queue of one handler, which is called for one message at a time, even if it blocks.
 
     Args:
         handler: the handler.
@@ -85,7 +85,7 @@ class HandlerQueue:
 
     @property
     def unhandled(self) -> int:
-        """Number of messages that wait, including the one that is being handled."""
+        """Number of messages that wait or are being handled."""
         return len(self._waiting) + self._busy
 
     def take(self) -> list[bytes]:
@@ -96,7 +96,7 @@ class HandlerQueue:
         return taken
 
     def _next(self) -> Iterator[None]:
-        """Deliver what waits until the handler blocks again; messages that arrive meanwhile wait behind it."""
+        """Deliver the waiting messages until the handler blocks again."""
         while self._waiting:
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message[0]) + WAITING_MESSAGE_BYTES
@@ -104,7 +104,7 @@ class HandlerQueue:
             self.deliver(*message)
             if self._busy:
                 return
-            self._busy = True
+            self._busy = True  # during the `yield`, so that messages of other turns wait behind these
             yield
         self._busy = False
 
@@ -115,13 +115,14 @@ class ServerClient(Outbox):
     Args:
         broker: the broker.
         topic_id: its ETID; 0 draws one.
-        queue_size: how many publishes may wait for an `onpublish` hook that has not answered.
+        queue_size: maximum number of publishes that wait while an `onpublish` hook has not answered.
 
     Attributes:
         behind: whether received messages wait for handlers; publishers to the server then wait.
-        answers: called with `(data, ptid, stid)` of each message to the server's ETID first; returns whether a caller
-            waits for this answer, so that no handler is called.
-        once: for each topic subscribed with `once`, by id, the ETID where other nodes send what this server handles.
+        answers: called first with `(data, ptid, stid)` of each message to the server's ETID. It returns whether the
+            message answers a request, so that no handler is called.
+        once: ETIDs to which other nodes send the messages that this server handles, by id of a topic subscribed with
+            `once`.
     """
 
     __slots__ = (
@@ -192,12 +193,17 @@ class ServerClient(Outbox):
             once: whether only one server of a cluster handles each message.
         """
         once = once and topic is not self.topic
-        if handler:  # replaces an earlier one; what waits for that is still handled by it
+        if handler:  # the former handler, if any, still handles the messages in its queue
             self._handlers.setdefault(topic.id, {})[stid] = HandlerQueue(handler, self._overflowed, once)
         elif once:
             self._once_default.add(topic.id)
         if once and topic.id not in self.once:
-            self._open_inbox(topic)
+            inbox = self.once[topic.id] = self.broker.topic_table.ephemeral()
+            inbox.add(self)
+            self._once_topics[inbox.id] = topic.id
+            topic.forget_routes()
+            if self.broker.cluster is not None:
+                self.broker.cluster.handles_once(topic, inbox.id)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
             topic.forget_routes()  # new routes wait for handlers that are behind
@@ -205,17 +211,8 @@ class ServerClient(Outbox):
             if not once:  # otherwise every server would handle the same last values
                 self.broker.send_last_values(topic, self)
 
-    def _open_inbox(self, topic: Topic) -> None:
-        """Create an ETID to which other nodes send what this server handles."""
-        inbox = self.once[topic.id] = self.broker.topic_table.ephemeral()
-        inbox.add(self)
-        self._once_topics[inbox.id] = topic.id
-        topic.forget_routes()
-        if self.broker.cluster is not None:
-            self.broker.cluster.handles_once(topic, inbox.id)
-
     def is_inbox(self, number: int) -> bool:
-        """Whether `number` is an ETID to which other nodes send what this server handles."""
+        """Whether `number` is an ETID to which other nodes send the messages that this server handles."""
         return number in self._once_topics
 
     def unsubscribe(self, topic: Topic) -> None:
@@ -235,7 +232,7 @@ class ServerClient(Outbox):
             self.broker.unsubscribed(topic, self)
 
     def renumbered(self, old: int, topic: Topic) -> None:
-        """Note that a topic has another id than `old`."""
+        """Update the tables after the id of a topic changed from `old`."""
         if self.topics.pop(old, None):
             self.topics[topic.id] = topic
         if old in self._handlers:
@@ -245,7 +242,7 @@ class ServerClient(Outbox):
             self._once_topics[self.once[topic.id].id] = topic.id
 
     def flush(self) -> None:
-        """Call the handlers for everything in the queue: for a while now, and for the rest in the next turns."""
+        """Call the handlers for all messages in the queue: for `HANDLING_S` now, then in the next turns."""
         batches, self.queue = self.queue, []
         self._unread.extend(batches)
         if not self.behind:
@@ -253,7 +250,7 @@ class ServerClient(Outbox):
             steps, clock = self._read(), self.broker.clock
             until_s = clock() + HANDLING_S
             while self.behind and clock() < until_s:
-                deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # consumes them
+                deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # consumes the steps without storing them
             if self.behind:
                 run_in_background(steps)
         if b"" in batches:  # see `_route_waiting`
@@ -272,11 +269,8 @@ class ServerClient(Outbox):
             peer.outbox.resume()
 
     def hold(self, peer: BrokerPeer) -> bool:
-        """Resume the outbox of `peer` when the handlers have caught up; return whether it has to wait.
-
-        It is false for the server itself, because `publish` of the application does not wait.
-        """
-        if peer is self:
+        """Resume the outbox of `peer` when all received messages are handled; return whether `peer` has to wait."""
+        if peer is self:  # `publish` of the application does not wait
             return False
         self._held.append(peer)
         return True
@@ -311,9 +305,9 @@ class ServerClient(Outbox):
     # ---- publishing
 
     def publish(self, tid: int, ptid: int, frame: bytes) -> int:
-        """Route `frame` now, or queue it behind one whose hook has not answered; return how many wait.
+        """Route `frame` now, or queue it behind a message whose hook has not answered; return the queue's length.
 
-        The caller may be that hook itself.
+        The caller may be that hook.
         """
         if not self._busy:
             self._waiting.append((tid, ptid, frame))
@@ -335,7 +329,7 @@ class ServerClient(Outbox):
         self._route_waiting()
 
     def _route_waiting(self) -> None:
-        """Route in order until nothing waits, a hook blocks, or other work is due."""
+        """Route the queue in order, until it is empty, a hook blocks, or other work is due."""
         if self._is_held:
             return
         waiting, self._busy, blocked = self._waiting, True, False
@@ -358,7 +352,7 @@ class ServerClient(Outbox):
                 self.put(b"")  # an empty batch, so that `flush` calls this method again
 
     def waiting(self) -> int:
-        """Return how many messages wait for a hook or for handlers; a batch counts as one."""
+        """Return the number of messages that wait for a hook or for handlers; a batch counts as one."""
         received = len(self._unread) + self.behind + sum(inbox.unhandled for inbox in self._queues())
         return len(self._waiting) + (self._busy and not self._is_held) + received
 
@@ -374,7 +368,7 @@ class ServerClient(Outbox):
         """Remove and return the batches that no handler has received yet, in order."""
         batches = [batch for queue in self._queues() for batch in queue.take()]
         for batch in [*self._unread, *self.queue]:
-            # A batch of another node for a topic with `once` is handled there, or sent again to the ETID of `once`.
+            # A batch of another node for a topic with `once` is handled there, or sent here again by that node.
             if batch and not (isinstance(batch, Arrived) and int.from_bytes(batch[smq.TID], "big") in self.once):
                 batches.append(batch)
         self._unread.clear()
@@ -382,14 +376,14 @@ class ServerClient(Outbox):
         return batches
 
     def hold_publishes(self) -> None:
-        """Hold back what the application publishes, until `take_publishes` or `resume_publishing`."""
+        """Hold back messages of the application, until `take_publishes` or `resume_publishing`."""
         self._busy = self._is_held = True
 
     def take_publishes(self) -> list[tuple[int, int, bytes]]:
-        """Remove and return what was held back: `(tid, ptid, frame)` of each message."""
+        """Remove and return the messages that were held back, as `(tid, ptid, frame)`."""
         taken = list(self._waiting)
         self._waiting.clear()
-        if self.pending is not None:  # its hook has not answered, and no longer needs to
+        if self.pending is not None:  # its hook has not answered; the new broker calls its own hook
             tid, ptid, _, _ = smq.unpack_publish(self.pending)
             taken.insert(0, (tid, ptid, self.pending))
             self.pending = None
@@ -401,7 +395,7 @@ class ServerClient(Outbox):
         self._route_waiting()
 
     def close(self) -> None:
-        """Count what still waits as dropped, and remove the handlers."""
+        """Count waiting messages as dropped, and remove the handlers."""
         if self._waiting:
             self.broker.stats.drop(Drop.CLOSED, len(self._waiting))
             self.broker.log(None, f"closed with {len(self._waiting)} messages that waited for onpublish")

@@ -1,12 +1,12 @@
 """Sessions of clients at the broker, and their records for migration.
 
-    WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
-       └────────bad Connect, timeout───────┴──refused──────────────────────┘
+    WAITING ──Connect──▶ AUTHENTICATING ──accepted──▶ CONNECTED ──closed──▶ CLOSED
+       └──bad Connect, timeout──┴──refused, timeout──────────────────────────┘
 
 This module handles Connect, the routes of messages, and the end of a session; `control_packets` handles the other
-packets and writes Suback and the other acknowledgements. A handler that calls a hook may have to wait: `control` then
-returns true, and the connection stops reading until the outbox's `resume` is called. Thus the requests of one client
-are handled and acknowledged strictly in order.
+packets and their acknowledgements. A handler that calls a hook may have to wait: `control` then returns true, and the
+connection stops reading until the outbox's `resume` is called. So the requests of one client are handled and
+acknowledged strictly in order.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
 
 MAX_ROUTES = 1024
-"""Routes that a client's cache holds. With more destinations a publisher pays a lookup each time the cache is full."""
+"""Routes that a client's cache holds. A full cache is cleared, and the routes are resolved again."""
 
 _NO_ROUTES: dict[bytes, Route] = {}
 
 log = logging.getLogger("smqrt")
 
 OTHER_USERS_ID, TOO_MANY_CONNECTIONS = "another user's client has this id", "too many connections of this user"
-"""Texts of a refusal after `authenticate` has accepted the client."""
+"""Texts for clients that are refused although `authenticate` has accepted them."""
 
 
 class SessionState(Enum):
-    """Phase of a session, see the diagram above."""
+    """Phase of a session, see the diagram at the top."""
 
     WAITING = "waiting for Connect"
     AUTHENTICATING = "waiting for authenticate"
@@ -66,19 +66,19 @@ class Session:
         etid: the client's ephemeral topic id, 0 before it is accepted.
         uid, info: from the Connect packet.
         seed: the u32 that was sent in Init.
-        origin: what the transport has of the request that opened the connection.
+        origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         since_s: when the client was accepted, on the broker's clock; None before.
         identity: its user and rights; None when clients need not authenticate.
         topics: the named topics that it subscribes to, by id; None for none.
         observed: the topics that it observes; None for none.
-        fragments: payload of the PubFrag packets so far; None between messages.
+        fragments: payload of the received PubFrag packets; None between messages.
         names_made, names_made_bytes: the topics and sub-topics that this client created, for its limits.
-        unsaved_answers: answers that wait for the disk, in order; None until there are some.
-        waits_for_disk: whether the connection is paused because of them.
+        unsaved_answers: answers that wait for the disk, in order; None before the first.
+        waits_for_disk: whether the connection is paused because of too many unsaved answers.
         extra: for the application layer (its peer table).
         routes: the route cache, by bytes 2 to 10 of a frame (type, tid, ptid).
-        pending: the packet or batch that a hook has yet to answer; after a migration it is handled again.
-        partitions: what the connection derives from `routes`; reset whenever they change.
+        pending: the packet or batch whose hook has not answered; after a migration it is handled again.
+        partitions: table that the connection derives from `routes`; reset when they change.
     """
 
     __slots__ = (
@@ -133,9 +133,9 @@ class Session:
     # ---- packets
 
     def control(self, packet: bytes) -> bool:
-        """Handle a packet that is not a routed Publish; return true when the client is not to be read for now.
+        """Handle a packet that is not a routed Publish; return true when the client must not be read until `resume`.
 
-        Never raises: a packet that breaks a rule ends the session with a close reason.
+        Never raises: a packet that violates the protocol ends the session with a close reason.
         """
         if self.state is SessionState.CLOSED:
             return False
@@ -153,7 +153,7 @@ class Session:
         return waits
 
     def fail(self, error: ProtocolError) -> None:
-        """End the session because the client broke a rule of the protocol."""
+        """End the session because the client violated the protocol."""
         if self.state is SessionState.WAITING:
             self.broker.log(self, f"refused: {error}")
             self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason, str(error))
@@ -180,7 +180,7 @@ class Session:
         return handler(self, packet)
 
     def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
-        """Call `then` with the answer of `hook`, which is true without one; return true when the answer comes later."""
+        """Call `then` with the answer of `hook`, or with true without a hook; return true for a later answer."""
 
         def answered(value: Any, error: BaseException | None) -> None:
             self.pending = None
@@ -228,12 +228,14 @@ class Session:
             if code == ConnackCode.ACCEPTED:
                 self.accept()
             else:
-                self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
+                names = {member.value: member.name.lower().replace("_", " ") for member in ConnackCode}
+                suffix = f": {text.decode('utf-8', 'backslashreplace')}" if text else ""
+                self.refuse(code, text, CloseReason.REFUSED, f"{names.get(code, f'code {code}')}{suffix}")
 
         return self.ask(hook, (connect.credentials, self), authenticated)
 
     def accept(self) -> None:
-        """Accept the authenticated client; a session with the same uid is disconnected and its ETID taken over."""
+        """Accept the authenticated client; it takes over the ETID of a session with the same uid, which is closed."""
         broker = self.broker
         old = broker.uids.get(self.uid)
         holder = old or (broker.cluster.holder(self.uid) if broker.cluster is not None else None)
@@ -242,6 +244,7 @@ class Session:
             return
         max_connections, identity = broker.limits.connections_per_user, self.identity
         if max_connections is not None and identity is not None and identity.user:
+            # A client that reconnects replaces one of the counted connections.
             replaces_own = old is not None and old.identity is not None and old.identity.user == identity.user
             if broker.users[identity.user] - replaces_own >= max_connections:
                 broker.refuse(self, USER_CONNECTIONS)
@@ -250,11 +253,11 @@ class Session:
                 return
         if old:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
-        if broker.closed:  # a hook may have closed it meanwhile
+        if broker.closed:  # `onclose` of the old session may have closed the broker
             self.disconnect(CloseReason.SHUTDOWN)
-        if self.state is SessionState.CLOSED:  # `onclose` of the old session may have closed this one
+        if self.state is SessionState.CLOSED:  # or this session
             return
-        # The ETID of a session that was taken over is free now, and passes to this one.
+        # The ETID of the old session is free now, and this session gets it.
         topic = broker.topic_table.ephemeral(old.etid if old else 0)
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
         self.since_s = broker.clock()
@@ -275,7 +278,7 @@ class Session:
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
-        """Send Connack `code` and close the connection. Neither hooks nor other clients are notified of it."""
+        """Send Connack `code` and close the connection. Hooks and other clients are not notified."""
         self.broker.stats.refusals += 1
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
         self.disconnect(reason, None, detail)
@@ -320,13 +323,13 @@ class Session:
             return GuardedRoute(self.broker, tid, self.etid, self)
         return destination(self.broker, tid, self.etid, self)
 
-    def route_kept(self, batch: bytes) -> bool:
-        """Route messages that the meter held back, to the present subscribers; return true when a hook waits."""
+    def route_held(self, batch: bytes) -> bool:
+        """Route messages that the meter held back, to the subscribers at this time; return true when a hook waits."""
         key = batch[2:11]
         return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(batch))
 
     def apply_publish_limits(self) -> None:
-        """Apply the broker's present limits of publishing."""
+        """Apply the broker's current limits of publishing."""
         self.forget_routes()
         if self.meter is not None:
             self.meter.apply_limits(self.broker.publish_limits or PublishLimits())
@@ -353,7 +356,7 @@ class Session:
     def forget_route(self, destination: bytes) -> None:
         """Remove the route to a topic, given by its key, from the cache."""
         if self.topic is not None:
-            # type Publish, destination, publisher: as in the frame
+            # The key of the route cache: type Publish, destination, publisher.
             self.routes.pop(b"\x08" + destination + self.topic.key, None)
         self.partitions = None
 
@@ -365,22 +368,22 @@ class Session:
     # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
-        """End a subscription that is permitted no longer. The client gets a Suback with 0, as a Subscribe would now:
-        SMQ has no other packet for it.
+        """End a subscription that is no longer permitted. The client gets a Suback with 0, the answer to a denied
+        Subscribe, because SMQ has no packet for this case.
         """
         if self.topics and self.topics.pop(topic.id, None):
             self.broker.unsubscribed(topic, self.outbox)
             control_packets.deny_subscription(self, topic.name or b"")
 
     def end_observation(self, topic: Topic) -> None:
-        """End an observation that is permitted no longer. The client gets a last Change with 0."""
+        """End an observation that is no longer permitted. The client gets a last Change with 0."""
         if self.observed and topic in self.observed:
             self.observed.discard(topic)
             topic.unobserve(self)
             control_packets.send_answer(self, smq.change(topic.id, 0))
 
     def count_batch(self, key: bytes, more: int) -> None:
-        """Count `more` messages to the topic `key`, beside the first one of the batch that is delivered next."""
+        """Count `more` messages to the topic `key`: all of the next batch but the first, which `deliver` counts."""
         if self.meter is not None:
             self.meter.batch_messages = more + 1
         topic = self.broker.topic_table.by_key.get(key)
@@ -400,7 +403,7 @@ class Session:
         Args:
             reason: the close reason.
             text: sent in a Disconnect packet first; None sends no packet.
-            detail: the reason more exactly, for the operator.
+            detail: details of the reason, for the operator.
         """
         state, self.state = self.state, SessionState.CLOSED  # first: hooks below may disconnect it again
         if state is SessionState.CLOSED:
@@ -413,7 +416,6 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED and self.topic is not None:
             self.broker.remove_client(self, self.topic, reason)
-            # Leaving thousands of topics takes milliseconds, so it is done in portions.
             run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
@@ -424,7 +426,7 @@ class Session:
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
     def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
-        """Take the client out of every table, in portions: it may have subscribed to thousands of topics."""
+        """Remove the client from all tables, in portions: leaving thousands of topics takes milliseconds."""
         for topic in observed:
             topic.unobserve(self)
             yield
@@ -436,15 +438,8 @@ class Session:
         self.broker.release_client(self, own)
 
 
-def _refusal(code: int, text: bytes) -> str:
-    """Describe a refused authentication for the operator."""
-    names = {member.value: member.name.lower().replace("_", " ") for member in ConnackCode}
-    suffix = f": {text.decode('utf-8', 'backslashreplace')}" if text else ""
-    return f"{names.get(code, f'code {code}')}{suffix}"
-
-
 class DiscardingQueue(list[bytes]):
-    """Send queue of a closed client until it is out of every table: counts messages and discards them."""
+    """Send queue of a closed client that is still in tables: counts messages and discards them."""
 
     def __init__(self, outbox: Outbox, stats: Stats) -> None:
         self._outbox, self._stats = outbox, stats
@@ -465,14 +460,14 @@ PORTION_BYTES = 1 << 20
 
 
 class EtidTaken(ValueError):
-    """A session cannot be restored here, because its ETID or uid is in use."""
+    """Error of `join`: the ETID or the uid of the session is in use at this broker."""
 
 
 # ---- Records of names
 
 
 def names_of(broker: Broker) -> Record:
-    """Return the names and their ids, which the other broker needs before its application creates topics."""
+    """Return the names and their ids. The other broker needs them before its application creates topics."""
     return {
         "server": broker.server.etid,
         "topics": [[number, name] for number, name in broker.topics()],
@@ -481,7 +476,7 @@ def names_of(broker: Broker) -> Record:
 
 
 def adopt_names(broker: Broker, names: Record) -> list[bytes]:
-    """Give topics and sub-topics the ids that clients know; return the names that had others here."""
+    """Change the ids of topics and sub-topics to those that clients use; return the names whose id changed."""
     renumbered = [name for number, name in names["topics"] if broker.renumber(name, number)]
     return renumbered + [name for number, name in names["subtopics"] if broker.subtopic_table.renumber(name, number)]
 
@@ -502,7 +497,7 @@ def counters_of(broker: Broker) -> Record:
 
 
 def add_counters(broker: Broker, counters: Record) -> None:
-    """Add the counters of another broker; names that this version does not know are left out."""
+    """Add the counters of another broker; unknown names, of another version, are ignored."""
     stats = broker.stats
     stats.connects += counters["connects"]
     stats.refusals += counters["refusals"]
@@ -517,9 +512,9 @@ def add_counters(broker: Broker, counters: Record) -> None:
 
 
 def values_of(broker: Broker) -> Iterator[Record]:
-    """Yield the last values that the other broker does not find in its file, in portions of about a megabyte.
+    """Yield the last values that are not in the file yet, in portions of about a megabyte.
 
-    A message without payload stands for a deleted value.
+    The message of a deleted value has no payload.
     """
     portion: Record = {"values": [], "sources": [], "stamps": []}
     places: dict[Identity | None, int] = {}
@@ -539,9 +534,9 @@ def values_of(broker: Broker) -> Iterator[Record]:
 
 
 def adopt_values(broker: Broker, portion: Record) -> None:
-    """Take over a portion of last values whose topics exist; leave out those that no filter selects here."""
+    """Record a portion of last values; topics that do not exist, or that no filter selects here, are skipped."""
     sources = [one and _identity_of(one, None) for one in portion["sources"]]
-    stamps = portion.get("stamps") or itertools.repeat(None)  # an older version sends none
+    stamps = portion.get("stamps") or itertools.repeat(None)  # older versions send no stamps
     for (number, frame, source), stamp in zip(portion["values"], stamps, strict=False):
         topic = broker.topic_table.get(number)
         if broker.last_values is not None and topic is not None and broker.last_values.selects(topic):
@@ -549,15 +544,22 @@ def adopt_values(broker: Broker, portion: Record) -> None:
 
 
 def topics_with_values(broker: Broker) -> set[int]:
-    """Return the ids of topics the application subscribes to that have last values, which it has received therefore."""
+    """Return the ids of subscribed topics of the application that have last values, which it has received already."""
     values = broker.last_values
-    return {number for number, topic in broker.server.topics.items() if values is not None and values.greeting(topic)}
+    return {
+        number for number, topic in broker.server.topics.items() if values is not None and values.initial_frames(topic)
+    }
 
 
-def send_restored_values(broker: Broker, greeted: set[int]) -> None:
-    """Send the application the last values of its topics that arrived after it subscribed."""
+def send_restored_values(broker: Broker, already_sent: set[int]) -> None:
+    """Send the application the last values of its topics that were restored after it subscribed.
+
+    Args:
+        broker: the broker.
+        already_sent: ids of topics to skip, see `topics_with_values`.
+    """
     for number, topic in list(broker.server.topics.items()):
-        if number not in greeted and number not in broker.server.once:
+        if number not in already_sent and number not in broker.server.once:
             broker.send_last_values(topic, broker.server)
 
 
@@ -600,7 +602,7 @@ def _identity_of(record: Record, rights: Rights | None) -> Identity:
 def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None = None) -> Session:
     """Restore the session of a record at `broker`, whose names are adopted already.
 
-    No hook, observer or node is notified: for them the client has not left.
+    Hooks, observers and other nodes are not notified, because the client stays connected.
 
     Raises:
         EtidTaken: its ETID or its uid is in use here.
@@ -629,7 +631,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
 
 
 def observe(session: Session, record: Record) -> None:
-    """Restore the observations of a session, once all others have joined; notify the client of changes since.
+    """Restore the observations of a session, after all sessions are restored; send changes since the record was made.
 
     Args:
         session: the session that joined.
@@ -638,7 +640,7 @@ def observe(session: Session, record: Record) -> None:
     for number, notified in record["observed"]:
         topic = session.broker.topic_table.get(number)
         if topic is None:
-            if notified:  # a client that was not restored
+            if notified:  # the ETID of a client that was not restored: report its end
                 session.outbox.reply(smq.change(number, 0))
             continue
         if session.observed is None:
@@ -650,7 +652,7 @@ def observe(session: Session, record: Record) -> None:
 
 
 def leave(session: Session) -> None:
-    """Close a session that was restored elsewhere, without notifications."""
+    """Close a session that another process has restored, without notifications."""
     session.state = SessionState.CLOSED
     session.forget_routes()
     session.outbox.queue = []
@@ -658,7 +660,7 @@ def leave(session: Session) -> None:
 
 
 def forget_clients(broker: Broker, sessions: set[Session]) -> None:
-    """Remove sessions that were restored elsewhere from all tables."""
+    """Remove sessions that another process has restored from all tables."""
     for session in sessions:
         broker.deregister(session)
         if session.topic is not None:

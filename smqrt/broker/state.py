@@ -37,7 +37,7 @@ class BrokerPeer(Protocol):
         topics: the topics that it subscribes to, by id; None for none.
         outbox: its send queue.
         extra: for the application layer.
-        pending: what it published and a hook has yet to answer.
+        pending: the published batch whose hook has not answered.
     """
 
     etid: int
@@ -56,11 +56,11 @@ class BrokerPeer(Protocol):
 
 
 class BrokerClient(BrokerPeer, Protocol):
-    """Session of a client, as hooks see it.
+    """Session of a client, as passed to hooks.
 
     Attributes:
         seed: the u32 that was sent in Init.
-        origin: what the transport has of the request that opened the connection.
+        origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         closed: whether the session has ended.
     """
 
@@ -72,11 +72,9 @@ class BrokerClient(BrokerPeer, Protocol):
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
         """Close the connection; `text` is sent in a Disconnect packet first."""
-        ...
 
     def forget_routes(self) -> None:
         """Clear the route cache, so that each destination is resolved again."""
-        ...
 
 
 Verdict = tuple[int, bytes]
@@ -87,14 +85,14 @@ Verdict = tuple[int, bytes]
 class Hooks:
     """Extension points of a broker (spec: smq §2.2). An unset hook costs nothing.
 
-    A hook may answer with `Deferred`; then the client is not read until the answer comes. Hooks do not raise: the
-    bindings (Python, Lua) catch and log what a function of the application raises, and answer in its place.
+    A hook may return `Deferred`; the client is not read until it is settled. Hooks do not raise: the bindings (Python,
+    Lua) catch and log exceptions of the application's functions, and return a default answer.
     """
 
     authenticate: Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]] | None = None
     """`(credentials, session)` returns `(code, text)`: 0 accepts, 1 to 6 refuse."""
     has_logins: bool = False
-    """Whether `authenticate` requires a login of the server first."""
+    """Whether `authenticate` first checks the server's users."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
     """`(topic, issub, session)` returns whether the client may subscribe (or create)."""
     permitsubtop: Callable[[bytes, BrokerClient], object] | None = None
@@ -104,7 +102,7 @@ class Hooks:
     onclose: Callable[[BrokerClient, CloseReason], object] | None = None
     """`(session, reason)` for every closed connection that had been accepted."""
     onmoved: Callable[[BrokerClient], object] | None = None
-    """`(session)`: the client was migrated to another hub, see `smqrt.smq.session_migration`."""
+    """`(session)`: the session was migrated to another hub, see `smqrt.smq.session_migration`."""
     onvanish: Callable[[BrokerPeer], object] | None = None
     """`(phantom)`: a client of another node that was passed to a hook has disconnected."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
@@ -128,53 +126,46 @@ class Recorder(Protocol):
 
     def selects(self, topic: Topic | None) -> bool:
         """Whether messages to `topic` are recorded; None is an id without a topic or client."""
-        ...
 
     def record(self, batch: bytes) -> None:
         """Record a batch, in the order of the calls."""
-        ...
 
     def record_large(self, batch: bytes | memoryview) -> None:
         """Record a batch of many kilobytes, see `record`. A memoryview is not used after the call."""
-        ...
 
     def record_unrouted(self, batch: bytes) -> None:
         """Record a batch without a subscriber."""
-        ...
 
     def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
-        """Call `deliver(batch)` and mark what it records as assembled from PubFrag packets."""
-        ...
+        """Call `deliver(batch)`, and mark the recorded messages as assembled from PubFrag packets."""
 
     def skipped(self, batch: bytes) -> None:
         """Count the messages of a batch that was not selected."""
-        ...
 
     def hold(self, publisher: BrokerPeer) -> bool:
         """Resume the outbox of `publisher` once the recorder is not full; return true."""
-        ...
 
     @property
     def waits_for_disk(self) -> bool:
         """Whether messages reach subscribers only after they are written; `send_later` then delivers them."""
 
     def send_later(self, deliver: Callable[[bytes], bool | None], batch: bytes, publisher: BrokerPeer) -> bool:
-        """Deliver a batch once it is written, and resume the outbox of `publisher`; return whether that is later."""
-        ...
+        """Deliver a batch once it is written; return whether `publisher` has to wait until its outbox is resumed."""
 
     def left(self, client: BrokerPeer) -> None:
-        """A client has disconnected; the recorder still writes its messages with its name."""
-        ...
+        """Note that a client has disconnected; its recorded messages are still written with its name."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one broker. Every message that is lost is counted.
+    """Counters of one broker. Every lost message is counted.
 
     Attributes:
-        connects: accepted clients; refusals: refused clients; closes: accepted clients that disconnected.
+        connects: accepted clients.
+        refusals: refused clients.
+        closes: accepted clients that disconnected.
         denied: names that a hook of the application denied.
-        subscriptions: the present number, without those of ETIDs.
+        subscriptions: the current number, without those of ETIDs.
         ends: closed connections by reason, accepted or not.
         drops: copies of messages that were not delivered, by reason.
         refused: how often each limit was reached.
@@ -198,126 +189,103 @@ class ClusterHooks(Protocol):
     """Cluster membership of a broker, as the broker calls it."""
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
-        """Extend `route` by the nodes that have subscribers of `tid`; None when there is no subscriber at all."""
-        ...
+        """Return `route` extended by the nodes that have subscribers of `tid`; None without any subscriber."""
 
     def missed(self, tid: int, messages: int) -> bool:
-        """Count messages without a subscriber for lost nodes that subscribed; return whether there are such nodes."""
-        ...
+        """Count messages that only lost nodes have subscribed to; return whether there are such nodes."""
 
     def with_link_backpressure(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
-        """Return `route` with backpressure of full links for `peer`, if `found`, its last part, uses any."""
-        ...
+        """Return `route` with backpressure of full links for `peer`, if `found`, its innermost route, uses links."""
 
     def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
-        """Whether this node's server handles a message of a topic with `once`; otherwise send it to the node that does.
-        `origin` is the node that it came from, None for this one.
+        """Return whether the server of this node handles a message of a topic with `once`; otherwise forward it.
+
+        `origin` is the node that published it, None for this one.
         """
-        ...
 
     def handles_once(self, topic: Topic, number: int) -> None:
-        """This server handles `topic` with `once` under the ETID `number`; 0 when it does no longer."""
-        ...
+        """Announce that this server handles `topic` with `once` under the ETID `number`; 0 ends that."""
 
     def pressed(self, key: bytes, presses: bool) -> None:
-        """Begin or end backpressure at other nodes: subscribers here have full queues of the topic, or no longer."""
-        ...
+        """Begin or end backpressure at other nodes, for a topic whose subscribers here have full queues."""
 
     def subscribed(self, topic: Topic) -> None:
-        """A topic has one subscriber more here."""
-        ...
+        """Announce one more subscriber of a topic at this node."""
 
     def unsubscribed(self, topic: Topic) -> None:
-        """A topic has one subscriber less here."""
-        ...
+        """Announce one subscriber less of a topic at this node."""
 
     def observed(self, topic: Topic) -> None:
-        """A named topic is observed here."""
-        ...
+        """Announce that a named topic is observed at this node."""
 
     def entered(self, client: BrokerClient) -> None:
-        """A client was accepted."""
-        ...
+        """Announce an accepted client."""
 
     def left(self, client: BrokerClient) -> None:
-        """A client has disconnected."""
-        ...
+        """Announce that a client has disconnected."""
 
     def holder(self, uid: bytes) -> BrokerPeer | None:
         """Return the client of another node with this uid."""
-        ...
 
     def phantom(self, etid: int) -> BrokerPeer | None:
         """Return the client, or the server, of another node with this ETID."""
-        ...
 
     leave: Callable[[], object]
     """Leave the cluster."""
     suspend: Callable[[], object]
-    """Leave the cluster for now, until it is decided whether the clients stay in this process."""
+    """Leave the cluster during a migration to another process; `stay` rejoins if it fails."""
 
     @property
     def number(self) -> int:
         """Number of this node."""
-        ...
 
     @property
     def others(self) -> frozenset[int]:
         """Numbers of the other nodes that have sent their subscriptions."""
-        ...
 
     def pause(self) -> None:
-        """Have the other nodes hold back messages: the broker is about to move to another process, see `is_paused`."""
-        ...
+        """Request that the other nodes hold back messages, before a migration to another process; see `is_paused`."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether all nodes that were asked hold back their messages."""
-        ...
+        """Whether all nodes that received the request hold back their messages."""
 
     def stay(self) -> None:
         """Rejoin after `suspend`: the clients stay in this process."""
-        ...
 
     @property
     def awaits_clients(self) -> bool:
         """Whether clients of another process's broker are about to be migrated here."""
-        ...
 
     def succeed(self, number: int) -> None:
         """Continue as the node `number`, whose clients are here now; `resync` follows."""
-        ...
 
     def resync(self) -> None:
         """Send the other nodes the clients that were migrated here."""
-        ...
 
     @property
     def phantoms(self) -> Mapping[int, BrokerPeer]:
         """Clients of other nodes, by ETID."""
-        ...
 
     def peers_elsewhere(self) -> Iterator[BrokerPeer]:
-        """Return the clients of other nodes; of several with one uid only the newest, because a lost node is noticed
-        late.
+        """Return the clients of other nodes. Of clients with the same uid only the newest is returned, because the loss
+        of a node is detected late.
         """
-        ...
 
     def end_all(self, text: bytes | None) -> None:
         """Disconnect the clients of all nodes."""
-        ...
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """Disconnect a client of another node; return whether there is one with this ETID."""
-        ...
 
 
 class ServerPeer(BrokerPeer, Protocol):
-    """The server's own client, as routes see it.
+    """The server's own client, as routes use it; see `smqrt.broker.server_client.ServerClient`.
 
     Attributes:
-        topic: of its own ETID.
-        once: for each topic subscribed with `once`, by id, the ETID where other nodes send what this server handles.
+        topic: topic of its ETID.
+        once: ETIDs to which other nodes send the messages that this server handles, by id of a topic subscribed with
+            `once`.
         behind: whether received messages wait for handlers; publishers to the server then wait.
     """
 
@@ -327,8 +295,7 @@ class ServerPeer(BrokerPeer, Protocol):
     behind: bool
 
     def hold(self, peer: BrokerPeer) -> bool:
-        """Resume the outbox of `peer` when the handlers have caught up; return whether it has to wait."""
-        ...
+        """Resume the outbox of `peer` when all received messages are handled; return whether `peer` has to wait."""
 
 
 class BrokerTrace(Protocol):
@@ -342,23 +309,18 @@ class BrokerTrace(Protocol):
 
     def is_about(self, peer: BrokerPeer) -> bool:
         """Whether `peer` is the traced client."""
-        ...
 
     def packet(self, client: BrokerPeer, packet: bytes) -> None:
-        """A client sent a packet other than Publish."""
-        ...
+        """Record a packet other than Publish."""
 
     def connected(self, client: BrokerPeer) -> None:
-        """A client was accepted."""
-        ...
+        """Record that a client was accepted."""
 
     def ended(self, client: BrokerPeer, reason: CloseReason, detail: str) -> None:
-        """A connection was closed."""
-        ...
+        """Record that a connection was closed."""
 
     def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
-        """A client, or the server, published a batch to one destination."""
-        ...
+        """Record a batch that a client, or the server, published to one destination."""
 
 
 class BrokerState:
@@ -368,9 +330,9 @@ class BrokerState:
         hooks: the extension points.
         random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
-        store: keeps names over restarts, or None.
+        store: saves names across restarts, or None.
         clock: monotonic seconds.
-        limits: limits of what clients make it keep.
+        limits: limits of names, subscriptions and connections.
     """
 
     server: ServerPeer
@@ -396,7 +358,9 @@ class BrokerState:
         self.sessions: dict[int, BrokerClient] = {}
         self.uids: dict[bytes, BrokerClient] = {}
         self.staying: dict[int, BrokerClient] = {}
-        """Clients that the process before this one serves until it closes them; other nodes reach them through here."""
+        """Clients that the old process of a hot restart serves until it closes them; other nodes send to them through
+        this process.
+        """
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
         self.cluster: ClusterHooks | None = None
@@ -427,7 +391,7 @@ class BrokerState:
         self.register(client)
         self.stats.connects += 1
         if self.on_changed is not None and (topic := self.topic_table.get(client.etid)) is not None:
-            self.on_changed(topic)
+            self.on_changed(topic)  # the ETID has its subscriber now
         if self.cluster is not None:
             self.cluster.entered(client)
 
@@ -443,7 +407,7 @@ class BrokerState:
         if self.hooks.onclose:  # before `deregister`, so that the hook finds the client in the tables
             try:
                 self.hooks.onclose(client, reason)
-            except Exception:  # the tables must be consistent whatever the hook does
+            except Exception:  # the tables must be updated even if the hook fails
                 log.exception("error in onclose")
         if self.recorder:
             self.recorder.left(client)
@@ -465,10 +429,10 @@ class BrokerState:
             del self.uids[client.uid]
 
     def release_client(self, client: BrokerClient, topic: Topic) -> None:
-        """Let the ETID of a removed client be used again, once its observers are notified."""
+        """Free the ETID of a removed client, once its observers are notified."""
         self._logged_s.pop(client, None)
         self.notify_observers_later(topic)
-        if not topic.observers:
+        if not topic.observers:  # otherwise `_notify_observers` releases it
             self.topic_table.release(topic)
 
     def subscribed(self, topic: Topic, outbox: Outbox) -> None:
@@ -481,7 +445,7 @@ class BrokerState:
 
     def send_last_values(self, topic: Topic, outbox: Outbox) -> None:
         """Send a new subscriber the last values of `topic`, before any message that is published later."""
-        if self.last_values is not None and (batch := self.last_values.greeting(topic)):
+        if self.last_values is not None and (batch := self.last_values.initial_frames(topic)):
             outbox.put(topic.encode(batch) if outbox.websocket else batch)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:
@@ -503,7 +467,7 @@ class BrokerState:
             self.topic_table.release(topic)
 
     def add_observer(self, topic: Topic, observer: Observer) -> None:
-        """Notify `observer` of each change from the present number of subscribers on."""
+        """Notify `observer` of later changes of the number of subscribers."""
         topic.observe(observer)
         if self.cluster is not None and topic.name is not None:
             self.cluster.observed(topic)
@@ -523,7 +487,7 @@ class BrokerState:
             for observer in list(topic.observers):
                 topic.notify(observer)
                 yield
-            if topic.name is None:
+            if topic.name is None:  # the last notification about an ETID
                 topic.unobserve_all()
                 self.topic_table.release(topic)
 
@@ -537,22 +501,22 @@ class BrokerState:
     def refuse(self, peer: BrokerPeer | None, limit: Limit) -> None:
         """Count that a limit was reached; log it at most once a second for each limit."""
         self.stats.refused[limit] += 1
-        who = "a client" if peer is None else describe_client(peer)
-        limit.refused(who)
+        client = "a client" if peer is None else describe_client(peer)
+        limit.refused(client)
         now_s = self.clock()
         if now_s - self._refused_s.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._refused_s[limit] = now_s
-            self.log(peer, f"{limit.sentence(who)}; {self.stats.refused[limit]} times so far")
+            self.log(peer, f"{limit.sentence(client)}; {self.stats.refused[limit]} times so far")
 
     def count_denial(self, peer: BrokerPeer, what: str, kind: str, name: bytes) -> None:
         """Count that a hook of the application denied a client a name; log it at most once a second."""
         self.stats.denied += 1
         hook = "permittop" if kind == "topic" else "permitsubtop"
-        who, name_shown = describe_client(peer), ascii(name[:128])[1:]  # without the b of b'…'
-        self._denials.warn(f"denied: {who} may not {what} the {kind} {name_shown}: {hook} of the hub returned false")
+        client, name_shown = describe_client(peer), ascii(name[:128])[1:]  # without the b of b'…'
+        self._denials.warn(f"denied: {client} may not {what} the {kind} {name_shown}: {hook} of the hub returned false")
 
     def overflowed(self, peer: BrokerPeer, reason: Drop, messages: int) -> None:
-        """Count copies of messages that a slow client did not get; log it at most once a second per client."""
+        """Count dropped copies of messages for a slow client; log it at most once a second per client."""
         self.stats.drop(reason, messages)
         now_s = self.clock()
         if now_s - self._logged_s.get(peer, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
@@ -561,5 +525,5 @@ class BrokerState:
 
 
 def describe_client(peer: BrokerPeer) -> str:
-    """Return how log lines name a client."""
+    """Return the description of a client in log lines; its uid is escaped and shortened."""
     return f"the client {ascii(peer.uid[:64])[1:]}"

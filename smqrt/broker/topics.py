@@ -1,7 +1,8 @@
 """Topics: ids, names, subscribers and observers, and the limits of clients.
 
-Topic ids and ETIDs share one number space; sub-topic ids have their own. Ids are random, not zero, and kept as long as
-the broker (spec: smq §12.6). In a cluster the ids of topics are derived from the names, and ETIDs contain the node.
+Topic ids and ETIDs share one number space; sub-topic ids have another. Ids are random, not zero, and kept for the
+lifetime of the broker (spec: smq §12.6). In a cluster the ids of topics are derived from their names, and ETIDs contain
+the number of the node.
 """
 
 from __future__ import annotations
@@ -21,19 +22,16 @@ class Route(Protocol):
 
     def deliver(self, batch: bytes) -> bool | None:
         """Deliver a batch of Publish frames."""
-        ...
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """Deliver a large batch whose memory is reused after the call."""
-        ...
 
 
 class Observer(Protocol):
     """Receiver of notifications about a topic's number of subscribers."""
 
     def changed(self, topic: Topic, subscribers: int) -> None:
-        """The number of subscribers of `topic` is now `subscribers`."""
-        ...
+        """Handle a change of the number of `subscribers` of `topic`."""
 
 
 class RouteCache(Protocol):
@@ -41,7 +39,6 @@ class RouteCache(Protocol):
 
     def forget_route(self, destination: bytes) -> None:
         """Remove the route to a topic, given by its key."""
-        ...
 
 
 @dataclass(slots=True)
@@ -50,8 +47,8 @@ class Traffic:
 
     Attributes:
         messages, bytes: published here, with or without subscribers; bytes include the headers.
-        arrived: messages from other nodes of a cluster, where they were published.
-        copies, copied_bytes: put on the queues of subscribers, including what is dropped there.
+        arrived: messages that were published at other nodes of a cluster.
+        copies, copied_bytes: put into the queues of subscribers, including those dropped later.
     """
 
     messages: int = 0
@@ -68,7 +65,7 @@ class Traffic:
         self.copied_bytes += size * copies
 
 
-_NOBODY: dict[Observer, int] = {}
+_NO_OBSERVERS: dict[Observer, int] = {}
 """Shared by topics without observers, which most are; never written to."""
 
 
@@ -76,16 +73,16 @@ class Topic:
     """Destination of messages: a named topic, or the ETID of one client (`name` is None).
 
     Adding and removing a subscriber takes constant time: `_members` is authoritative, and the tuples that `deliver`
-    loops over are built from it when a publisher resolves its route (`settle`). A topic with one subscriber, as every
-    ETID, has the tuples only, which saves 200 bytes per client.
+    loops over are built from it when a publisher resolves its route (`settle`). A topic with one subscriber, such as an
+    ETID, has only the tuples, which saves 200 bytes per client.
 
     Attributes:
         raw, ws: subscribers on raw sockets and on WebSockets; valid after `settle`.
-        cached: sessions whose route cache contains this topic; they forget it when subscribers change.
-        observers: observers, and the number of subscribers each was notified of last.
+        cached: sessions whose route cache contains this topic; they remove it when subscribers change.
+        observers: the number of subscribers in the last notification, by observer.
         elsewhere: number of subscribers at other nodes; counted only while the topic is observed.
         messages, bytes: delivered since the last `count`.
-        arrived, arrived_bytes: those from other nodes among them.
+        arrived, arrived_bytes: the part of these that other nodes published.
         leads_away: whether all subscribers are at other nodes.
     """
 
@@ -120,7 +117,7 @@ class Topic:
         self.leads_away = False
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
-        self.observers: dict[Observer, int] = _NOBODY
+        self.observers: dict[Observer, int] = _NO_OBSERVERS
         self.cached: set[RouteCache] | None = None
         self._members: dict[Outbox, None] | None = None  # a dict: ordered, and removal takes constant time
         self._settled = True  # whether `raw` and `ws` agree with `_members`
@@ -148,7 +145,7 @@ class Topic:
     def add(self, outbox: Outbox) -> None:
         """Add a subscriber."""
         self.forget_routes()  # the connection caches the sole subscriber, too
-        if self.leads_away:
+        if self.leads_away:  # deliveries before this one had no copies at this node
             self.count()
             self.leads_away = False
         if self._members is None:
@@ -160,12 +157,12 @@ class Topic:
         self._settled = False
 
     def discard(self, outbox: Outbox) -> None:
-        """Remove a subscriber; nothing happens when it is none."""
+        """Remove a subscriber; an outbox that has not subscribed is ignored."""
         self.forget_routes()
         if self._members is not None:
             self._members.pop(outbox, None)
             self._settled = False
-        elif outbox in self.raw or outbox in self.ws:
+        elif outbox in self.raw or outbox in self.ws:  # without `_members` it is the only one
             self.count()
             self.raw = self.ws = ()
 
@@ -177,7 +174,7 @@ class Topic:
         self.raw = tuple(outbox for outbox in left if not outbox.websocket)
         self.ws = tuple(outbox for outbox in left if outbox.websocket)
         self._members, self._settled = dict.fromkeys(left) if len(left) > 1 else None, True
-        self.observers = {one: count for one, count in self.observers.items() if one not in observers} or _NOBODY
+        self.observers = {one: count for one, count in self.observers.items() if one not in observers} or _NO_OBSERVERS
 
     def settle(self) -> None:
         """Rebuild `raw` and `ws` if subscribers have changed. Call it before caching a route."""
@@ -187,7 +184,7 @@ class Topic:
         self._settled = True
         self.raw = tuple(outbox for outbox in self._members if not outbox.websocket)
         self.ws = tuple(outbox for outbox in self._members if outbox.websocket)
-        if len(self._members) < 2:
+        if len(self._members) < 2:  # the tuples are sufficient, see the class
             self._members = None
 
     def deliver(self, batch: bytes) -> None:
@@ -210,8 +207,8 @@ class Topic:
                 outbox.put(batch)
 
     def deliver_view(self, view: memoryview) -> None:
-        """Deliver a large batch from the receive buffer, without a copy while the transports take it."""
-        if len(self.raw) > FLUSHED_AT_ONCE:
+        """Deliver a large batch from the receive buffer, without a copy while the transports accept it."""
+        if len(self.raw) > FLUSHED_AT_ONCE:  # direct sends to many subscribers would take too long for one turn
             self.deliver(bytes(view))
             return
         self.messages += 1
@@ -231,6 +228,7 @@ class Topic:
         if self.messages:
             copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
             self._traffic.add(self.messages, self.bytes, copies)
+            # Published at another node, which counts them; only the copies are counted here.
             self._traffic.messages -= self.arrived
             self._traffic.bytes -= self.arrived_bytes
             self._traffic.arrived += self.arrived
@@ -243,13 +241,13 @@ class Topic:
             session.forget_route(self.key)
 
     def observe(self, observer: Observer) -> None:
-        """Notify `observer` of each change from the present number of subscribers on."""
-        if self.observers is _NOBODY:
+        """Notify `observer` of later changes of the number of subscribers."""
+        if self.observers is _NO_OBSERVERS:
             self.observers = {}
         self.observers[observer] = self.counted
 
     def unobserve(self, observer: Observer) -> None:
-        """End `observe`; nothing happens when it was not called."""
+        """End `observe`; an unknown observer is ignored."""
         self.observers.pop(observer, None)
 
     def notify(self, observer: Observer) -> None:
@@ -261,27 +259,23 @@ class Topic:
 
     def unobserve_all(self) -> None:
         """Remove all observers."""
-        self.observers = _NOBODY
+        self.observers = _NO_OBSERVERS
 
 
 class NameStore(Protocol):
-    """Storage of names and their ids over restarts."""
+    """Storage of names and their ids across restarts."""
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """Return all entries of `kind` (`"topic"` or `"subtopic"`)."""
-        ...
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """Start to save `name` with its id `number`."""
-        ...
 
     def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
-        """Return what settles when `name` is saved, or is rejected when that failed; None when it is saved already."""
-        ...
+        """Return a result that is settled when `name` is saved, or rejected when that fails; None if it is saved."""
 
     def close(self) -> None:
-        """Wait a while for what was added, then close the file."""
-        ...
+        """Wait a limited time for the added names to be saved, then close the file."""
 
 
 class Topics:
@@ -290,12 +284,12 @@ class Topics:
     Args:
         random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
-        store: keeps topic names over restarts; None keeps them in memory only.
+        store: saves topic names across restarts; None keeps them in memory only.
 
     Attributes:
         node: this node's number in a cluster, 0 without one; part of new ETIDs.
         numbers: derives ids of new topics from their names; None draws them at random.
-        named_otherwise: called for a topic whose id is not the one that `numbers` derives.
+        named_otherwise: called for a topic whose id differs from the one that `numbers` derives.
         absent: returns the topic of an ETID at another node, by its number, or None.
     """
 
@@ -332,32 +326,28 @@ class Topics:
         """Return the topic `name`; create it if needed, with the id `wanted` if that is free and not 0."""
         topic = self.by_name.get(name)
         if topic is None:
-            number = self._new_id(name, wanted)
+            number = wanted or (self.numbers.topic_number(name) if self.numbers else 0)
+            # In a cluster this range has the ETIDs of clients at all nodes, which this node can't check.
+            may_be_etid = self.numbers is not None and LOCAL_MASK < number < TOPIC_BIT
+            if not number or number.to_bytes(4, "big") in self.by_key or may_be_etid:
+                number = self._draw_free(lambda: self._random_u32() | TOPIC_BIT)
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
         return topic
 
-    def _new_id(self, name: bytes, wanted: int) -> int:
-        if not wanted and self.numbers:
-            wanted = self.numbers.topic_number(name)
-        may_be_etid = self.numbers is not None and LOCAL_MASK < wanted < TOPIC_BIT  # of a client at some node
-        if wanted and wanted.to_bytes(4, "big") not in self.by_key and not may_be_etid:
-            return wanted
-        return self._draw_free(lambda: self._random_u32() | TOPIC_BIT)
-
     def renumber(self, topic: Topic, number: int) -> None:
-        """Give a topic another id, which must be free."""
-        topic.forget_routes()
+        """Change the id of a topic to `number`, which must be free."""
+        topic.forget_routes()  # with the old key, by which sessions cache them
         del self.by_key[topic.key]
         topic.id, topic.key = number, number.to_bytes(4, "big")
         self.by_key[topic.key] = topic
 
     def keep_in(self, store: NameStore) -> None:
-        """Save the names in `store` from now on, and create the topics that it has."""
+        """Save the names in `store` from now on, and create the stored topics."""
         known = dict(store.load("topic"))
         for name, number in known.items():
-            if name not in self.by_name and not self.get(number):
+            if name not in self.by_name and not self.get(number):  # a name or an id may be in use already
                 self._insert(number, name)
         self._store = store
         for name, topic in self.by_name.items():
@@ -390,7 +380,7 @@ class Topics:
         self._leaving.add(topic.id)
 
     def release(self, topic: Topic) -> None:
-        """Free the id of a removed ETID: the client is out of every table, and its observers are notified."""
+        """Free the id of a removed ETID, once the client is in no table and its observers are notified."""
         self._leaving.discard(topic.id)
 
     def names(self) -> Iterator[tuple[int, bytes]]:
@@ -400,7 +390,7 @@ class Topics:
     def _draw_free(self, draw: Callable[[], int]) -> int:
         while True:
             number = draw()
-            # Local number 1 is a server's. ETIDs in `_leaving` are still observed, or in other tables.
+            # Local number 1 is the ETID of a node's server. ETIDs in `_leaving` are still observed, or in tables.
             if number & LOCAL_MASK > SERVER_LOCAL and not self.get(number) and number not in self._leaving:
                 return number
 
@@ -439,7 +429,7 @@ class SubTopics:
         number = self.by_name.get(name)
         if number is None:
             number = wanted or (self.numbers.subtopic_number(name) if self.numbers else 0)
-            while not number or number in self.by_id:
+            while not number or number in self.by_id:  # 0 means no sub-topic
                 number = self._random_u32()
             if self._store:
                 self._store.add("subtopic", name, number)
@@ -448,7 +438,7 @@ class SubTopics:
         return number
 
     def renumber(self, name: bytes, number: int) -> bool:
-        """Give `name` the id `number`; return whether it had another one."""
+        """Change the id of `name` to `number`, or create the name; return whether it had a different id."""
         known = self.by_name.get(name)
         if known != number:
             if known is not None:
@@ -458,7 +448,7 @@ class SubTopics:
         return known not in (None, number)
 
     def keep_in(self, store: NameStore) -> None:
-        """Save the names in `store` from now on, and create the sub-topics that it has."""
+        """Save the names in `store` from now on, and create the stored sub-topics."""
         known = dict(store.load("subtopic"))
         for name, number in known.items():
             if name not in self.by_name and number not in self.by_id:
@@ -503,18 +493,18 @@ OF_HUBS = (
     HANDSHAKES,
     USER_CONNECTIONS,
 )
-"""Limits that each broker counts for itself, too (`refused`)."""
+"""Limits that are also counted per broker (`refused`)."""
 
 
 @dataclass(slots=True)
 class HubLimits:
-    """Limits of what clients make a broker keep (help: limits).
+    """Limits of names, subscriptions and connections of one broker (help: limits).
 
     Attributes:
-        names, names_bytes: topics of the broker, and also sub-topics, and the bytes of the names of either.
-        client_names, client_names_bytes: new names of one client.
-        subscriptions, observes: of one client.
-        connections_per_user: None for no limit.
+        names, names_bytes: number and bytes of the topics of the broker; the same again for its sub-topics.
+        client_names, client_names_bytes: number and bytes of the names that one client creates.
+        subscriptions, observes: maximum number for one client.
+        connections_per_user: maximum number; None for no limit.
     """
 
     names: int = 250_000
@@ -532,7 +522,7 @@ class HubLimits:
         return NAMES_MEMORY if table.names_bytes + len(name) > self.names_bytes else None
 
     def of_client(self, names: int, names_bytes: int, name: bytes) -> Limit | None:
-        """Return the limit that forbids `name` to a client that has created `names`, of `names_bytes` together."""
+        """Return the limit that forbids a new `name` to a client that has created `names` of `names_bytes` in total."""
         if names >= self.client_names:
             return CLIENT_NAMES
         return CLIENT_NAMES_MEMORY if names_bytes + len(name) > self.client_names_bytes else None
@@ -543,9 +533,9 @@ class PublishLimits:
     """Limits of what each client of a broker publishes.
 
     Attributes:
-        per_s, bytes_per_s: messages and bytes a second; None for no limit.
-        burst_s: how many seconds' worth may come at once.
-        policy: what happens beyond: "wait", "drop" or "disconnect".
+        per_s, bytes_per_s: messages and bytes per second; None for no limit.
+        burst_s: the burst size, in seconds of the rate.
+        policy: treatment of messages above the rate: "wait", "drop" or "disconnect".
         message_bytes: largest payload.
     """
 
@@ -557,7 +547,7 @@ class PublishLimits:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any limit beside the protocol's own."""
+        """Whether there is any limit besides the maximum of the protocol."""
         return self.has_rate or self.message_bytes < MAX_PAYLOAD_BYTES
 
     @property

@@ -1,4 +1,4 @@
-"""Callbacks of a hub: their types, calls whose exceptions are logged, and the hooks that call them."""
+"""Callbacks of a hub: types, logging of their exceptions, and the hooks that call them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("smqrt.hub")
 
 F = TypeVar("F", bound=Callable[..., Any])
 CALLS_PER_TIME_CHECK = 4
-"""The time slice is checked after this many messages of a batch, since one call may take a millisecond."""
+"""Messages of a batch between two checks of the time slice: one call may take a millisecond."""
 CallbackValue = Any
 """Values of several types: a name is str, or bytes when it is not UTF-8; a payload is bytes, or a JSON value; `err` is
 a word or 0."""
@@ -123,7 +123,7 @@ def renamed(**names: str) -> Callable[[F], F]:
                     unused.discard(old)
                     line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
                     log.warning("%s is deprecated: its name is %r now", line, names[old])
-                if names[old] not in kwargs:  # else the method raises TypeError for the former name
+                if names[old] not in kwargs:  # with both names, the method raises TypeError for the former one
                     kwargs[names[old]] = kwargs.pop(old)
             return method(*args, **kwargs)
 
@@ -149,8 +149,8 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
 
 
 class Guard:
-    """Calls functions of an application. Exceptions are logged with the names of the callback and the hub; the result
-    is None then.
+    """Calls functions of an application. After an exception, which is logged with the names of the callback and the
+    hub, the result is None.
 
     Args:
         hub: name of the hub in the log.
@@ -161,7 +161,7 @@ class Guard:
         self._limit = ErrorLimit()
 
     def call(self, what: str, function: Callable[..., object], *arguments: object) -> object:
-        """Return the result of `function`; a `Deferred` when it blocks while called on the loop's greenlet."""
+        """Return the result of `function`, or a `Deferred` when it blocks in a call from the loop's greenlet."""
         try:
             if getcurrent() is get_hub():  # the loop's greenlet must not block
                 answer = greenlets.call(function, *arguments)
@@ -194,7 +194,7 @@ class CallbackHooks:
         self._invalid_answers = LineLimit()
 
     def hooks(self) -> Hooks:
-        """Return hooks for the callbacks that are given, and always `log`."""
+        """Return hooks for the given callbacks, and always `log`."""
         adapters: dict[str, Any] = {
             "authenticate": self._authenticate,
             "permittop": lambda topic, issub, session: self._call("permittop", text_of(topic), issub, peer_of(session)),

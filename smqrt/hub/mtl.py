@@ -50,18 +50,6 @@ class PingOptions:
         return timespan, timespan + timeout
 
 
-def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[float, float]:
-    """Return `ping_s` and `silence_s` for the documented options."""
-    ping_s = _SECONDS.check("keepintv", 2.0 if keepintv is None else keepintv)
-    silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
-    if not mtl.MIN_PING_S <= ping_s < silence_s:
-        raise ArgumentError(
-            f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is 0.05 s at least, keepalive more than that and "
-            "3600 s at most"
-        )
-    return ping_s, silence_s
-
-
 class Channel:
     """A channel between applications at several nodes; see `Mtl.open`."""
 
@@ -108,7 +96,7 @@ class Channel:
         return self._channel.counts()
 
     def close(self, msg: str | bytes = b"") -> None:
-        """Close this side. Messages sent before still arrive; no callback is called here from now on.
+        """Close this side. Messages sent before still arrive; no callback is called here afterwards.
 
         A second call does nothing.
 
@@ -249,7 +237,13 @@ def create(
         ping_s, silence_s = pings.times()
         on_round_trip = pings.roundtripCB or on_round_trip
     elif keepalive is not None or keepintv is not None:
-        ping_s, silence_s = _keepalive_times(keepalive, keepintv)
+        ping_s = _SECONDS.check("keepintv", 2.0 if keepintv is None else keepintv)
+        silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
+        if not mtl.MIN_PING_S <= ping_s < silence_s:
+            raise ArgumentError(
+                f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is 0.05 s at least, keepalive more than that "
+                "and 3600 s at most"
+            )
     options = mtl.MtlOptions(
         ping_s,
         silence_s,

@@ -234,7 +234,7 @@ class HeaderFields(dict[str, str]):
 
 
 class Info(dict[str, Any]):
-    """What is known of a client, passed to `authenticate` and `onconnect`: the same object for both.
+    """Data about a client and its request, passed to `authenticate` and `onconnect`: the same object for both.
 
     `info.uid` and `info["uid"]` are the same value. An application may add entries.
     """
@@ -322,7 +322,7 @@ class Peer:
 def peer_of(session: BrokerPeer) -> Peer:
     """Return the peer of a session or of the server's own client: the same object for each call."""
     peer = session.extra
-    if not isinstance(peer, Peer):
+    if not isinstance(peer, Peer):  # created at first use: without callbacks a hub needs none
         node = session.node.number if isinstance(session, Phantom) else 0
         uid, info, sock = text_of(session.uid), text_of(session.info), PeerSocket(session)
         peer = session.extra = Peer(session.etid, uid, info, sock, session, node=node)
@@ -334,9 +334,9 @@ def peer_of(session: BrokerPeer) -> Peer:
 
 
 def info_of(session: BrokerClient) -> Info:
-    """Return what is known of the request that opened a connection: the same object for each call."""
+    """Return the `Info` of a client: the same object for each call."""
     origin = session.origin
-    if origin.info is None:
+    if origin.info is None:  # the same object for `authenticate` and `onconnect`: applications add entries
         request = origin.request
         origin.info = Info(
             arg=origin.arg,
@@ -359,6 +359,7 @@ def _details(request: Any) -> dict[str, Any]:
     if request is None:  # the client was connected before this process started
         return {"url": "", "data": {}, "header": HeaderFields(()), "session": None, "uname": None}
     if isinstance(request, dict):
+        # The environ of WSGI has header fields as HTTP_ACCEPT_LANGUAGE (PEP 3333).
         fields = [(name[5:].replace("_", "-"), value) for name, value in request.items() if name.startswith("HTTP_")]
         return {
             "url": request.get("SCRIPT_NAME", "") + request.get("PATH_INFO", ""),

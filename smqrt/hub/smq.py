@@ -51,9 +51,7 @@ from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import NOT_SMQ, is_smq
 from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
 
-# ---- Methods of a hub (help: hub-api)
-#
-# `Smq` inherits them. It makes the attributes that they use.
+# ---- Methods of a hub (help: hub-api), in base classes of `Smq`, which sets the attributes that they use
 
 log = logging.getLogger("smqrt.hub")
 
@@ -132,7 +130,7 @@ class MessageMethods(NameMethods):
         Raises:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong type.
         """
-        # What needs no conversion costs no call: this is on the path of every message.
+        # Values that need no conversion are passed on without a call, because this runs for every message.
         return self._broker.publish(
             data if data.__class__ is bytes else payload(data),
             topic if topic.__class__ is int else as_destination("topic", topic),
@@ -326,7 +324,7 @@ JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 
 
 def isSMQ(request: object) -> bool:
-    """Return whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (spec: smq §2.1)."""
+    """Return whether `request` (of smqrt, or a WSGI environ) is for SMQ or a WebSocket (spec: smq §2.1)."""
     return is_smq(request)
 
 
@@ -418,7 +416,7 @@ def create(
 class Smq(MessageMethods):
     """A hub; see `create`. Its methods have the names and meanings of the Lua object.
 
-    Here are the methods of connections and of the hub as a whole; the bases have the others.
+    This class has the methods of connections and of the hub as a whole; the base classes have the others.
     """
 
     def __init__(
@@ -530,7 +528,7 @@ class Smq(MessageMethods):
         """Close the hub. Blocks until the journal is written.
 
         Clients are closed without a Disconnect packet, so that they reconnect. `publish`, `subscribe` and the like
-        raise ClosedError from now on. A second call does nothing. A hub is closed when its application ends.
+        raise ClosedError afterwards. A second call does nothing. A hub is closed when its application ends.
         """
         self._broker.close()
         # Greenlets that wait for answers would wait until their timeout.

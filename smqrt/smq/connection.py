@@ -1,9 +1,9 @@
 """The data path of a connected SMQ client, as callbacks of the event loop (help: data-path).
 
-All connections share one receive buffer. A run is a batch of frames from one publisher to one destination: it costs one
-dictionary lookup, its bytes are forwarded unchanged, and queues are flushed once per turn of the loop. `SocketOutbox`
-writes, `RawConnection` also reads, with the framing of raw sockets. `smq/connection_kinds.py` adds WebSocket and TLS.
-Nothing here blocks.
+All connections share one receive buffer. Consecutive frames from one publisher to one destination are one batch: it
+costs one dictionary lookup, and its bytes are forwarded unchanged. Queues are flushed once per turn of the loop.
+`SocketOutbox` writes; `RawConnection` also reads, with the framing of raw sockets. `smq/connection_kinds.py` adds
+WebSocket and TLS. No function here blocks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ log = logging.getLogger("smqrt")
 READ, WRITE = 1, 2
 
 LARGE_RUN_BYTES = 4096
-"""Runs of at least this size are sent from the receive buffer instead of being copied into queues."""
+"""Batches of at least this size are sent from the receive buffer instead of being copied into queues."""
 SMALL_READ_BYTES = 200
 """Up to this size a loop in Python is faster than calling the scan kernel."""
 MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
-MANY_RUNS = 16
-"""With more runs in one receive, sorting them by subscriber pays off."""
+MANY_BATCHES = 16
+"""With more batches in one receive, sorting them by subscriber is faster."""
 RUNS_AT_ONCE = 8
-"""The clock is read after so many runs: they take 5 ms with 10,000 subscribers, 24 ms with 1,000 that do not read."""
-GATHER_RUNS = 64
-"""Longer queues are joined; shorter ones with a large run are sent by one gathering system call."""
-DRAIN_RUNS = 256  # in one sendmsg; Linux accepts 1024 (IOV_MAX)
+"""Batches between two readings of the clock. They take 5 ms with 10,000 subscribers, 24 ms with 1,000 slow ones."""
+GATHERED_BATCHES = 64
+"""Longer queues are joined; shorter ones with a large batch are sent by one gathering system call."""
+BATCHES_PER_SEND = 256  # in one sendmsg; Linux accepts 1024 (IOV_MAX)
 
 ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
 
@@ -56,22 +56,22 @@ partition_ids, partition_ends = data_path.kernels.partition_ids, data_path.kerne
 
 
 class SocketOutbox(Outbox):
-    """The send queue of a client, and the end of its connection.
+    """The send queue of a client, and the closing of its connection.
 
     While the socket accepts everything, the queue is empty at the end of every turn. Otherwise `life` is BLOCKED, and
-    the `writer` watcher continues when the socket is writable.
+    the `writer` watcher sends more when the socket is writable.
 
     Args:
         sock: a socket, a `TlsTransport`, or a wrapper that limits how much one of these sends at once.
         watcher: the loop's READ watcher for it, stopped.
 
     Attributes:
-        session: of the client.
+        session: the client's session.
         sock, watcher: see above.
-        writer: the WRITE watcher, created when it is first needed.
+        writer: the WRITE watcher, created at its first use.
         handshake: resolved once the client is accepted or rejected, and then None.
-        torn: whether the first entry of the queue is the rest of a frame that was begun: 0 for no, else its kind.
-        backlog: the policies' view of the queue of a slow consumer, if its hub has policies.
+        torn: whether the first entry of the queue is the rest of a partly sent frame: 0 for no, otherwise its kind.
+        backlog: queue positions for the slow-consumer policies of the hub; None while the client reads.
     """
 
     __slots__ = ("backlog", "handshake", "session", "sock", "torn", "watcher", "writer")
@@ -89,7 +89,7 @@ class SocketOutbox(Outbox):
 
     @property
     def transport(self) -> Transport:
-        """The socket or `TlsTransport` itself, also when `sock` limits its sends."""
+        """The socket or `TlsTransport`, without a wrapper that limits its sends."""
         return cast(Transport, getattr(self.sock, "unlimited", self.sock))
 
     def reply(self, packet: bytes) -> None:
@@ -98,8 +98,8 @@ class SocketOutbox(Outbox):
             self.put((len(packet) + 2).to_bytes(2, "big") + packet)
 
     def put_view(self, view: memoryview) -> None:
-        """Send a large run directly from the receive buffer, together with a queue in one gathering call."""
-        if self.life is BLOCKED or self.life.over or len(self.queue) >= GATHER_RUNS:
+        """Send a large batch directly from the receive buffer, together with a queue in one gathering call."""
+        if self.life is BLOCKED or self.life.over or len(self.queue) >= GATHERED_BATCHES:
             self.put(bytes(view))
             return
         queue = self.queue
@@ -121,9 +121,9 @@ class SocketOutbox(Outbox):
     def flush(self) -> None:
         """Send the queue with one system call."""
         queue = self.queue
-        if len(queue) == 1:
+        if len(queue) == 1:  # the usual case: no copy
             data: Any = queue[0]
-        elif len(queue) < GATHER_RUNS and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
+        elif len(queue) < GATHERED_BATCHES and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
             self._gather(queue)
             return
         else:
@@ -141,9 +141,9 @@ class SocketOutbox(Outbox):
         else:
             self._advance(sent)
 
-    def _gather(self, runs: list[bytes]) -> None:
+    def _gather(self, batches: list[bytes]) -> None:
         try:
-            sent = self.sock.sendmsg(runs)
+            sent = self.sock.sendmsg(batches)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -157,12 +157,12 @@ class SocketOutbox(Outbox):
         queue, whole = self.queue, 0
         if self.life is BLOCKED:
             self.released(sent)
-        for run in queue:
-            if sent < len(run):
+        for batch in queue:
+            if sent < len(batch):
                 break
-            sent -= len(run)
+            sent -= len(batch)
             whole += 1
-            self.torn = 0
+            self.torn = 0  # only the first entry may be the rest of a frame
         del queue[:whole]
         if sent:
             self._split_partly_sent(sent)
@@ -174,18 +174,18 @@ class SocketOutbox(Outbox):
             data_path.mark_progress(self)
 
     def _split_partly_sent(self, sent: int) -> None:
-        """Split the partly sent first run: the rest of the frame that was begun, and the whole frames behind it."""
-        run, at = self.queue[0], 0
+        """Split the partly sent first batch into the rest of the partly sent frame, and the frames behind it."""
+        batch, at = self.queue[0], 0
         if self.torn:
-            self.queue[0] = run[sent:]
+            self.queue[0] = batch[sent:]
             return
         while at <= sent:
-            start, at = at, at + self.frame_bytes(run, at)
+            start, at = at, at + self.frame_bytes(batch, at)
         if start == sent:
-            self.queue[0] = run[sent:]
+            self.queue[0] = batch[sent:]
             return
-        self.torn = _TORN_MESSAGE if self.is_message(run, start) else _TORN_CONTROL
-        self.queue[:1] = [run[sent:at], run[at:]] if at < len(run) else [run[sent:]]
+        self.torn = _TORN_MESSAGE if self.is_message(batch, start) else _TORN_CONTROL
+        self.queue[:1] = [batch[sent:at], batch[at:]] if at < len(batch) else [batch[sent:]]
 
     def _block(self) -> None:
         self.life = moved(self.life, BLOCKED)
@@ -198,7 +198,7 @@ class SocketOutbox(Outbox):
         self._drop_over_budget()
 
     def _drop_over_budget(self) -> None:
-        """Drop messages of this turn that exceed the budget, the newest first, as later ones are."""
+        """Drop messages of this turn that exceed the budget, the newest first."""
         first = 1 if self.torn else 0
         while len(self.queue) > first:
             over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
@@ -206,7 +206,7 @@ class SocketOutbox(Outbox):
             if not over_all and before <= self.budget_bytes:
                 break
             self.trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
-            if self.queued_bytes == before:  # only control packets are left in this run
+            if self.queued_bytes == before:  # only control packets are left in this batch
                 break
 
     def _unblock(self) -> None:
@@ -222,7 +222,7 @@ class SocketOutbox(Outbox):
             self.life = moved(self.life, BLOCKED)
             self.queued_bytes = sum(map(len, self.queue))
             QueuedMemory.total_bytes += self.queued_bytes
-        if self.writer is not None:  # not created here: for 500 clients that would take most of their migration
+        if self.writer is not None:  # not created here: creating 500 would take most of the time of a migration
             self.writer.stop()
         data_path.unblocked(self)
 
@@ -239,9 +239,9 @@ class SocketOutbox(Outbox):
             self._drop_over_budget()
 
     def on_writable(self) -> None:
-        """Send more of the queue: the socket is writable again."""
+        """Send more of the queue when the socket is writable again."""
         try:
-            sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
+            sent = self.sock.sendmsg(self.queue[:BATCHES_PER_SEND])
         except BlockingIOError:
             return
         except OSError:
@@ -254,7 +254,7 @@ class SocketOutbox(Outbox):
         self.session.broker.overflowed(self.session, reason, messages)
 
     def overloaded(self) -> None:
-        """Disconnect a client that does not read: too many answers wait for it."""
+        """Disconnect a client that does not read its control packets."""
         self.session.disconnect(CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
 
     # ---- closing
@@ -273,10 +273,10 @@ class SocketOutbox(Outbox):
         self.session.disconnect(reason)
 
     def finish(self, reason: CloseReason) -> None:
-        """Send what the socket accepts at once, count the rest, and close; gracefully unless the connection broke."""
+        """Send the bytes that the socket accepts at once, drop the rest, and close; gracefully unless it is broken."""
         if self.life.over:
             return
-        self.settled()
+        self.settled()  # a greenlet may wait for the end of the handshake
         is_abrupt = reason in ABRUPT
         if not is_abrupt:
             self._flush_before_close(reason)
@@ -300,17 +300,17 @@ class SocketOutbox(Outbox):
         sent = 1
         while self.queue and sent:
             try:
-                sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
+                sent = self.sock.sendmsg(self.queue[:BATCHES_PER_SEND])
             except OSError:
                 return
             self._advance(sent)
 
     def _drop_messages(self) -> None:
-        """Drop the messages for a client that does not read, so that it may still get the control packets."""
+        """Drop the messages of a blocked queue, so that the client may still get the control packets."""
         first = 1 if self.torn else 0
-        begun, runs = self.queue[:first], self.queue[first:]
-        dropped = self.messages(runs)
-        kept = [run for run in runs if not self.is_message(run, 0)]
+        begun, batches = self.queue[:first], self.queue[first:]
+        dropped = self.messages(batches)
+        kept = [batch for batch in batches if not self.is_message(batch, 0)]
         self.queue[:] = [*begun, *kept]
         self.released(self.queued_bytes - sum(map(len, self.queue)))
         if dropped:
@@ -320,9 +320,9 @@ class SocketOutbox(Outbox):
     def _count_undelivered(self) -> None:
         if self.life is BLOCKED:
             self._unblock()
-        runs, self.queue = self.queue, []
-        if runs:
-            lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
+        batches, self.queue = self.queue, []
+        if batches:
+            lost = int(self.torn == _TORN_MESSAGE) + self.messages(batches[1 if self.torn else 0 :])
             self.session.broker.stats.drop(Drop.CLOSED, lost)
 
 
@@ -333,9 +333,9 @@ class RawConnection(SocketOutbox):
         sock, watcher: see `SocketOutbox`.
 
     Attributes:
-        carry: the partial frame of the last receive, or what is not routed yet during a pause.
+        carry: the partial frame of the last receive; during a pause, data that is not routed yet.
         receive_bytes: the size of the next receive; it follows the amount of data.
-        paused: whether the client is not read. That is independent of `life`: its socket may be blocked or not.
+        paused: whether the client is not read. This is independent of `life`, which is about sending.
     """
 
     __slots__ = ("carry", "paused", "receive_bytes")
@@ -355,7 +355,7 @@ class RawConnection(SocketOutbox):
             is_sent = self.sock.send(data) == len(data)
         except OSError:
             is_sent = False
-        if not is_sent:  # the send buffer of a new connection is empty, so the connection is gone
+        if not is_sent:  # the send buffer of a new connection is empty, so the connection must be broken
             self.lost(CloseReason.WRITE_FAILED)
 
     def start(self, session: Session, data: bytes) -> None:
@@ -366,7 +366,7 @@ class RawConnection(SocketOutbox):
         self.watcher.start(self.on_readable)
         if data:
             self.carry = data
-            get_hub().loop.run_callback(self.on_data_waiting)
+            get_hub().loop.run_callback(self.on_data_waiting)  # in the loop: routing uses the shared buffer
 
     def on_readable(self) -> None:
         """Receive once, behind the partial frame of the last receive, and route the frames.
@@ -389,7 +389,7 @@ class RawConnection(SocketOutbox):
         if not got:
             if time() < data_path.defer_at_s():
                 self.lost(CloseReason.PEER_CLOSED)
-            else:  # many connections close together: this one is closed in the next turn
+            else:  # many connections close at the same time: this one is closed in the next turn
                 self.pause()
                 data_path.deferred_reads.append(_DeferredClose(self))
             return
@@ -401,10 +401,10 @@ class RawConnection(SocketOutbox):
                 if route.deliver(data):
                     self.pause()
                 return
-        if got == size:
+        if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
-        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:  # a quarter, so that the size does not alternate
             self.receive_bytes = size >> 1
         self.carry = b""
         self.feed(held + got)
@@ -419,41 +419,42 @@ class RawConnection(SocketOutbox):
             self.carry = data
 
     def feed(self, size: int) -> None:
-        """Route `chars[:size]`; a partial frame at its end is kept for the next receive."""
+        """Route `chars[:size]`, and keep a partial frame at its end for the next receive."""
         used = self.route(size)
         if used < size and not self.life.over:
             self.carry = chars[used:size]
 
     def route(self, size: int) -> int:
-        """Route the raw frames in `chars[:size]`; return how many bytes were used (all, when the connection closed)."""
+        """Route the raw frames in `chars[:size]`; return the number of used bytes (all, when the connection closed)."""
         try:
-            return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
+            return self._route_batches(size) if size > SMALL_READ_BYTES else self._route_frames(size)
         except ProtocolError as error:
             self.session.fail(error)
-        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have left one
+        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
             log.exception("error while routing; the connection is closed")
             self.lost(CloseReason.HOOK_FAILED)
         return size
 
-    def _route_runs(self, size: int) -> int:
+    def _route_batches(self, size: int) -> int:
         if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
-            self.defer()  # subscribers are behind, and bulk messages would fill their queues; or the turn is over
+            self.defer()  # queues wait to be flushed, and bulk messages would fill them; or the turn is over
             return 0
         session = self.session
         at = self._partition(size) if session.partitions else 0
         waits: bool | None = False
         cached = session.routes.get
-        runs, used, bad = scan(size, at)
-        until_s = data_path.defer_at_s() if runs > RUNS_AT_ONCE else _NEVER_S
-        for first in range(0, runs, RUNS_AT_ONCE):
-            if runs > RUNS_AT_ONCE and time() >= until_s:
+        batches, used, bad = scan(size, at)
+        until_s = data_path.defer_at_s() if batches > RUNS_AT_ONCE else _NEVER_S
+        for first in range(0, batches, RUNS_AT_ONCE):
+            if batches > RUNS_AT_ONCE and time() >= until_s:
                 self.defer()
                 return at
-            last = min(first + RUNS_AT_ONCE, runs)
+            last = min(first + RUNS_AT_ONCE, batches)
+            # `tolist` once is faster than an index for each batch.
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 route = cached(chars[at + 2 : at + 11])
                 if route is None:
-                    if chars[at + 2] != b"\x08":
+                    if chars[at + 2] != b"\x08":  # not Publish; `chars` returns bytes of length one
                         waits = session.control(chars[at + 2 : end])
                     else:
                         route = session.resolve(chars[at + 2 : at + 11])
@@ -471,7 +472,7 @@ class RawConnection(SocketOutbox):
                 at = end
         if bad:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        if runs > MANY_RUNS:
+        if batches > MANY_BATCHES:
             self._make_partitions()
         return used
 
@@ -495,16 +496,16 @@ class RawConnection(SocketOutbox):
         session.partitions = len(session.routes), table, list(partition_of), publisher
 
     def _partition(self, size: int) -> int:
-        """Sort short runs to sole subscribers by subscriber, in a kernel; return how many bytes were delivered."""
+        """Sort short batches to sole subscribers by subscriber, in a kernel; return the number of delivered bytes."""
         _, table, outboxes, publisher = self.session.partitions
         recorder = self.session.broker.recorder
-        if recorder and recorder.full:
+        if recorder and recorder.full:  # `deliver` of the routes makes the publisher wait
             return 0
         count, used, messages = data_path.kernels.partition(size, table, publisher)
         meter = self.session.meter
         if meter is not None and used and not meter.admits(chars[:used]):
-            return 0  # route run by run, until one exceeds the rate
-        self.session.broker.topic_table.traffic.add(messages, used, 1)
+            return 0  # route batch by batch, until one exceeds the rate
+        self.session.broker.topic_table.traffic.add(messages, used, 1)  # `Topic.deliver` does not count these
         if recorder and used:
             recorder.record_large(view[:used])
         at = 0
@@ -514,7 +515,7 @@ class RawConnection(SocketOutbox):
         return int(used)
 
     def _route_frames(self, size: int) -> int:
-        # A small receive: frame by frame in Python. The offsets are those of `wire/smq.py`.
+        # A small receive: a loop over frames in Python. The offsets are those of `wire/smq.py`.
         session, at = self.session, 0
         waits: bool | None = False
         cached = session.routes.get
@@ -552,7 +553,7 @@ class RawConnection(SocketOutbox):
         self.watcher.stop()
 
     def defer(self) -> None:
-        """Continue in the next turn: this receive is much work, and other events wait."""
+        """Continue in the next turn, so that other events are not delayed by a large receive."""
         self.pause()
         data_path.deferred_reads.append(self)
 
@@ -566,7 +567,7 @@ class RawConnection(SocketOutbox):
             return
         meter = self.session.meter
         if meter is not None and meter.waits:
-            return  # the meter resumes the connection itself
+            return  # the meter resumes the connection when there are tokens
         self.paused = False
         if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
             self._receive_more()
@@ -575,24 +576,24 @@ class RawConnection(SocketOutbox):
             self.watcher.start(self.on_readable)
 
     def _receive_more(self) -> None:
-        """Receive what has arrived meanwhile: with a thousand subscribers, one run costs half of two small ones."""
+        """Receive once more: with a thousand subscribers, one larger batch costs half as much as two small ones."""
         try:
             got = self.sock.recv_into(view, MIN_RECEIVE_BYTES)
         except OSError:
-            return  # nothing has arrived; or an error, which the next receive reports
+            return  # no data yet; or an error, which the next receive reports
         self.carry += bytes(view[:got])
 
 
 class _DeferredClose:
     """Closes a connection in a later turn.
 
-    The end of the stream was received when the turn's time was used up. Receiving again would not close the connection,
-    and with many such connections it would cost each of them a receive in each turn.
+    The end of the stream was received when the turn's time was used up. Deferring the receive instead would repeat it
+    in each turn, for many connections that close at the same time.
     """
 
     def __init__(self, connection: RawConnection) -> None:
         self._connection = connection
 
     def go_on(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.lost(CloseReason.PEER_CLOSED)

@@ -1,6 +1,6 @@
-"""SMQ connections by transport, slow consumers and idle clients.
+"""SMQ connections by transport, slow-consumer policies, and the check for idle clients.
 
-They are `RawConnection`s with a layer between. Each layer may hold data back, in both directions.
+The classes extend `RawConnection` by a WebSocket or TLS layer. Each layer may buffer data, in both directions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ unmask = data_path.kernels.unmask
 class WsConnection(RawConnection):
     """A client on a WebSocket (spec: smq §12.11).
 
-    Its frames are converted into raw frames in the receive buffer, and routed as those.
+    Its frames are converted into raw frames in the receive buffer, and then routed like raw frames.
 
     Attributes:
         assembler: collects a fragmented message.
         close_sent: whether the Close frame was sent.
-        decoded: raw frames that were unmasked but not routed when a hook paused the connection.
+        decoded: raw frames that were unmasked, but not routed because a hook paused the connection.
     """
 
     __slots__ = ("assembler", "close_sent", "decoded")
@@ -54,7 +54,7 @@ class WsConnection(RawConnection):
     def feed(self, size: int) -> None:
         """Route the WebSocket frames in `chars[:size]`."""
         try:
-            # The kernel unmasks the plain messages at the front; from the first other frame on, Python takes over.
+            # The kernel unmasks the unfragmented messages at the front; Python handles the rest.
             written, used = (0, 0) if self.assembler and self.assembler.busy else unmask(size)
             rest = chars[used:size] if used < size else b""
             if written and not self._route_decoded(written):
@@ -66,7 +66,7 @@ class WsConnection(RawConnection):
             self.session.fail(error)
 
     def _route_each_frame(self, data: bytes) -> int:
-        """Handle the frames of `data`; return how many bytes were used."""
+        """Handle the frames of `data`; return the number of used bytes."""
         at, until_s = 0, data_path.defer_at_s()
         while not self.life.over:
             if time() >= until_s and at < len(data):
@@ -95,7 +95,7 @@ class WsConnection(RawConnection):
         return not self.paused and not self.life.over
 
     def on_data_waiting(self) -> None:
-        """Route what was decoded before a pause, then what was received."""
+        """Route the data that was decoded before a pause, then the received data."""
         decoded, self.decoded = self.decoded, b""
         if decoded and not self.life.over:
             view[: len(decoded)] = decoded
@@ -104,7 +104,7 @@ class WsConnection(RawConnection):
         super().on_data_waiting()
 
     def _handle_frame(self, frame: Frame) -> bytes | None:
-        """Handle a frame that the kernel left; return a message when one is complete."""
+        """Handle a frame that the kernel did not unmask; return a message when one is complete."""
         if frame.opcode == websocket.PING:
             self.put(websocket.encode(websocket.PONG, frame.payload))
             return None
@@ -132,27 +132,27 @@ class WsConnection(RawConnection):
             self.put(websocket.encode(websocket.BINARY, packet))
 
     @staticmethod
-    def frame_bytes(run: bytes, at: int) -> int:
-        """The size of the WebSocket frame at `run[at]`; frames of a server are not masked."""
-        short = run[at + 1]
-        return short + 2 if short < 126 else (run[at + 2] << 8 | run[at + 3]) + 4
+    def frame_bytes(batch: bytes, at: int) -> int:
+        """Return the size of the WebSocket frame at `batch[at]`; frames of a server are not masked."""
+        short = batch[at + 1]  # below 126 the payload's length, otherwise the mark of a 16-bit length (RFC 6455 §5.2)
+        return short + 2 if short < 126 else (batch[at + 2] << 8 | batch[at + 3]) + 4
 
     @staticmethod
-    def is_message(run: bytes, at: int) -> bool:
-        """Whether the WebSocket frame at `run[at]` carries Publish: a final binary frame (0x82) with that type."""
-        return run[at] == 0x82 and run[at + (2 if run[at + 1] < 126 else 4)] == smq.Type.PUBLISH
+    def is_message(batch: bytes, at: int) -> bool:
+        """Whether the WebSocket frame at `batch[at]` carries Publish: a final binary frame (0x82) with that type."""
+        return batch[at] == 0x82 and batch[at + (2 if batch[at + 1] < 126 else 4)] == smq.Type.PUBLISH
 
     @staticmethod
-    def topic_key(run: bytes) -> bytes:
+    def topic_key(batch: bytes) -> bytes:
         """See `Outbox.topic_key`: the destination, behind the frame header and the packet type."""
-        start = 3 if run[1] < 126 else 5
-        return run[start : start + 4]
+        start = 3 if batch[1] < 126 else 5
+        return batch[start : start + 4]
 
     @staticmethod
-    def latest_key(run: bytes) -> bytes:
+    def latest_key(batch: bytes) -> bytes:
         """See `Outbox.latest_key`: destination and sub-topic."""
-        start = 3 if run[1] < 126 else 5
-        return run[start : start + 4] + run[start + 8 : start + 12]
+        start = 3 if batch[1] < 126 else 5
+        return batch[start : start + 4] + batch[start + 8 : start + 12]
 
     def _flush_before_close(self, reason: CloseReason) -> None:
         if not self.close_sent:
@@ -174,20 +174,20 @@ class OverTls(RawConnection):
             self._send_at_once(hello)
 
     def start(self, session: Session, data: bytes) -> None:
-        """Begin to read; data that was decrypted with the HTTP request does not make the socket readable."""
+        """Begin to read, also data that was decrypted with the HTTP request: it does not make the socket readable."""
         super().start(session, data)
         if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
-        """Receive, unless the turn is over: records of TLS itself take milliseconds, too, without any message."""
+        """Receive, unless the turn is over: decryption takes milliseconds, even of records without a message."""
         if time() < data_path.defer_at_s():
             self._receive()
         else:
             self.defer()
 
     def _receive(self) -> None:
-        """Receive; decrypted bytes that did not fit are read in the next turn, since no event reports them."""
+        """Receive; decrypted bytes that did not fit are read in the next turn, because no event reports them."""
         super().on_readable()
         if not self.life.over and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)
@@ -202,7 +202,7 @@ class OverTls(RawConnection):
             self.on_readable()
 
     def go_on(self) -> None:
-        """See `RawConnection.go_on`; a deferred connection receives at once, or others might be first each time."""
+        """See `RawConnection.go_on`. A deferred connection receives at once: others could be first in every turn."""
         super().go_on()
         if not self.paused and not self.life.over and self not in data_path.frozen_connections:
             self._receive()
@@ -231,7 +231,7 @@ class OverTls(RawConnection):
     def on_writable(self) -> None:
         """Send more when the socket is writable again: ciphertext first, then the queue."""
         if self.sock.wants_write:
-            data_path.mark_progress(self)  # the socket is writable, so it accepts some
+            data_path.mark_progress(self)  # the socket is writable, so it accepts some bytes
             try:
                 self.sock.flush()
             except BlockingIOError:
@@ -260,8 +260,8 @@ class TlsWsConnection(OverTls, WsConnection):
 
 # ---- Connections with slow-consumer policies
 #
-# Their queue is a `Backlog` while the client does not read. The policies themselves are in `broker/outbox.py`.
-# Connections of other hubs use the classes of `connection.py` and those above.
+# They have a `Backlog` while the client does not read. `broker/outbox.py` implements the policies. Connections of hubs
+# without policies use the classes of `connection.py` and those above.
 
 
 class _Policed(RawConnection):
@@ -269,30 +269,31 @@ class _Policed(RawConnection):
 
     __slots__ = ()
 
-    def held(self, run: bytes) -> None:
+    def held(self, batch: bytes) -> None:
         """See `Outbox.held`."""
-        size = len(run)
+        size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
-        if self.backlog is not None and self.backlog.take(self, run):
+        if self.backlog is not None and self.backlog.take(self, batch):
             self.overloaded()
 
     def _drop_over_budget(self) -> None:
-        """Apply the policies to what is queued already."""
+        """Apply the policies to the queue when the socket blocks."""
         slow = self.session.broker.slow
         if slow is None:  # the policies were just removed
             super()._drop_over_budget()
             return
         self.backlog = backlog = Backlog(slow)
+        # All entries are appended again, so that the backlog records their positions; not the partly sent one.
         first = 1 if self.torn else 0
-        runs = self.queue[first:]
+        batches = self.queue[first:]
         del self.queue[first:]
-        self.released(sum(map(len, runs)))
+        self.released(sum(map(len, batches)))
         is_over = False
-        for run in runs:
-            self.queue.append(run)
-            self.released(-len(run))
-            is_over = backlog.take(self, run) or is_over
+        for batch in batches:
+            self.queue.append(batch)
+            self.released(-len(batch))
+            is_over = backlog.take(self, batch) or is_over
         if is_over:
             self.overloaded()
 
@@ -300,10 +301,10 @@ class _Policed(RawConnection):
         """See `Outbox.backpressure_started`."""
         data_path.start_backpressure(self)
 
-    def gives_up(self) -> None:
-        """End the backpressure of this client: from now on, messages that exceed its budget are dropped."""
+    def expire_backpressure(self) -> None:
+        """End the backpressure of this client; later messages that exceed its budget are dropped."""
         if self.backlog is not None:
-            self.backlog.gave_up = True
+            self.backlog.wait_expired = True
             self._release(self.backlog)
 
     def _release(self, backlog: Backlog) -> None:
@@ -312,7 +313,7 @@ class _Policed(RawConnection):
 
     def on_writable(self) -> None:
         """See `RawConnection.on_writable`."""
-        self._close_holes()
+        self._compact_queue()
         super().on_writable()
 
     def _advance(self, sent: int) -> None:
@@ -320,7 +321,7 @@ class _Policed(RawConnection):
         super()._advance(sent)
         if backlog is not None and backlog is self.backlog:
             backlog.left(entries - len(self.queue))
-            if self.queued_bytes <= self.budget_bytes >> 1:
+            if self.queued_bytes <= self.budget_bytes >> 1:  # not at the budget: publishers would stop again at once
                 self._release(backlog)
 
     def _unblock(self) -> None:
@@ -330,17 +331,16 @@ class _Policed(RawConnection):
             self._release(backlog)
 
     def _drop_messages(self) -> None:
-        self._close_holes()
+        self._compact_queue()
         super()._drop_messages()
 
     def _count_undelivered(self) -> None:
-        self._close_holes()
+        self._compact_queue()
         super()._count_undelivered()
 
-    def _close_holes(self) -> None:
-        """Remove the empty entries of dropped messages from the queue."""
+    def _compact_queue(self) -> None:
         if self.backlog is not None:
-            self.backlog.close_holes(self)
+            self.backlog.compact(self)
 
 
 class PolicedRawConnection(_Policed, RawConnection):
@@ -380,9 +380,9 @@ def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[Ra
     """Return the class of a connection.
 
     Args:
-        secure: over TLS.
-        on_websocket: over a WebSocket.
-        policed: of a hub with slow-consumer policies.
+        secure: whether it uses TLS.
+        on_websocket: whether it is a WebSocket.
+        policed: whether the hub has slow-consumer policies.
     """
     plain: type[RawConnection]
     if secure:
@@ -393,11 +393,11 @@ def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[Ra
 
 
 def police(connection: RawConnection, policed: bool) -> None:
-    """Apply the policies of its hub to an open connection, or remove them."""
+    """Apply the policies of the hub to an open connection, or remove them."""
     known = _POLICED if policed else _PLAIN
     other = known.get(type(connection))
     if isinstance(connection, _Policed):
-        connection._close_holes()
+        connection._compact_queue()
         if connection.backlog is not None:
             connection._release(connection.backlog)
             connection.backlog = None
@@ -412,18 +412,19 @@ def police(connection: RawConnection, policed: bool) -> None:
 
 # ---- Idle clients
 #
-# The kernel knows how long a client has been silent (`TCP_INFO`), so reading has no extra cost. Over WebSockets the
-# ping is a WebSocket frame, which every client answers (RFC 6455); over raw sockets it is an SMQ packet.
+# The kernel measures how long a client has been silent (`TCP_INFO`), so that receiving has no extra cost. Over
+# WebSockets the ping is a WebSocket frame, which every client answers (RFC 6455); over raw sockets it is an SMQ packet.
 
 IDLE = Limit("idle", "limits.idle_s", "a client that is silent for this long must answer a ping")
 MIN_CHECK_S = 0.1
+"""Minimum interval of checks, also for very short limits."""
 _U32 = struct.Struct("I")
 _LAST_DATA_RECEIVED_AT, _TCP_INFO_BYTES = 52, 104
 """The offset of `tcpi_last_data_recv`, in milliseconds, in `struct tcp_info` (linux/tcp.h; its start never changes)."""
 
 
 def silent_s(connection: RawConnection) -> float:
-    """Return the seconds since the client has sent anything; 0 when that is not known."""
+    """Return the seconds since the client has sent data; 0 when that is unknown."""
     try:
         info = connection.transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return float(_U32.unpack_from(info, _LAST_DATA_RECEIVED_AT)[0]) / 1000
@@ -455,6 +456,7 @@ class IdleClients:
         if settings.idle_s is None:
             return
         self._idle_s, self._answer_s = settings.idle_s, settings.idle_answer_s
+        # A quarter of the shorter time: a client is disconnected at most that much too late.
         check_s = max(MIN_CHECK_S, min(self._idle_s, self._answer_s) / 4)
         self._timer = get_hub().loop.timer(check_s, check_s, ref=False)
         self._timer.start(self._check_all)
@@ -465,7 +467,6 @@ class IdleClients:
             run_in_background(self._steps(list(self._clients())))
 
     def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
-        """Check one client in each step."""
         try:
             for session in clients:
                 connection = session.outbox
@@ -479,7 +480,7 @@ class IdleClients:
 
     def _check(self, session: Session, connection: RawConnection) -> None:
         silence_s = silent_s(connection)
-        # A blocked connection has a deadline of its own; the answer of a paused one is not read.
+        # A blocked connection has another deadline, `DataPathLimits.stalled_s`. The answer of a paused one is not read.
         if silence_s < self._idle_s or connection.paused or connection.life is BLOCKED:
             self._pinged_s.pop(session, None)
             return

@@ -1,7 +1,7 @@
 """Shared parts of all connections of a process: kernels, receive buffer, flush and deadlines.
 
-Queues are flushed once per turn of the loop. Deadlines are kept in dictionaries of only those few connections that have
-one, and are checked by one timer.
+Queues are flushed once per turn of the loop. Few connections have a deadline at any time: dictionaries hold these, and
+one timer checks them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire.kernels import encode_run
 
 CHECK_INTERVAL_S = 0.25
+"""Interval of the checks of deadlines."""
 SHARE_S = 0.006
+"""Time of one connection with much data in one turn."""
 TURN_S, MIN_TURN_S = 0.012, 0.004
-"""The part of a turn for all connections that receive much; the minimum is for those deferred by the last turn."""
+"""Time of all connections with much data in one turn; the minimum is for those deferred by the last turn."""
 
 
 class DataPathLimits:
@@ -35,8 +37,8 @@ class DataPathLimits:
 
     Attributes:
         stalled_s: a client whose socket accepts no byte for this time is disconnected.
-        backpressure_s: how long publishers wait for one client without a break, even if it reads slowly.
-        authenticate_s: the time for `authenticate`, from the end of the time for Connect.
+        backpressure_s: maximum time that publishers wait for one client without a break, even if it reads slowly.
+        authenticate_s: time for `authenticate`, in addition to the time for Connect.
         handshakes_per_address: the maximum number of unfinished handshakes of one address; None without a limit.
     """
 
@@ -64,9 +66,8 @@ class TimedClient(Protocol):
 class BackpressureSource(TimedClient, Protocol):
     """A connection that publishers wait for."""
 
-    def gives_up(self) -> None:
-        """End the waiting: the publishers have waited for `limits.backpressure_s`."""
-        ...
+    def expire_backpressure(self) -> None:
+        """End the backpressure: the publishers have waited for `limits.backpressure_s`."""
 
 
 class WaitingPublisher(Protocol):
@@ -80,30 +81,30 @@ kernels = luajit_kernels.load()
 encode = partial(encode_run, kernels)
 
 _handshakes: dict[TimedClient, float] = {}
-"""Connections whose handshake is not finished, with its deadline."""
+"""Deadlines of unfinished handshakes, by connection."""
 _authenticating: set[TimedClient] = set()
-"""Those of them whose Connect came in time, but whose `authenticate` is still running."""
+"""Connections whose Connect was received in time, but whose `authenticate` is still running."""
 _addresses: dict[TimedClient, str] = {}
-"""The addresses of connections whose handshake is not finished."""
+"""Client addresses of unfinished handshakes, by connection."""
 unfinished: Counter[str] = Counter()
 """The number of unfinished handshakes, by address."""
 _blocked: dict[TimedClient, float] = {}
-"""Connections whose socket accepts nothing, and when it last did."""
-_pressing: dict[BackpressureSource, float] = {}
-"""Clients whose publishers wait for them, and since when."""
+"""The time when a blocked socket last accepted data, by connection."""
+_backpressure_since_s: dict[BackpressureSource, float] = {}
+"""Start of the backpressure, by the client that publishers wait for."""
 deferred_reads: deque[WaitingPublisher] = deque()
-"""Connections whose last receive was more work than their share of a turn; they continue in the next one."""
+"""Connections with unrouted data whose share of the turn was used up; they continue in the next turn."""
 frozen_connections: set[WaitingPublisher] = set()
 """Connections that are not read during the migration of their sessions (`smq/session_migration.py`)."""
 turn_ends: list[Callable[[], None]] = []
-"""Functions that are called once per turn, before the flush: a journal stamps what was recorded in this turn."""
+"""Functions that are called once per turn, before the flush: a journal stamps the records of this turn."""
 _watchers: list[Any] = []
 _loop: Any = None
 _thread: int | None = None
 _turn_ends_s = 0.0
 inlet: Inlet
 """Calls from other threads."""
-_AT_ONCE = 2  # the index in _watchers of the timer that runs out at once
+_AT_ONCE = 2  # the index in _watchers of the timer with timeout 0
 
 
 def install() -> None:
@@ -124,8 +125,8 @@ def install() -> None:
     _watchers.clear()
     _thread, inlet = hub.thread_ident, Inlet()
     loop = _loop = hub.loop
-    # Lower than the priority of the loop's own callbacks, so after them: otherwise the output of greenlets would wait
-    # for the next event.
+    # A lower priority than that of the loop's own callbacks, so that the flush runs after them: otherwise the output of
+    # greenlets would wait for the next event.
     flush = loop.prepare(priority=-2)
     flush.start(_flush)
     timer = loop.timer(CHECK_INTERVAL_S, CHECK_INTERVAL_S)
@@ -160,16 +161,16 @@ def _next_turn() -> None:
 
 
 def defer_at_s() -> float:
-    """Return when a connection that receives much defers its work, on the clock of `time.time`.
+    """Return the time at which a connection with much data defers its work, on the clock of `time.time`.
 
-    That is after `SHARE_S`, or sooner, even at once, when other connections have used much of this turn.
+    That is in `SHARE_S`, or earlier when other connections have used much of this turn; it may be in the past.
     """
     ends_s: float = min(time.time() + SHARE_S, max(_turn_ends_s, _loop.now() + TURN_S))
     return ends_s
 
 
 def check_deadlines() -> None:
-    """Reject late handshakes, disconnect stalled clients, end long backpressure; many of them in several turns."""
+    """Reject late handshakes, disconnect stalled clients and end long backpressure, in several turns if many expire."""
     turn = share()
     for expire in _due(time.monotonic()):
         if turn.spent():
@@ -184,11 +185,12 @@ def _due(now: float) -> Iterator[Callable[[], None]]:
     slow = CloseReason.SLOW_CONSUMER
     for connection in [one for one, since in _blocked.items() if now - since >= limits.stalled_s]:
         yield partial(connection.session.disconnect, slow, slow.value.encode())
-    for source in [one for one, since in _pressing.items() if now - since >= limits.backpressure_s]:
-        yield source.gives_up
+    for source in [one for one, since in _backpressure_since_s.items() if now - since >= limits.backpressure_s]:
+        yield source.expire_backpressure
 
 
 def _end_late_handshake(connection: TimedClient) -> None:
+    # The client was in time if only `authenticate` is late, which gets a deadline of its own.
     if connection.session.state is SessionState.AUTHENTICATING and connection not in _authenticating:
         _authenticating.add(connection)
         _handshakes[connection] = time.monotonic() + limits.authenticate_s
@@ -198,17 +200,17 @@ def _end_late_handshake(connection: TimedClient) -> None:
 
 
 def start_backpressure(connection: BackpressureSource) -> None:
-    """Note that publishers wait for the client from now on."""
-    _pressing.setdefault(connection, time.monotonic())
+    """Note that publishers begin to wait for the client."""
+    _backpressure_since_s.setdefault(connection, time.monotonic())
 
 
 def end_backpressure(connection: BackpressureSource) -> None:
     """Note that no publisher waits for the client."""
-    _pressing.pop(connection, None)
+    _backpressure_since_s.pop(connection, None)
 
 
 def start_handshake(connection: TimedClient, timeout_s: float, address: str) -> None:
-    """Expect the handshake with `address` to end within `timeout_s`."""
+    """Start the deadline `timeout_s` of a handshake, and count the handshake for `address`."""
     _handshakes[connection] = time.monotonic() + timeout_s
     _addresses[connection] = address
     unfinished[address] += 1
@@ -220,7 +222,7 @@ def unfinished_connections() -> list[TimedClient]:
 
 
 def end_handshake(connection: TimedClient) -> None:
-    """Note that the handshake has ended, or the connection has."""
+    """Note that the handshake or the connection has ended."""
     _handshakes.pop(connection, None)
     _authenticating.discard(connection)
     address = _addresses.pop(connection, None)
@@ -231,12 +233,12 @@ def end_handshake(connection: TimedClient) -> None:
 
 
 def mark_blocked(connection: TimedClient) -> None:
-    """Note that the client's socket accepts nothing now."""
+    """Note that the client's socket does not accept data."""
     _blocked.setdefault(connection, time.monotonic())
 
 
 def mark_progress(connection: TimedClient) -> None:
-    """Note that the client's socket has accepted something."""
+    """Note that the client's socket has accepted data."""
     if connection in _blocked:
         _blocked[connection] = time.monotonic()
 

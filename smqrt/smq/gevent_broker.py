@@ -1,6 +1,6 @@
-"""A broker under gevent: with sockets, clock, random numbers, files, and calls from threads.
+"""SMQ broker with gevent: sockets, clock, random numbers, files, and calls from threads.
 
-Also here: the options of `create`, and what applies to all hubs of this process.
+The module also has the options of `create`, and the settings that apply to all hubs of this process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from weakref import WeakSet
 from gevent import get_hub
 
 from smqrt.auth.service import IdentityService, server_identity_service
-from smqrt.broker import client_limits
-from smqrt.broker import sessions as snapshot
+from smqrt.broker import client_limits, sessions
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
 from smqrt.broker.outbox import Pressure, QueuedMemory, Slow, SlowPolicies, run_in_background
 from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
-from smqrt.broker.topics import HubLimits, NameStore, PublishLimits
+from smqrt.broker.topics import HubLimits, PublishLimits
 from smqrt.errors import ArgumentError
 from smqrt.process import current_process
 from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
@@ -41,7 +40,7 @@ from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
 from smqrt.workers.worker_rpc import worker_place
 
-value_clock.follow(time.monotonic_ns, time.time_ns())
+value_clock.follow(time.monotonic_ns, time.time_ns())  # at import, before any message is stamped
 
 
 def _origins(value: object) -> Origins:
@@ -180,10 +179,10 @@ class TopicRules:
 
 
 class _AllHubs:
-    """The hubs of this process, and what applies to all of them, also to later ones."""
+    """The hubs of this process, and the settings that apply to all present and later ones."""
 
     def __init__(self) -> None:
-        self.brokers: WeakSet[GeventBroker] = WeakSet()
+        self.brokers: WeakSet[GeventBroker] = WeakSet()  # weak, so that unused hubs can be freed
         self.numbers = itertools.count(1)
         self.topic_rules = TopicRules()
         self.accept_clients = True
@@ -194,10 +193,10 @@ _all_hubs = _AllHubs()
 
 
 def set_topic_rules(rules: TopicRules) -> None:
-    """Apply these rules to all hubs from now on.
+    """Apply these rules to all present and later hubs.
 
     Raises:
-        ArgumentError: a filter is invalid; nothing has changed then.
+        ArgumentError: a filter is invalid; the former rules stay in effect.
     """
     check_filters(rules.last_values)
     _all_hubs.topic_rules = rules
@@ -206,26 +205,24 @@ def set_topic_rules(rules: TopicRules) -> None:
 
 
 def accept_new_clients(on: bool) -> None:
-    """Accept new clients at all hubs from now on; False answers them with 503."""
+    """Accept new clients at all present and later hubs, or answer them with 503."""
     _all_hubs.accept_clients = on
     for broker in opened():
         broker.draining = not on
 
 
 def all_brokers() -> list[GeventBroker]:
-    """Return the open brokers of this process except internal ones, in the order they were made."""
+    """Return the open brokers of this process except internal ones, in order of creation."""
     return sorted((broker for broker in opened() if broker.number), key=lambda broker: broker.number)
 
 
 def opened() -> list[GeventBroker]:
-    """Return the open brokers of this process, also internal ones."""
+    """Return the open brokers of this process, including internal ones."""
     return [broker for broker in list(_all_hubs.brokers) if not broker.closed]
 
 
 def follow(service: IdentityService) -> None:
-    """Re-check the clients of all hubs when users or rules of `service` change, and disconnect those whose login
-    expires; in portions.
-    """
+    """Re-check the clients of all hubs, in portions, when users or rules of `service` change or logins expire."""
 
     def for_each_hub(steps: Callable[[list[Session]], Iterator[None]]) -> None:
         for broker in list(_all_hubs.brokers):
@@ -233,21 +230,21 @@ def follow(service: IdentityService) -> None:
                 run_in_background(steps(list(broker.clients())))
 
     service.changed.append(
-        lambda: for_each_hub(lambda sessions: client_limits.recheck_clients(sessions, service.revalidate))
+        lambda: for_each_hub(lambda clients: client_limits.recheck_clients(clients, service.revalidate))
     )
     service.expiring.append(
-        lambda: for_each_hub(lambda sessions: client_limits.disconnect_expired(sessions, time.time()))
+        lambda: for_each_hub(lambda clients: client_limits.disconnect_expired(clients, time.time()))
     )
 
 
 def close_all() -> None:
-    """Close every broker of this process, as the server does when it stops."""
+    """Close all brokers of this process, when the server stops."""
     for broker in opened():
         broker.close()
 
 
 class _PersistFile:
-    """The `persist` file of a hub, when another process has to close it first."""
+    """The `persist` file of a hub, as a `HubFile` that only one process opens at a time."""
 
     def __init__(self, broker: GeventBroker, path: str) -> None:
         self._broker, self._path = broker, path
@@ -270,12 +267,12 @@ class GeventBroker(RegisteredBroker):
     Args:
         hooks: the application's callbacks.
         options: the other options of `create`.
-        made_at: the line of the application that made it.
+        made_at: file and line of the call of `create`.
 
     Attributes:
-        number: unique among all workers; 0 for internal brokers, which operators do not see.
+        number: unique among all workers; 0 for internal brokers, which are hidden from operators.
         made_at: see above.
-        app: the name of the folder of the application that made it; empty outside of applications.
+        app: the folder name of the application that created it; empty outside of applications.
         counts_of: the option `observe`.
 
     Raises:
@@ -285,29 +282,21 @@ class GeventBroker(RegisteredBroker):
     def __init__(self, hooks: Hooks, options: HubOptions, made_at: str = "") -> None:
         data_path.install()
         folder = current_process.application_folder()
-        scope = current_process.current_app.get()
-        self.number = (
-            0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_all_hubs.numbers))
-        )
+        self._scope = scope = current_process.current_app.get()
+        is_internal = scope is not None and scope.is_internal
+        self.number = 0 if is_internal else worker_place().hub_number(next(_all_hubs.numbers))
         self.made_at, self.app = made_at, folder.name if folder else ""
-        self._scope = scope
+        self._options, self.counts_of = options, options.observe
         self.identities = server_identity_service() if options.auth else None
         if self.identities is not None:
             HubAuthentication(self.identities, hooks)
-        keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
-        self._options = options
-        self.counts_of = options.observe
-        self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
+        self._admission = Admission(
+            origins=options.origins, keep_alive=KeepAlive(options.keepidle_s, options.keepintv_s)
+        )
         self.key = hub_registry.key_of(options.name)
         names = hub_registry.names_for(self.key)
         self._files: list[HubFile] = []
-        store: NameStore | None = None
-        if options.persist and not hub_registry.is_waiting:
-            try:
-                store = SqliteNames(worker_place().own_file(options.persist))
-            except ArgumentError:
-                hub_registry.give_back(self.key)
-                raise
+        store = self._open_names()
         super().__init__(
             hooks,
             random_u32=random_u32,
@@ -319,29 +308,41 @@ class GeventBroker(RegisteredBroker):
             queue_size=options.queuesize,
         )
         if names:
-            snapshot.adopt_names(self, names)
+            sessions.adopt_names(self, names)
         if options.persist:
             self._files.append(_PersistFile(self, worker_place().own_file(options.persist)))
         self.draining = not _all_hubs.accept_clients
-        self.limit_chunks = handshake.limit_chunks
+        self.limit_chunks, self.call_later = handshake.limit_chunks, call_later
+        self.measure = data_path.kernels.measure
         if self.number:
             self.on_end = partial(close_log.record, self.number)
-        self.measure = data_path.kernels.measure
-        self.call_later = call_later
-        self.apply_limits(in_force())
-        self._filters = options.lastvalue
         self._values: LastValues | None = None
+        self._apply_settings(store)
+        _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
+        if self.number:  # clients of internal hubs are operators, who log in again
+            hub_registry.add(self)
+        session_migration.claim(self)
+
+    def _apply_settings(self, store: SqliteNames | None) -> None:
+        """Apply the limits and topic rules of the process, and restore the last values of `store`."""
+        self.apply_limits(in_force())
         try:
             self.apply_topic_rules()
-            if isinstance(store, SqliteNames):
+            if store is not None:
                 self.keep_values_in(store)
         except ArgumentError:
             self.abandon()
             raise
-        _all_hubs.brokers.add(self)
-        if self.number:  # clients of internal hubs are operators, who log in again
-            hub_registry.add(self)
-        session_migration.claim(self)
+
+    def _open_names(self) -> SqliteNames | None:
+        """Open the `persist` file; None without one, and while the old process of a hot restart has it open."""
+        if not self._options.persist or hub_registry.is_waiting:
+            return None
+        try:
+            return SqliteNames(worker_place().own_file(self._options.persist))
+        except ArgumentError:
+            hub_registry.free_key(self.key)
+            raise
 
     @property
     def is_unloading(self) -> bool:
@@ -349,18 +350,18 @@ class GeventBroker(RegisteredBroker):
         return self._scope is not None and self._scope.is_unloading
 
     def keep_clients(self) -> None:
-        """Keep the clients for the restart of the application, if the option `keep` is set; blocks then."""
+        """Keep the clients for a restart of the application, if the option `keep` is set. Blocks."""
         if self._options.keep and not (self.closed or self.draining):
             session_migration.keep(self)
 
     def attach(self, file: HubFile) -> None:
-        """Open `file` now, or at a hot restart once the old process has closed it. Raises what `file.open` raises."""
+        """Open `file`; in a hot restart, as soon as the old process has closed it. Raises the errors of `file.open`."""
         if not hub_registry.is_waiting:
             file.open()
         self._files.append(file)
 
     def open_files(self) -> None:
-        """See `RegisteredBroker`; when opening one fails, the others are closed again."""
+        """See `RegisteredBroker`. If one file can't be opened, the files opened before are closed again."""
         for count, file in enumerate(self._files):
             try:
                 file.open()
@@ -375,9 +376,9 @@ class GeventBroker(RegisteredBroker):
             file.close()
 
     def apply_limits(self, settings: LimitSettings) -> None:
-        """Apply limits, also to connected clients; the options of `create` take precedence."""
+        """Apply limits, including to connected clients; the options of `create` take precedence."""
         options, admission = self._options, self._admission
-        names, own = options.maxnames or settings.names, options.clientnames
+        names, own = options.maxnames or settings.names, options.clientnames  # one option for three limits
         self.limits = HubLimits(
             names,
             settings.names_bytes,
@@ -407,12 +408,12 @@ class GeventBroker(RegisteredBroker):
     def apply_topic_rules(self) -> None:
         """Keep the last values that the options of this hub or the settings of the server select."""
         rules = _all_hubs.topic_rules
-        filters = tuple(dict.fromkeys((*self._filters, *rules.last_values)))
+        filters = tuple(dict.fromkeys((*self._options.lastvalue, *rules.last_values)))
         if self._values is not None:
             self._values.set_filters(filters)
         elif filters:
             self._values = self._new_values(filters)
-        self.last_values = self._values if filters else None
+        self.last_values = self._values if filters else None  # None: routes need not record values
         for session in self.sessions.values():
             session.forget_routes()
 
@@ -428,25 +429,25 @@ class GeventBroker(RegisteredBroker):
         Raises:
             ArgumentError: the file was damaged.
         """
-        if self._values is None:  # the file may have values of former filters, which are deleted
+        if self._values is None:  # without filters: `load` deletes the values of former filters from the file
             self._values = self._new_values(())
         SqliteValues(names, _all_hubs.topic_rules.sync_s).load(self._values, self.topic_table, self.server.etid)
 
     def set_slow(self, default: Slow, by_filter: Mapping[str, Slow]) -> None:
-        """Set the slow-consumer policies, also of connected clients.
+        """Set the slow-consumer policies, including those of connected clients.
 
         Args:
-            default: of topics that no filter selects.
-            by_filter: by topic filter.
+            default: policy of topics that no filter selects.
+            by_filter: policies by topic filter.
         """
         before = self.slow
         policed = default is not Slow.NEWEST or bool(by_filter)
         self.slow = SlowPolicies(self.topic_table.by_key, default, by_filter) if policed else None
-        if before is self.slow:
+        if before is self.slow:  # both are None
             return
         if self.slow is not None:
-            self.slow.pressure.told = lambda key, presses: (
-                self.cluster.pressed(key, presses) if self.cluster is not None else None
+            self.slow.pressure.on_changed = lambda key, is_full: (
+                self.cluster.pressed(key, is_full) if self.cluster is not None else None
             )
         if before is not None:
             before.pressure.remove_all_remote()
@@ -459,14 +460,13 @@ class GeventBroker(RegisteredBroker):
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (spec: smq §2.3).
 
         A request that is not SMQ is answered with 404, one from a page of a foreign host with 403, and any request to
-        a closed broker with 503. Returns False when nothing was answered, since the WSGI server can't pass the
-        connection on.
+        a closed broker with 503. Returns False without an answer when the WSGI server can't pass the connection on.
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
-            if handshake.REQUEST in request:
+            if handshake.REQUEST in request:  # a WSGI application that this server runs
                 request = request[handshake.REQUEST]
-            elif handshake.HANDLER in request:
+            elif handshake.HANDLER in request:  # another WSGI server with the handler of `smqrt.wsgi`
                 request = handshake.HandlerRequest(request)
             else:
                 return handshake.connect_environ(self, self._admission, request, origin)
@@ -490,14 +490,14 @@ class GeventBroker(RegisteredBroker):
         return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
 
     def abandon(self) -> None:
-        """Close a hub that could not be made; the next one gets its key."""
+        """Close a hub whose creation failed, and free its key for the next one."""
         self.close()
-        hub_registry.give_back(self.key)
+        hub_registry.free_key(self.key)
 
     def close(self) -> None:
-        """Publish what threads have passed, and close."""
+        """Publish the queued messages of other threads, then close."""
         if not self.closed:
-            data_path.inlet.drain()
+            data_path.inlet.drain()  # `publish_threadsafe` has accepted these messages
             hub_registry.remove(self)
             super().close()
 
@@ -530,7 +530,7 @@ def call_later(delay_s: float, function: Callable[[], object]) -> None:
 
 _DRAW = struct.Struct("1024I")
 _random: list[int] = []
-"""Read 1024 at a time: a system call for each would slow down connects."""
+"""Random numbers that are not used yet. 1024 are read at once: a system call for each would slow down connects."""
 
 
 def random_u32() -> int:
@@ -540,4 +540,4 @@ def random_u32() -> int:
     return _random.pop()
 
 
-os.register_at_fork(after_in_child=_random.clear)  # or two processes would use the same numbers
+os.register_at_fork(after_in_child=_random.clear)  # otherwise two processes would use the same numbers

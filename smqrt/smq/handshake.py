@@ -1,6 +1,6 @@
 """SMQ handshake and client authentication (spec: smq §1.1, §12.1).
 
-There are three ways: a raw socket with the header `SimpleMQ`, the same with an HTTP reply, and a WebSocket.
+A client connects by a raw socket with the header `SimpleMQ`, the same with an HTTP reply, or a WebSocket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import socket
 import sys
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -47,7 +46,7 @@ from smqrt.wire.smq import ConnackCode
 
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
-"""Linux refuses more."""
+"""The range that Linux accepts."""
 ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
 NOT_SMQ = "This address speaks SMQ."
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
@@ -55,11 +54,10 @@ _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
 
 class ErrorResponse(Protocol):
-    """The response to a request, as far as a handshake needs it."""
+    """The response to a request, as a handshake uses it."""
 
     def error(self, status: int, detail: str, headers: dict[str, str] | None = None, /) -> object:
         """Answer with an error."""
-        ...
 
 
 class DetachedConnection(Protocol):
@@ -68,7 +66,7 @@ class DetachedConnection(Protocol):
     Attributes:
         transport: its socket or `TlsTransport`.
         watcher: the loop's READ watcher for it, stopped.
-        data: what was received behind the request.
+        data: bytes received after the request.
         secure: whether the transport is a `TlsTransport`.
     """
 
@@ -79,7 +77,7 @@ class DetachedConnection(Protocol):
 
 
 class BootstrapRequest(Protocol):
-    """An HTTP request, as far as a handshake needs it.
+    """An HTTP request, as a handshake uses it.
 
     Attributes:
         peer: the client's address.
@@ -93,24 +91,19 @@ class BootstrapRequest(Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether its response has begun, or its connection was taken over."""
-        ...
+        """Whether the response has begun, or the connection was taken over."""
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header field; None without it."""
-        ...
 
     def refuse_foreign(self, more: Origins | None, /) -> bool:
         """Answer a request from a page of a foreign host with 403; return whether it is one."""
-        ...
 
     def upgrade_lines(self) -> bytes:
         """Return the header lines that the application adds to a 101. Raises SmqrtError for invalid ones."""
-        ...
 
     def detach(self) -> DetachedConnection:
         """Take the connection over from the server."""
-        ...
 
 
 def is_smq(request: object) -> bool:
@@ -143,10 +136,10 @@ class Origin:
     """The request that opened a connection, for `authenticate` and `onconnect`.
 
     Attributes:
-        request: the HTTP request; None when it is not known any more.
+        request: the HTTP request; None when it is unknown.
         arg: the argument of the application's `connect`.
-        address: of the client.
-        info: the object that the application gets, once it was made.
+        address: the client's address.
+        info: the object that the application's callbacks get; None before it is made.
     """
 
     request: Any
@@ -175,14 +168,14 @@ class KeepAlive:
         self.set(idle_s, interval_s, ("keepidle", "keepintv"))
 
     def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("time", "intv")) -> None:
-        """Set the times for new connections; `names` are those of the arguments in errors. Raises as the class."""
+        """Set the times for new connections; errors name the arguments `names`. Raises the errors of the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
             KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
     def apply(self, sock: Transport) -> None:
-        """Set it on a client's socket, unless the listener has set the same."""
+        """Apply the times to a client's socket, unless the listener has set the same."""
         if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -198,7 +191,7 @@ class Admission:
         readtmo_ms: time for Connect.
         budget_bytes: the maximum send queue of a client.
         origins: pages of foreign hosts that may connect.
-        keep_alive: of the connections.
+        keep_alive: TCP keep-alive of the connections.
     """
 
     readtmo_ms: int = 4000
@@ -218,22 +211,24 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
         raise ArgumentError(ANSWERED)
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
+    # Counts the connection for the address behind an HTTP proxy; it returns false when that has too many.
+    count_for = getattr(getattr(request, "transport", None), "count_for", None)
     if not raw and key is None:
         request.response.error(404, NOT_SMQ)
     elif request.refuse_foreign(admission.origins):
-        pass  # and has answered
-    elif broker.closed:  # its clients may reconnect before the application has made a new hub
+        pass  # `refuse_foreign` has answered
+    elif broker.closed:  # its clients may reconnect before the application has created a new hub
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
     elif broker.draining:
         request.response.error(503, "This server accepts no new clients.", {"Retry-After": "1"})
-    elif too_many(broker, request.peer[0]) or not _count_connection(request):
+    elif too_many(broker, request.peer[0]) or (count_for is not None and not count_for(request.peer[0])):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:
         _start_session(broker, admission, request, key, origin)
 
 
 def websocket_key(request: BootstrapRequest) -> str | None:
-    """Return the key of a request that asks for a WebSocket; None when it does not, or is invalid (RFC 6455 §4.2.1)."""
+    """Return the key of a WebSocket request; None for an invalid or another request (RFC 6455 §4.2.1)."""
     key: str | None = request.get("Sec-WebSocket-Key")
     if key is None:
         return None
@@ -251,13 +246,13 @@ def websocket_key(request: BootstrapRequest) -> str | None:
 def _start_session(
     broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
 ) -> None:
-    wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"
+    wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"  # before `detach` ends the request
     try:
         lines = b"" if key is None else request.upgrade_lines() + _UPGRADE_LINES
     except SmqrtError as error:
         request.response.error(400, str(error))
         return
-    detached = request.detach()
+    detached = request.detach()  # from here on, errors can't be answered over HTTP
     admission.keep_alive.apply(detached.transport)
     connection = connection_class(detached.secure, key is not None, broker.slow is not None)(
         detached.transport, detached.watcher
@@ -275,9 +270,9 @@ def _start_session(
 
 
 def too_many(broker: Broker, address: str) -> bool:
-    """Return whether `address` has reached the limit of unfinished handshakes, which is counted and logged.
+    """Return whether `address` has reached the limit of unfinished handshakes; count and log it.
 
-    Addresses of this machine have no limit: with a local proxy, they are those of all clients.
+    Addresses of this machine have no limit: behind a local proxy, all clients have such an address.
     """
     limit = data_path.limits.handshakes_per_address
     if limit is None or data_path.unfinished[address] < limit or is_loopback(address):
@@ -286,16 +281,11 @@ def too_many(broker: Broker, address: str) -> bool:
     return True
 
 
-def _count_connection(request: BootstrapRequest) -> bool:
-    """Count the connection for the address of the client behind an HTTP proxy; return False when that has too many."""
-    count_for = getattr(getattr(request, "transport", None), "count_for", None)
-    return count_for is None or count_for(request.peer[0])
-
-
 def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
-    """Return the session of a new connection, and start the clock of its handshake."""
+    """Return the session of a new connection, and start the deadline of its handshake."""
     connection.budget_bytes = admission.budget_bytes
     origin.address = address
+    # Without these hooks the session does not reference the request, so that its memory is freed.
     needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = Session(broker, connection, broker.random_u32(), origin if needed else None)
     connection.session = session
@@ -324,9 +314,9 @@ class _Chunked:
         """Send the first chunk of `data`."""
         return int(self._sock.send(data[: self.size_bytes]))
 
-    def sendmsg(self, runs: list[bytes]) -> int:
-        """Send the first chunk of `runs`."""
-        return self.send(runs[0])
+    def sendmsg(self, batches: list[bytes]) -> int:
+        """Send the first chunk of `batches`."""
+        return self.send(batches[0])
 
 
 def chunk_bytes(connection: RawConnection) -> int:
@@ -337,36 +327,36 @@ def chunk_bytes(connection: RawConnection) -> int:
 def limit_chunks(session: BrokerClient, size_bytes: int) -> None:
     """Send at most the frame size that a version 2 client has announced (257 to 8192 bytes)."""
     connection = session.outbox
-    if isinstance(connection, RawConnection):  # gevent-websocket does its own sending
+    if isinstance(connection, RawConnection):  # others are sent by gevent-websocket
         connection.sock = _Chunked(connection.sock, min(max(size_bytes, 257), 8192))
 
 
 # ---- Authentication
 #
-# The application's `authenticate` is called for accepted clients only. A client may present, in this order: credentials
-# in its Connect packet (`name:password`, or a token), the header `Authorization` of its request (Basic, Bearer), the
-# login of its browser, a client certificate.
+# The application's `authenticate` is called only for clients that the service accepts. The first of these is checked:
+# credentials in the Connect packet (`name:password`, or a token), the header `Authorization` of the request (Basic,
+# Bearer), the login of the browser, a client certificate.
 
 log = logging.getLogger("smqrt")
 
 MAX_HEADER_BYTES = 16 << 10
+"""A longer `Authorization` header is ignored."""
 TOKEN = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
-"""A JSON Web Token. It has no colon, which every `name:password` has."""
+"""A JSON Web Token: its base64 text begins with `{"`. It has no colon, unlike `name:password`."""
 _CODES = {
     LoginFailure.CERTIFICATE: ConnackCode.CERTIFICATE_REJECTED,
     LoginFailure.BUSY: ConnackCode.SERVER_UNAVAILABLE,
     LoginFailure.THROTTLED: ConnackCode.SERVER_UNAVAILABLE,
 }
 
-_Authenticate = Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]]
-
 
 class HubAuthentication:
     """Calls the identity service, then the application.
 
     Args:
-        service: of the server.
-        hooks: of the hub; its `authenticate` is replaced, and called for clients that the service accepts.
+        service: the identity service of the server.
+        hooks: the hooks of the hub. `authenticate` is replaced; the former one is called for clients that the service
+            accepts.
     """
 
     def __init__(self, service: IdentityService, hooks: Hooks) -> None:
@@ -382,7 +372,7 @@ class HubAuthentication:
     def _admit(self, credentials: bytes, client: BrokerClient) -> Verdict:
         """Decide; in a greenlet, which may block."""
         try:
-            identity = self._service.login(shown_by(client, credentials), lambda: not client.closed)
+            identity = self._service.login(presented_by(client, credentials), lambda: not client.closed)
             client.identity = identity
             verdict: Verdict = ConnackCode.ACCEPTED, b""
             if self._authenticate is not None:
@@ -390,10 +380,10 @@ class HubAuthentication:
                 if isinstance(answer, Deferred):
                     answer = greenlets.wait(answer)
                 verdict = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
-            fault = self._service.revalidate(identity)  # the application may have blocked for long
+            fault = self._service.revalidate(identity)  # the application may have blocked for a long time
             if not verdict[0] and fault is not None:
                 verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
-            if not self._keeps_origin:
+            if not self._keeps_origin:  # frees the request
                 client.origin = None
             return verdict
         except LoginRefused as refused:
@@ -403,7 +393,7 @@ class HubAuthentication:
             return ConnackCode.SERVER_UNAVAILABLE, b""
 
 
-def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
+def presented_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
     """Return the credentials that a client presents."""
     origin = client.origin
     request = origin.request
@@ -438,26 +428,26 @@ def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
 
 # ---- Connections of WSGI applications on other servers
 #
-# The handler of `smqrt.wsgi` passes the connection itself on, which is then served as any other. The WebSocket
-# objects of gevent-websocket (`wsgi.websocket` in the environ) are supported, too. They have no callbacks, so each
-# needs a greenlet for reading and one for writing.
+# The handler of `smqrt.wsgi` passes the connection on, which is then served like any other. WebSocket objects of
+# gevent-websocket (`wsgi.websocket` in the environ) are supported, too. They have no callbacks, so each needs one
+# greenlet for reading and one for writing.
 
 
 HANDLER = "smqrt.handler"
-"""The environ's key of the handler that passes connections on (`smqrt.wsgi`)."""
+"""Key in the environ of the handler that passes connections on (`smqrt.wsgi`)."""
 
 REQUEST = "smqrt.request"
-"""The environ's key of the server's own request, in applications that are mounted in a directory."""
+"""Key in the environ of the server's own request, in applications that are mounted in a directory."""
 
 ORIGINS = Limit("hub_origins", "origins of create", "pages of other hosts may not connect to this hub")
 
-_GONE = frozenset(
+_BROKEN = frozenset(
     (CloseReason.PEER_CLOSED, CloseReason.WEBSOCKET_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER)
 )
 
 
 class WsgiConnection(Outbox):
-    """A client behind gevent-websocket: takes raw frames, sends their packets as binary messages."""
+    """A client of gevent-websocket: packets of the queued raw frames are sent as binary messages."""
 
     __slots__ = ("_more", "_outgoing", "_resumed", "session", "sock")
     takes_fragments = False
@@ -470,21 +460,27 @@ class WsgiConnection(Outbox):
         self._more = Event()
         self._resumed = Event()
         self._outgoing: deque[bytes] = deque()
-        sock.raw_write = _serialized(sock.raw_write)  # otherwise a pong may be written within a message
+        write, lock = sock.raw_write, BoundedSemaphore()
+
+        def locked_write(data: bytes) -> Any:
+            with lock:  # otherwise the reading greenlet may write a pong within a message
+                return write(data)
+
+        sock.raw_write = locked_write
 
     @property
     def transport(self) -> Any:
-        """The socket of the WebSocket; None when it is not known."""
+        """The socket of the WebSocket; None when it is unknown."""
         stream = getattr(self.sock, "stream", None)  # an attribute of gevent-websocket
         return stream.handler.socket if stream else None
 
     # ---- the broker's side
 
     def flush(self) -> None:
-        """Pass the runs of this turn to the writing greenlet, as far as the budget allows."""
-        runs, self.queue = self.queue, []
-        for run in runs:
-            kept, dropped = self.fitting(run, self.budget_bytes - self.queued_bytes)
+        """Pass the batches of this turn to the writing greenlet, and drop messages beyond the budget."""
+        batches, self.queue = self.queue, []
+        for batch in batches:
+            kept, dropped = self.fitting(batch, self.budget_bytes - self.queued_bytes)
             if dropped:
                 self.dropped += dropped
                 self.overflowed(Drop.OVER_BUDGET, dropped)
@@ -517,7 +513,7 @@ class WsgiConnection(Outbox):
         """Send the queue, then close; a broken connection is closed at once."""
         self.settled()
         self.flush()
-        self.life = moved(self.life, Life.CLOSED if reason in _GONE else Life.DRAINING)
+        self.life = moved(self.life, Life.CLOSED if reason in _BROKEN else Life.DRAINING)
         if self.life is Life.CLOSED:
             self._count_undelivered()
         self._more.set()
@@ -531,7 +527,7 @@ class WsgiConnection(Outbox):
     # ---- the greenlets
 
     def run(self) -> None:
-        """Serve the connection until it ends."""
+        """Serve the connection until it is closed."""
         reader, writer = gevent.spawn(self._read), gevent.spawn(self._write)
         try:
             gevent.wait([reader, writer], count=1)
@@ -557,7 +553,7 @@ class WsgiConnection(Outbox):
                 log.debug("the WebSocket ended: %s", error)
                 return
             if message is None:
-                # At once: the writing greenlet would otherwise report a failed write of the closed connection.
+                # Before the writing greenlet reports a failed write of the closed connection.
                 self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
                 return
             self._resumed.clear()
@@ -603,10 +599,10 @@ class WsgiConnection(Outbox):
 
 
 def _receive(sock: Any) -> Any:
-    """Wait for the next message; None after a close frame.
+    """Return the next message; None after a close frame. Blocks.
 
-    `receive` of gevent-websocket returns None for every kind of end. The method `read_message` that it calls raises an
-    error, except for a close frame.
+    `receive` of gevent-websocket returns None for a close frame and for errors. Its method `read_message` raises the
+    errors.
 
     Raises:
         ProtocolError: the client violated RFC 6455.
@@ -626,22 +622,12 @@ def _receive(sock: Any) -> Any:
         raise ProtocolError(CloseReason.WEBSOCKET_PROTOCOL, str(error)) from None
 
 
-def _serialized(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    lock = BoundedSemaphore()
-
-    def locked(data: bytes) -> Any:
-        with lock:
-            return write(data)
-
-    return locked
-
-
 class HandlerRequest:
     """A request of `smqrt.wsgi`'s handler, as a `BootstrapRequest`.
 
     Attributes:
-        method: of the request.
-        response: this object, which can answer with an error.
+        method: the request method.
+        response: this object, whose `error` sends an answer.
         peer: the client's address.
     """
 
@@ -672,26 +658,26 @@ class HandlerRequest:
         return foreign
 
     def upgrade_lines(self) -> bytes:
-        """Return nothing: a WSGI application can't set header fields of the upgrade."""
+        """Return no lines: a WSGI application can't set header fields of the upgrade."""
         return b""
 
     def detach(self) -> HandlerRequest:
         """Take the connection over from the server: sets `transport`, `watcher` and `data`."""
         self.transport, self.watcher, self.data = self._handler.take()
-        self.secure = False  # TLS, if there is any, is done by the server
+        self.secure = False  # the WSGI server decrypts TLS
         return self
 
 
 def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
-    """Serve the WebSocket that gevent-websocket put into `environ`, until it ends.
+    """Serve the WebSocket of gevent-websocket in `environ`, until it is closed.
 
     A WebSocket from a page of a foreign host is closed at once.
 
     Returns:
-        False without a WebSocket; then nothing was answered.
+        False without a WebSocket; no answer was sent.
 
     Raises:
-        ArgumentError: it is not a WSGI environ.
+        ArgumentError: `environ` is not a WSGI environ.
     """
     if "REQUEST_METHOD" not in environ:
         raise ArgumentError("environ: a WSGI environ is needed; it has no REQUEST_METHOD")

@@ -1,7 +1,7 @@
 """Registry of this process's hubs by key, also across a hot restart.
 
-A key is the name of the application and the hub's own name, or its number in the order in which the application makes
-its hubs. The hub with the same key in the next process, or after a restart of the application, gets the clients.
+A key consists of the names of the application and of the hub. A hub without a name has its number in order of creation.
+The hub with the same key in the next process, or after a restart of the application, gets the clients.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ log = logging.getLogger("smqrt")
 
 
 class HubFile(Protocol):
-    """A file of a hub that only one process may have open: its `persist` file, its journal."""
+    """A file of a hub that only one process may open at a time: its `persist` file, its journal."""
 
     def open(self) -> None:
-        """Open it. Raises SmqrtError when that fails."""
+        """Open the file. Raises SmqrtError when that fails."""
 
     def close(self) -> None:
-        """Write the last changes and close it; blocks."""
+        """Write the last changes and close the file; blocks."""
 
 
 class RegisteredBroker(Broker):
     """A broker with a key and files.
 
     Attributes:
-        key: see above.
-        identities: checks clients by the server's users and rules; None if the hub does not use these.
+        key: see `HubRegistry.key_of`.
+        identities: checks clients by the server's users and rules; None if the hub does not use them.
     """
 
     key: str
     identities: IdentityService | None
 
     def open_files(self) -> None:
-        """Open its files."""
+        """Open the files of the hub."""
 
     def close_files(self) -> None:
-        """Close its files; blocks."""
+        """Close the files of the hub; blocks."""
 
 
 class HubRegistry:
-    """The hubs of this process, and what a new process of a hot restart knows about those of the old one.
+    """The hubs of this process; in a hot restart, also data about the hubs of the old process.
 
     Attributes:
-        is_waiting: whether the old process still has the files of the hubs.
-        predecessors: the ids and epochs of the old process in clusters: this one opens no links to it.
+        is_waiting: whether the old process still has the files of the hubs open.
+        predecessors: the ids and epochs of the old process in clusters; this process opens no links to it.
         has_left: whether the old process, if there is one, has left its clusters.
         names: the topic names of hubs of the old process, by key; a new hub needs them before it creates topics.
     """
@@ -68,7 +68,7 @@ class HubRegistry:
         self._without_application = 0
 
     def hubs(self) -> Iterator[RegisteredBroker]:
-        """Return an iterator over the open hubs, in the order they were made."""
+        """Return an iterator over the open hubs, in order of creation."""
         return iter(list(self._hubs.values()))
 
     def find(self, key: str) -> RegisteredBroker | None:
@@ -76,10 +76,10 @@ class HubRegistry:
         return self._hubs.get(key)
 
     def key_of(self, name: str | None) -> str:
-        """Return the key of a hub that is being made.
+        """Return the key of a hub that is being created.
 
         Raises:
-            ArgumentError: `name` is the name of another one of this application.
+            ArgumentError: another hub of this application has the `name`.
         """
         app = current_process.current_app.get()
         prefix = f"{app.name}{'!' if app.is_internal else ''}/" if app else "-/"
@@ -93,20 +93,20 @@ class HubRegistry:
             else:
                 self._without_application += 1
             key = f"{prefix}{app.hubs_made if app else self._without_application}"
-            if key not in self._hubs:
+            if key not in self._hubs:  # a hub may have such a number as its name
                 return key
 
-    def give_back(self, key: str) -> None:
-        """Free the number of the last hub, which could not be made.
+    def free_key(self, key: str) -> None:
+        """Free the number of the last hub, whose creation failed.
 
-        In another process it may succeed, and later hubs need the same keys there.
+        In another process it may succeed, and later hubs must have the same keys there.
         """
         app = current_process.current_app.get()
         if app and key.endswith(f"/{app.hubs_made}"):
             app.hubs_made -= 1
 
     def names_for(self, key: str) -> Record | None:
-        """Return the names of the old process's hub with that key; None without one."""
+        """Return the topic names of the old process's hub with that key; None without such a hub."""
         return self.names.get(key)
 
     def add(self, broker: RegisteredBroker) -> None:
@@ -115,33 +115,33 @@ class HubRegistry:
 
     def remove(self, broker: RegisteredBroker) -> None:
         """Remove a closed hub."""
-        if self._hubs.get(broker.key) is broker:
+        if self._hubs.get(broker.key) is broker:  # the key may belong to a newer hub
             del self._hubs[broker.key]
 
     # ---- in the new process of a hot restart
 
     def expect(self, names: dict[str, Record], nodes: Iterable[tuple[bytes, int]]) -> None:
-        """Expect the hubs of the old process; until `end`, it has their files open.
+        """Start a hot restart: until `end`, the old process has the files of its hubs open.
 
         Args:
-            names: by key, see the class.
+            names: topic names by key, see the class.
             nodes: see `predecessors`.
         """
         self.names, self.predecessors = names, frozenset(nodes)
         self.is_waiting, self.has_left = True, False
 
     def when_left(self, call: Callable[[], object]) -> None:
-        """Have `call` called when the old process has left its clusters."""
+        """Register a function to call when the old process has left its clusters."""
         self._when_left.append(call)
 
     def left(self) -> None:
-        """Note that the old process has left its clusters, or is gone. A second call does nothing."""
+        """Note that the old process has left its clusters or has ended. A second call does nothing."""
         self.has_left = True
         calls, self._when_left = self._when_left, []
         for call in calls:
             try:
                 call()
-            except Exception:
+            except Exception:  # the other clusters must start
                 log.exception("a part of a cluster could not start")
 
     def end(self) -> None:

@@ -1,11 +1,11 @@
 """Messages of applications: payloads, received messages, and requests with their answers.
 
-Payloads are the same for the hub, the client and Lua: bytes are sent unchanged, text as UTF-8, everything else as JSON.
+Payloads are the same for the hub, the client and Lua: bytes are sent unchanged, text as UTF-8, other values as JSON.
 NaN and the infinities, which JSON does not have, become null.
 
-A request is a message to the ETID of one client; its sub-topic id is its number. The answer goes to the ETID of
-the requester, with the same sub-topic id. No other client can forge it, since the broker checks publishers. The number
-needs no sub-topic name.
+A request is a message to the ETID of one client; its sub-topic id is the number of the request. The answer goes to the
+ETID of the requester, with the same sub-topic id. Other clients can't forge it, because the broker checks publishers.
+The sub-topic id needs no name.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 Payload = (
     str | bytes | bytearray | memoryview | dict[str, Any] | list[Any] | tuple[Any, ...] | int | float | bool | None
 )
-"""What can be published: see `payload`."""
+"""Types of values that can be published: see `payload`."""
 
 REMEMBERED_REQUESTS = 256
-"""The number of finished requests that are remembered, so that their late answers do not reach the application."""
+"""Number of finished requests that are remembered, so that their late answers do not reach the application."""
 
 
 def payload(data: object) -> bytes:
     """Return `data` as the bytes of a message.
 
     Args:
-        data: bytes, bytearray or memoryview as they are; a str as UTF-8 (with the bytes behind surrogate escapes); a
-            dict, list, tuple, number, bool or None as JSON, with null for NaN and the infinities.
+        data: bytes, bytearray or memoryview are sent unchanged; a str as UTF-8, with surrogate escapes as their bytes;
+            a dict, list, tuple, number, bool or None as JSON, with null for NaN and the infinities.
 
     Raises:
-        ArgumentError: JSON can't represent it, or it has more than 65520 bytes.
+        ArgumentError: JSON can't represent `data`, or it has more than 65520 bytes.
     """
     if isinstance(data, bytes):
         made = data
@@ -59,22 +59,22 @@ def payload(data: object) -> bytes:
 
 
 def json_bytes(value: object) -> bytes:
-    """Return `value`, also a str, as JSON, with null for NaN and the infinities. Raises ArgumentError as `payload`."""
+    """Return any `value`, including a str, as JSON, with null for NaN and the infinities. Raises as `payload`."""
     try:
         try:
             return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-        except ValueError:
+        except ValueError:  # usually NaN or an infinity; checking every value first would be slower
             return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"data: {error}; send bytes, text, or what JSON knows") from None
+        raise ArgumentError(f"data: {error}; send bytes, text, or values that JSON supports") from None
 
 
 def json_value(data: bytes) -> Any:
     """Return the value of the JSON text `data`, by the rules of Lua's decoder: UTF-8, no NaN and no infinity.
 
     Raises:
-        ValueError: it is not JSON; UnicodeDecodeError is one.
-        RecursionError: it is nested too deeply.
+        ValueError: `data` is not JSON, or not UTF-8.
+        RecursionError: `data` is nested too deeply.
     """
 
     def reject(word: str) -> Any:
@@ -94,14 +94,14 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, as the functions of `on` get it and `request` returns it.
+    """A message, as functions registered by `on` get it and `request` returns it.
 
     Attributes:
         data: the payload.
-        etid: the ETID of the publisher, 1 for the server; `ptid` elsewhere.
-        tid: the number of the topic, or the receiver's own ETID.
-        subtid: the number of the sub-topic, 0 for none; the number of a request.
-        topic: the topic as it was subscribed to; for an answer, the ETID that was asked.
+        etid: the ETID of the publisher, 1 for the server; callbacks of a hub name it `ptid`.
+        tid: the id of the topic, or the receiver's own ETID.
+        subtid: the id of the sub-topic, 0 for none; the number of a request.
+        topic: the topic as it was subscribed to; for an answer, the ETID that the request was sent to.
     """
 
     data: bytes
@@ -125,7 +125,7 @@ class Message:
             raise ValueError(f"a message from {self.etid} to {self.topic!r} is not JSON: {error}") from None
 
     def reply(self, data: Payload) -> None:
-        """Send `data` to the publisher, with the same sub-topic: that answers a `request`.
+        """Send `data` to the publisher, with the same sub-topic; this answers a `request`.
 
         Raises:
             ArgumentError: as `publish`.
@@ -139,18 +139,19 @@ class Requests:
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], AsyncResult[bytes]] = {}
         self._over: OrderedDict[tuple[int, int], None] = OrderedDict()
+        # Random, so that an answer to a request of an earlier process is not taken for one of this process.
         self._last = random.getrandbits(32)
 
     def ask(self, etid: int, send: Callable[[int], object], timeout_s: float) -> tuple[bytes, int]:
         """Call `send(number)` and wait for the answer of `etid` with that number.
 
         Returns:
-            the answer's payload, and the number.
+            The answer's payload, and the number.
 
         Raises:
-            NoAnswer: none was received in time, or `give_up` was called.
+            NoAnswer: no answer was received in time, or `give_up` was called.
         """
-        self._last = self._last % 0xFFFFFFFF + 1
+        self._last = self._last % 0xFFFFFFFF + 1  # 1 to 0xFFFFFFFF: 0 would be no sub-topic
         while (etid, self._last) in self._open:
             self._last = self._last % 0xFFFFFFFF + 1
         key = etid, self._last
@@ -168,18 +169,18 @@ class Requests:
                 self._over.popitem(last=False)
 
     def take(self, data: bytes, etid: int, subtid: int) -> bool:
-        """Deliver a message from `etid` if it is an answer, and return whether it is; called before any handler.
+        """Deliver a message from `etid` if it is an answer; return whether it is. Called before the handlers.
 
         A late answer is discarded.
         """
         answer = self._open.get((etid, subtid))
-        if answer is not None and not answer.ready():
+        if answer is not None and not answer.ready():  # a second answer is discarded
             answer.set(data)
             return True
         return answer is not None or (etid, subtid) in self._over
 
     def give_up(self, why: str, etid: int | None = None) -> None:
-        """Fail the requests to `etid`, or all, with NoAnswer, for example at the end of the connection."""
+        """Raise NoAnswer in the requests to `etid`, or in all, for example when the connection is closed."""
         for (asked, _), answer in self._open.items():
             if not answer.ready() and (etid is None or asked == etid):
                 answer.set_exception(NoAnswer(why))

@@ -1,8 +1,8 @@
 """The `persist` file of a hub: names and last values (SQLite).
 
-A thread commits names in groups: while the disk syncs one group, the next one collects. A client gets its answer when
-the `Deferred` of its name is resolved. Last values are written behind: publishing does not wait for them. After a
-crash, changes of the last `sync_s` seconds may be missing.
+A thread commits names in groups: during a sync of the disk, the next group is collected. A client gets its answer when
+the `Deferred` of its name is resolved. Publishing does not wait until last values are written: after a crash, changes
+of the last `sync_s` seconds may be missing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from smqrt.wire import smq
 log = logging.getLogger("smqrt")
 
 GROUP_ROWS = 1000
-"""The maximum number of names in one commit: their answers are sent in one turn of the loop."""
+"""Maximum number of names in one commit: their answers are sent in one turn of the loop."""
 RETRY_S = 0.5
+"""Pause after a failed commit of names; later requests for these names wait for the next commit."""
 VALUES_RETRY_S = 2.0
+"""Pause after a failed commit of last values."""
 SLOW_S = 10.0
-"""When the disk takes longer, waiting clients are denied their names."""
+"""When a commit takes longer, waiting clients are denied their names."""
 CLOSE_S = 10.0
-"""How long `close` waits for the disk."""
+"""Maximum time that `close` waits for the disk."""
 
 FORMAT = 1
-"""Of the file: its `user_version`; 0 is the same without last values."""
+"""Format of the file (`user_version`); 0 is the same without last values."""
 
 _NAMES_SCHEMA = (
     "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, checksum INTEGER,"
@@ -56,8 +58,8 @@ _STAMPS_SCHEMA = (
     "CREATE TABLE IF NOT EXISTS last_value_stamps (tid INTEGER, stid INTEGER, stamp INTEGER, checksum INTEGER,"
     " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
 )
-"""The time of publication with the checksum of the value; without a value, the time of its removal. This is a table of
-its own: a process of an older version writes values without their time, and then the checksums differ."""
+"""The time of publication with the checksum of the value; without a value, the time of its removal. A separate table,
+because a process of an older version writes values without their time; the checksums then differ."""
 
 NameRow = tuple[str, bytes, int, int]
 ValueRow = tuple[int, int, bytes, str, int]
@@ -65,14 +67,14 @@ StampRow = tuple[int, int, int, int]
 
 
 class UnsavedStore(Protocol):
-    """A store with changes that are not on the disk yet."""
+    """A store with unsaved changes."""
 
     def close(self) -> None:
         """Save the changes."""
 
 
 unfinished: set[UnsavedStore] = set()
-"""Stores with unsaved changes: kept alive until they are saved, and closed at the end of the process."""
+"""Stores with unsaved changes. The set keeps them in memory, and they are closed at the end of the process."""
 
 
 class NotSavedError(SmqrtError):
@@ -82,19 +84,19 @@ class NotSavedError(SmqrtError):
 class SqliteNames:
     """A `NameStore` in an SQLite file in WAL mode.
 
-    When a commit fails, its waiting clients are denied at once, and it is repeated until it succeeds.
+    When a commit fails, the waiting clients are denied at once, and the commit is repeated until it succeeds.
 
     Args:
         path: the file; it is created with mode 0600 when it does not exist. Its lock file is `<path>-lock`.
 
     Attributes:
         path: see above.
-        connection: the open database; once the hub exists, it is used in the thread of `disk` only.
+        connection: the open database; once the hub exists, it is used only in the thread of `disk`.
         disk: the thread of the commits.
         at_close: functions to call before the file is closed.
 
     Raises:
-        ArgumentError: the file can't be opened, is not such a database, or another hub uses it.
+        ArgumentError: the file can't be opened, is not a `persist` file, or another hub uses it.
     """
 
     def __init__(self, path: str) -> None:
@@ -106,6 +108,7 @@ class SqliteNames:
             self._lock = _lock_file(path)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            # Transactions are explicit, and the thread of `disk` uses the connection later.
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             found = self.connection.execute("PRAGMA user_version").fetchone()[0]
             if found > FORMAT:
@@ -115,7 +118,7 @@ class SqliteNames:
                 )
             self.connection.execute(f"PRAGMA user_version = {FORMAT}")
             self.connection.execute("PRAGMA journal_mode=WAL")
-            self.connection.execute("PRAGMA synchronous=FULL")
+            self.connection.execute("PRAGMA synchronous=FULL")  # in WAL mode, NORMAL would lose commits at a power cut
             self.connection.execute(_NAMES_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
@@ -165,12 +168,12 @@ class SqliteNames:
         try:
             while self._rows:
                 group, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
-                slow = get_hub().loop.timer(SLOW_S)
+                slow = get_hub().loop.timer(SLOW_S)  # answers the clients while the commit is still running
                 slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
                 try:
                     self.disk.call(self._commit, group)
                 except (sqlite3.Error, OSError) as error:
-                    self._rows[:0] = group
+                    self._rows[:0] = group  # the hub has created the topics, so the names are saved anyway
                     self._deny(group, str(error))
                     gevent.sleep(RETRY_S)
                 else:
@@ -187,13 +190,13 @@ class SqliteNames:
             unfinished.discard(self)
 
     def _commit(self, group: list[NameRow]) -> None:
-        """Write a group; in the thread."""
+        """Write a group. Runs in the thread."""
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             self.connection.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", group)
 
     def _deny(self, group: list[NameRow], fault: str) -> None:
-        """Reject the waiting requests; a later request for the same name waits for the next attempt."""
+        """Reject the waiting requests; later requests for the same names wait for the next attempt."""
         if not self._complained:
             self._complained = True
             log.error(
@@ -211,7 +214,7 @@ class SqliteNames:
         """See `NameStore`; waits for the disk up to `CLOSE_S`."""
         if self._closed:
             return
-        for save in self.at_close:
+        for save in self.at_close:  # first: last values are written over the same connection
             save()
         self._closed = True
         writer = self._writer
@@ -231,7 +234,7 @@ class SqliteNames:
 def _lock_file(path: str) -> FileIO:
     """Return the open, locked file `<path>-lock`.
 
-    It is not the database itself: closing a second descriptor of that would drop SQLite's POSIX locks.
+    The database can't be locked: closing a second descriptor of it would release SQLite's POSIX locks.
     """
     try:
         fd = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -241,7 +244,7 @@ def _lock_file(path: str) -> FileIO:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"  # the id of the process, see below
         file.close()
         raise ArgumentError(
             f"persist: {path} is used by another hub, of process {owner}; give each hub a file of its own"
@@ -264,7 +267,7 @@ def _save_at_exit() -> None:
 class SqliteValues:
     """A `ValueStore` in the `persist` file of a hub.
 
-    A commit is on the disk when it is done (WAL mode, synchronous=FULL).
+    A finished commit is on the disk (WAL mode, synchronous=FULL).
 
     Args:
         names: the file.
@@ -288,7 +291,7 @@ class SqliteValues:
         names.at_close.append(self.close)
 
     def load(self, values: LastValues, topics: Topics, server_etid: int) -> None:
-        """Restore the values of the file; values of topics that no filter selects any more are deleted.
+        """Restore the values of the file; delete values of topics that no filter selects.
 
         Raises:
             ArgumentError: the file was damaged.
@@ -330,7 +333,7 @@ class SqliteValues:
         for place, (stamp, _) in found.items():
             if type(stamp) is not int or not 0 <= stamp < MAX_STAMP:
                 raise self._names.unusable(f"the time of the last value of {place[0]}, {place[1]} was changed")
-            clock.heard(stamp)
+            clock.heard(stamp)  # messages of this process must have later stamps
         return found
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, str]]:
@@ -398,7 +401,7 @@ class SqliteValues:
         try:
             self._names.disk.call(self._commit, rows, removed, stamps, unstamped)
         except (sqlite3.Error, OSError):
-            self._values.give_back(changes, self._topics.by_key.get)
+            self._values.requeue_changes(changes, self._topics.by_key.get)
             raise
         if self._complained:
             self._complained = False
@@ -412,7 +415,7 @@ class SqliteValues:
         stamps: list[StampRow],
         unstamped: list[tuple[int, int]],
     ) -> None:
-        """Write a group; in the thread."""
+        """Write a group. Runs in the thread."""
         connection = self._names.connection
         with connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -422,7 +425,7 @@ class SqliteValues:
             connection.executemany("DELETE FROM last_value_stamps WHERE tid = ? AND stid = ?", unstamped)
 
     def close(self) -> None:
-        """Write the last changes; waits for the disk up to `CLOSE_S`. The file itself is closed next."""
+        """Write the last changes; waits for the disk up to `CLOSE_S`. `SqliteNames.close` then closes the file."""
         if self._closed:
             return
         self._closed = True
@@ -431,7 +434,7 @@ class SqliteValues:
         elif self._writer is not None:
             self._writer.kill()
         if self._values is not None and not self._is_writing:
-            last = gevent.spawn(self._write)
+            last = gevent.spawn(self._write)  # a greenlet, so that the wait has a time limit
             last.join(CLOSE_S)
         if self._is_writing or self._complained:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
@@ -444,7 +447,7 @@ def _value_checksum(tid: int, stid: int, payload: bytes, source: str) -> int:
 
 
 def _identity_text(identity: Identity | None) -> str:
-    """Return a publisher as text: what decides over permissions, without secrets."""
+    """Return a publisher as text: the attributes that permissions depend on, without secrets."""
     if identity is None:
         return ""
     client_id = identity.client_id.decode("utf-8", "surrogateescape")

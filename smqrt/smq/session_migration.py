@@ -1,12 +1,12 @@
 """Migration of connected clients to another hub.
 
-The other hub is that of the new process of a hot restart, or that of an application that starts again in this process.
+The other hub belongs to the new process of a hot restart, or to an application that restarts in this process.
 
     old hub    FrozenHub ──▶ settle ──▶ take ──▶ let_go     (or go_on, which rolls back)
     new hub    (prepare)                place ──▶ begin
 
-While a client is frozen, it is not read, and the kernel buffers what it sends. Data that was read before is delivered,
-or is a part of its record: a partial frame or message, and its send queue. Clients that are at rest can be prepared
+A frozen client is not read, and the kernel buffers its data. Data that was read before is delivered, or is part of the
+client's record: a partial frame or message, and the send queue. Records of clients without unfinished data can be sent
 before their hub is frozen (pre-copy). Connections over TLS can migrate only within a process: their keys can't be sent.
 """
 
@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import gevent
 from gevent import get_hub, monkey
 
-from smqrt.broker import client_limits
-from smqrt.broker import sessions as snapshot
+from smqrt.broker import client_limits, sessions
 from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
@@ -42,14 +41,14 @@ from smqrt.wire.websocket import Assembler
 
 
 def address_of(connection: RawConnection) -> str:
-    """Return the address of the client, under which its connections are counted."""
+    """Return the address of the client; limits of connections count by it."""
     return str(getattr(connection.transport, "peer_host", None) or "")
 
 
 def connection_record(connection: RawConnection) -> Record:
     """Return the unfinished data of a connection, in both directions."""
-    if connection.backlog is not None:
-        connection.backlog.close_holes(connection)
+    if connection.backlog is not None:  # its positions are not part of the record, and empty entries would be sent
+        connection.backlog.compact(connection)
     record: Record = {
         "carry": bytes(connection.carry),
         "receive": connection.receive_bytes,
@@ -67,12 +66,12 @@ def connection_record(connection: RawConnection) -> Record:
 
 
 def connection_of(record: Record, transport: Transport, policed: bool) -> RawConnection:
-    """Return a connection made from its record, which is not read yet.
+    """Return the connection of a record. It is not read yet.
 
     Args:
         record: see `connection_record`.
         transport: the socket, or the `TlsTransport`.
-        policed: for a hub with slow-consumer policies.
+        policed: whether the hub has slow-consumer policies.
     """
     watcher = get_hub().loop.io(transport.fileno(), READ)
     make = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
@@ -89,24 +88,24 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
 
 # ---- Pre-copy: records of clients are sent before their hub is frozen, while they are still served
 #
-# Most clients send nothing in the second that this takes. Their records are then still valid, and at the migration
-# itself their numbers are sufficient.
+# Most clients send no data in the second that this takes. Their records are then still valid, and the migration sends
+# only their numbers.
 
 
 class PrecopiedClient:
     """A client whose record was sent before the migration.
 
-    What the client itself can change is not compared: its next read removes a mark from the watcher of its connection,
-    so that later reads cost no more. What others can change is compared.
+    State that the client changes is not compared: its next read removes a mark from the watcher of its connection, so
+    that later reads cost no time. State that other clients or the application change is compared.
 
     Args:
         number: identifies the record in both processes.
-        session: of the client, which is `is_at_rest`.
+        session: the session of the client, for which `is_at_rest` is true.
 
     Attributes:
         number: see above.
-        connection: of the client.
-        record: what was sent.
+        connection: the connection of the client.
+        record: the sent record.
     """
 
     __slots__ = ("_session", "_state", "connection", "number", "record")
@@ -126,11 +125,11 @@ class PrecopiedClient:
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing was read since then; valid until the watcher is stopped."""
+        """Whether no data was read since the record was made; valid until the watcher is stopped."""
         return bool(self.connection.watcher.callback == self._first_read)
 
     @property
-    def is_true(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the record of a client that was not read is still valid."""
         return _has_no_unfinished_data(self._session, self.connection) and self._current_state() == self._state
 
@@ -142,13 +141,13 @@ class PrecopiedClient:
 
 def client_and_connection(session: Session, connection: RawConnection) -> Record:
     """Return the record of a client."""
-    return {"client": snapshot.client_record(session), "connection": connection_record(connection)}
+    return {"client": sessions.client_record(session), "connection": connection_record(connection)}
 
 
 def is_at_rest(session: Session) -> bool:
     """Return whether the record of a client can be sent early: it can migrate, is read, and has no unfinished data.
 
-    Clients that observe topics are excluded: their records change by what others do.
+    Clients that observe topics are excluded: actions of other clients change their records.
     """
     connection = session.outbox
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
@@ -169,30 +168,30 @@ def _has_no_unfinished_data(session: Session, connection: RawConnection) -> bool
 log = logging.getLogger("smqrt")
 
 SETTLE_S = 0.1
-"""How long hooks, handlers and handshakes that are running may take."""
+"""Maximum time that the migration waits for running hooks, handlers and handshakes."""
 _POLL_S = 0.002
-_PORTION = 500  # clients that are closed or resumed without a pause for others
+_PORTION = 500  # clients that are closed or resumed without a pause for other events
 OTHERS_TURN_S = 0.001
 """The pause between two portions, for other events; sleep(0) would not check sockets."""
 PAUSE_S = 1.0
-"""How long the other nodes of a cluster may take to confirm that they hold messages back; clients are still served."""
+"""Maximum time until the other nodes of a cluster confirm that they hold messages back; clients are still served."""
 LINK_S = 5.0
 """Maximum time that messages of clients wait for links to other nodes. A node that is silent for this time is lost.
 
 Usually it takes 30 ms; on a busy machine more than a second was measured.
 """
-_new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
-NO_ONE: Mapping[Session, PrecopiedClient] = {}
+_new_poll = monkey.get_original("select", "poll")  # gevent's poll creates a watcher for each socket
+NO_PRECOPIED_CLIENTS: Mapping[Session, PrecopiedClient] = {}
 
 
 class MovingClient:
     """A frozen client at its old hub.
 
     Attributes:
-        session, connection: of the client.
-        ahead: its record that was sent early; None without one.
-        is_unchanged: whether that one is still valid; set by `take`.
-        record: its record; set by `take`.
+        session, connection: those of the client.
+        ahead: the client's record that was sent early; None without one.
+        is_unchanged: whether that record is still valid; set by `take`.
+        record: the current record; set by `take`.
     """
 
     __slots__ = ("_carry", "_is_unread", "ahead", "connection", "is_unchanged", "record", "session")
@@ -208,22 +207,24 @@ class MovingClient:
 
     @property
     def is_busy(self) -> bool:
-        """Whether data of it is still being routed, or a hook is running for it."""
+        """Whether data of the client is still being routed, or a hook is running for it."""
         meter = self.session.meter
         return self.connection.paused and not (meter is not None and meter.waits)
 
     def take(self) -> Record:
-        """Make and return its record. From now on nothing is sent to it, either."""
+        """Make and return the record, and stop sending to the client."""
         connection, session = self.connection, self.session
-        if self.ahead is not None and self._is_unread and self.ahead.is_true:
+        if self.ahead is not None and self._is_unread and self.ahead.is_valid:
             self.is_unchanged, self.record = True, self.ahead.record
             connection.hold_back()
             return self.record
-        kept = session.meter.take_kept() if session.meter is not None else b""
+        # Messages that the meter held back come before unrouted data, and a pending packet before both. The new hub
+        # handles all of them in this order, as data that it has received.
+        held = session.meter.take_held() if session.meter is not None else b""
         if isinstance(connection, WsConnection):
-            connection.decoded = kept + connection.decoded
+            connection.decoded = held + connection.decoded
         else:
-            connection.carry = kept + connection.carry
+            connection.carry = held + connection.carry
         self.record = client_and_connection(session, connection)
         record = self.record["connection"]
         self._carry = connection.carry, getattr(connection, "decoded", b"")
@@ -247,21 +248,19 @@ class MovingClient:
             if isinstance(connection, WsConnection):
                 connection.decoded = self._carry[1]
             connection.send_again()
-        if self.session.pending is not None:
-            connection.paused = True
-            return  # the hook resumes it
         connection.paused = True
-        connection.resume()
+        if self.session.pending is None:  # otherwise the hook resumes it
+            connection.resume()
 
     def let_go(self) -> None:
-        """Remove the client here, and close this process's descriptor of its socket."""
+        """Remove the client from this hub, and close this process's descriptor of its socket."""
         self.detach().close()
 
     def detach(self) -> Transport:
-        """Remove the client here, and return its transport."""
+        """Remove the client from this hub, and return its transport."""
         data_path.frozen_connections.discard(self.connection)
         _close_quietly(self.connection)
-        snapshot.leave(self.session)
+        sessions.leave(self.session)
         return self.connection.transport
 
 
@@ -278,7 +277,7 @@ def _close_quietly(connection: RawConnection) -> None:
         connection.writer.close()
 
 
-def can_move(session: Session, with_tls: bool) -> bool:
+def can_migrate(session: Session, with_tls: bool) -> bool:
     """Return whether a client can migrate."""
     connection = session.outbox
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
@@ -287,12 +286,12 @@ def can_move(session: Session, with_tls: bool) -> bool:
 
 
 def pause_others(broker: RegisteredBroker) -> Record:
-    """Have the other nodes of a hub's cluster hold messages for it back, before it is frozen.
+    """Request that the other nodes of a hub's cluster hold messages for it back, before it is frozen.
 
-    Blocks until they have confirmed it, `PAUSE_S` at most.
+    Blocks until they have confirmed it, at most `PAUSE_S`.
 
     Returns:
-        for `RestoredHub.begin`: `node`, the number of this node, and `others`, the numbers of the other nodes.
+        The argument of `RestoredHub.begin`: `node`, the number of this node, and `others`, those of the other nodes.
     """
     if broker.cluster is None:
         return {}
@@ -304,7 +303,7 @@ def pause_others(broker: RegisteredBroker) -> Record:
 
 
 class FrozenHub:
-    """A hub whose clients are frozen: they are not read from now on.
+    """A hub whose clients are frozen, which means that they are not read.
 
     Args:
         broker: the hub.
@@ -313,12 +312,15 @@ class FrozenHub:
 
     Attributes:
         broker: see above.
-        clients: those that migrate.
-        others: those that can't: over TLS, or of another WSGI server.
+        clients: the clients that migrate.
+        others: the clients that can't migrate: over TLS, or of another WSGI server.
     """
 
     def __init__(
-        self, broker: RegisteredBroker, with_tls: bool = False, ahead: Mapping[Session, PrecopiedClient] = NO_ONE
+        self,
+        broker: RegisteredBroker,
+        with_tls: bool = False,
+        ahead: Mapping[Session, PrecopiedClient] = NO_PRECOPIED_CLIENTS,
     ) -> None:
         self.broker = broker
         self._ahead = ahead
@@ -335,7 +337,7 @@ class FrozenHub:
             self._seen.add(session)
             assert isinstance(session, Session)
             connection = session.outbox
-            if isinstance(connection, RawConnection) and can_move(session, self._with_tls):
+            if isinstance(connection, RawConnection) and can_migrate(session, self._with_tls):
                 self.clients.append(MovingClient(session, connection, self._ahead.get(session)))
                 continue
             self.others.append(session)
@@ -344,9 +346,9 @@ class FrozenHub:
                 connection.watcher.stop()
 
     def settle(self, within_s: float = SETTLE_S) -> None:
-        """Wait until running hooks, handlers and handshakes have ended.
+        """Wait until running hooks, handlers and handshakes have ended, at most `within_s`.
 
-        A hook that takes longer is called again at the other hub. A client whose handshake takes longer is closed, and
+        The other hub calls a hook again that has not ended. A client whose handshake has not ended is closed, and
         reconnects.
         """
 
@@ -362,11 +364,11 @@ class FrozenHub:
             connection.session.disconnect(CloseReason.RESTARTED)
 
     def take(self) -> Record:
-        """Make the records of all clients, and return that of the hub itself.
+        """Make the records of all clients, and return the record of the hub.
 
-        Messages that the application publishes from now on wait.
+        Messages that the application publishes later wait.
         """
-        self._freeze_clients()
+        self._freeze_clients()  # also those that were accepted during `settle`
         for one in [one for one in self.clients if one.session.closed]:
             self.clients.remove(one)
             data_path.frozen_connections.discard(one.connection)
@@ -375,8 +377,8 @@ class FrozenHub:
         for one in self.clients:
             one.take()
         return {
-            "names": snapshot.names_of(self.broker),
-            "counters": snapshot.counters_of(self.broker),
+            "names": sessions.names_of(self.broker),
+            "counters": sessions.counters_of(self.broker),
             "unhandled": self._unhandled,
         }
 
@@ -385,8 +387,8 @@ class FrozenHub:
         for one in self.clients:
             one.go_on()
         self._read_others()
-        for run in self._unhandled:
-            self.broker.server.put(run)
+        for batch in self._unhandled:
+            self.broker.server.put(batch)
         self.broker.server.resume_publishing()
 
     def _read_others(self) -> None:
@@ -401,10 +403,10 @@ class FrozenHub:
     def let_go(self, forward: Callable[[bytes, int, int], None]) -> None:
         """Remove the clients that have migrated; the others are read again until they are closed.
 
-        Other events are served meanwhile: closing 10,000 descriptors takes a quarter of a second.
+        Other events are handled in between: closing 10,000 descriptors takes a quarter of a second.
 
         Args:
-            forward: gets the messages of the other clients, as `forward(run, tid, ptid)`.
+            forward: called as `forward(batch, tid, ptid)` with the messages of the other clients.
         """
         for at in range(0, len(self.clients), _PORTION):
             for one in self.clients[at : at + _PORTION]:
@@ -412,8 +414,8 @@ class FrozenHub:
             gevent.sleep(OTHERS_TURN_S)
         self._forget()
 
-        def onpublish(run: bytes, tid: int, ptid: int, peer: BrokerPeer) -> bytes:
-            forward(run, tid, ptid)
+        def onpublish(batch: bytes, tid: int, ptid: int, peer: BrokerPeer) -> bytes:
+            forward(batch, tid, ptid)
             return b""
 
         self._onpublish, self.broker.hooks.onpublish = self.broker.hooks.onpublish, onpublish
@@ -422,7 +424,7 @@ class FrozenHub:
         self._read_others()
 
     def serve_again(self) -> None:
-        """Serve here again, after the other hub failed with its clients: they reconnect here."""
+        """Continue at this hub after the other hub has failed; its clients reconnect here."""
         self.broker.hooks.onpublish = self._onpublish
         for session in self.broker.sessions.values():
             session.forget_routes()
@@ -439,7 +441,7 @@ class FrozenHub:
         if onmoved:
             for one in self.clients:
                 onmoved(one.session)
-        snapshot.forget_clients(self.broker, {one.session for one in self.clients})
+        sessions.forget_clients(self.broker, {one.session for one in self.clients})
 
 
 class RestoredHub:
@@ -450,7 +452,7 @@ class RestoredHub:
 
     Attributes:
         broker: see above.
-        refused: how many clients could not be placed, and were closed.
+        refused: number of clients that could not be registered, and were closed.
     """
 
     def __init__(self, broker: RegisteredBroker) -> None:
@@ -463,7 +465,7 @@ class RestoredHub:
 
     @property
     def clients(self) -> int:
-        """How many clients have been placed so far."""
+        """Number of registered clients."""
         return len(self._placed)
 
     # ---- before the old hub is frozen
@@ -473,7 +475,7 @@ class RestoredHub:
         self._prepared[number] = self._connection(record, transport), record
 
     def forget_prepared(self) -> None:
-        """Discard the prepared connections that are left, and close their descriptors in this process."""
+        """Discard the remaining prepared connections, and close their descriptors in this process."""
         for connection, _ in self._prepared.values():
             _close_quietly(connection)
             connection.transport.close()
@@ -482,11 +484,13 @@ class RestoredHub:
     # ---- while the old hub is frozen
 
     def adopt(self, record: Record) -> None:
-        """Restore the record of the hub itself, see `FrozenHub.take`."""
+        """Restore the record of the hub, see `FrozenHub.take`."""
         self._unhandled = record["unhandled"]
-        for name in snapshot.adopt_names(self.broker, record["names"]):
-            log.warning("the topic %r has got back the number that its clients use; the application saw another", name)
-        snapshot.add_counters(self.broker, record["counters"])
+        for name in sessions.adopt_names(self.broker, record["names"]):
+            log.warning(
+                "the topic %r has the number of its clients again; the application got another one before", name
+            )
+        sessions.add_counters(self.broker, record["counters"])
 
     def place(self, record: Record, transport: Transport) -> None:
         """Register a client. It is not read before `begin`, and nothing is sent to it."""
@@ -510,8 +514,8 @@ class RestoredHub:
 
     def _join(self, connection: RawConnection, record: Record) -> None:
         try:
-            connection.session = snapshot.join(self.broker, connection, record["client"], self._rights)
-        except snapshot.EtidTaken:
+            connection.session = sessions.join(self.broker, connection, record["client"], self._rights)
+        except sessions.EtidTaken:
             self.refused += 1
             connection.watcher.close()
             connection.transport.close()
@@ -526,52 +530,52 @@ class RestoredHub:
         for connection, _ in self._placed:
             _close_quietly(connection)
             connection.transport.close()
-            snapshot.leave(connection.session)
-        snapshot.forget_clients(self.broker, {connection.session for connection, _ in self._placed})
+            sessions.leave(connection.session)
+        sessions.forget_clients(self.broker, {connection.session for connection, _ in self._placed})
         self._placed.clear()
 
     def begin(self, place: Record) -> None:
         """Start serving the clients, and call `onconnect` for each.
 
         Args:
-            place: of the old hub in its cluster, see `pause_others`. The clients are not read until this hub is linked
-                to the nodes of the old one, `LINK_S` at most.
+            place: node numbers in the cluster of the old hub, see `pause_others`. The clients are not read until this
+                hub is linked to these nodes, at most `LINK_S`.
         """
         self.forget_prepared()
         if self.refused:
-            log.error("clients closed, since others have their ETIDs or uids here: %d", self.refused)
+            log.error("clients closed, because other clients have their ETIDs or uids: %d", self.refused)
         if self.broker.cluster is not None:
             self.broker.cluster.succeed(place.get("node", 0))
             self.broker.cluster.resync()
         onconnect = self.broker.hooks.onconnect
-        for connection, record in self._placed:
+        for connection, record in self._placed:  # after all are registered: they may observe each other
             if record["observed"]:
-                snapshot.observe(connection.session, record)
+                sessions.observe(connection.session, record)
         if onconnect:
             for connection, _ in self._placed:
                 connection.session.origin = Origin.restored()
                 onconnect(connection.session)
-        for run in self._unhandled:
-            self.broker.server.put(run)
+        for batch in self._unhandled:
+            self.broker.server.put(batch)
         if self.broker.identities is not None:
-            # Clients that had no login reconnect with one. For the others, users and rules may have changed.
-            sessions = [connection.session for connection, _ in self._placed]
-            for session in [one for one in sessions if one.identity is None]:
+            # Clients without a login must reconnect with one. For the others, users and rules may have changed.
+            restored = [connection.session for connection, _ in self._placed]
+            for session in [one for one in restored if one.identity is None]:
                 session.disconnect(CloseReason.RESTARTED)
-            run_in_background(client_limits.recheck_clients(sessions, self.broker.identities.revalidate))
-        connections = [one for one, _ in self._placed if not one.life.over]  # the application may have closed it
+            run_in_background(client_limits.recheck_clients(restored, self.broker.identities.revalidate))
+        connections = [one for one, _ in self._placed if not one.life.over]  # `onconnect` may have closed some
         for connection in connections:
             connection.send_again()
             connection.paused = True
         gevent.spawn(self._read_again, connections, place.get("others", ()))
 
     def _read_again(self, connections: list[RawConnection], others: Iterable[int]) -> None:
-        """Resume the connections in portions, so that other events are served meanwhile."""
+        """Resume the connections in portions, so that other events are handled in between."""
         cluster, until_s = self.broker.cluster, time.monotonic() + LINK_S
         while cluster is not None and not cluster.others.issuperset(others) and time.monotonic() < until_s:
             gevent.sleep(OTHERS_TURN_S)
         resumed = [one for one in connections if not one.life.over and one not in data_path.frozen_connections]
-        # First those that have sent something meanwhile, or have a partial message here.
+        # First those with unread or unrouted data, because they have waited longest.
         poll = _new_poll()
         for connection in resumed:
             poll.register(connection.transport, select.POLLIN)
@@ -583,13 +587,13 @@ class RestoredHub:
             gevent.sleep(OTHERS_TURN_S)
 
 
-# ---- Hubs with the option `keep`: clients stay connected while the application starts again in this process
+# ---- Hubs with the option `keep`: clients stay connected while the application restarts in this process
 #
-# the application ends ──▶ kept: not read, nothing sent ──▶ it has started again: they continue at its new hub
+# the application ends ──▶ kept: not read, no data sent ──▶ it has restarted: they continue at its new hub
 #                                  └──── KEEP_S ───▶ closed; they reconnect when there is a hub again
 
 KEEP_S = 10.0
-"""The time for the application to start again; it may fail to."""
+"""Maximum time for the restart of the application."""
 
 
 class _KeptClients(NamedTuple):
@@ -604,7 +608,7 @@ _kept: dict[str, _KeptClients] = {}
 
 
 def keep(broker: RegisteredBroker) -> None:
-    """Keep the clients of a hub that is closed next.
+    """Keep the clients of a hub that is about to be closed.
 
     Blocks until running hooks have ended, and the other nodes of its cluster hold messages for it back.
     """
@@ -619,7 +623,7 @@ def keep(broker: RegisteredBroker) -> None:
 
 
 def claim(broker: RegisteredBroker) -> None:
-    """Have a new hub get the clients that were kept for it, once its application is loaded."""
+    """Restore the clients that were kept for a new hub, once its application is loaded."""
     if broker.key not in _kept:
         return
     for portion in _kept[broker.key].values:

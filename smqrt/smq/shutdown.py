@@ -1,11 +1,11 @@
 """Graceful shutdown of SMQ clients: accept no new ones, then close clients over the drain period.
 
-    refuse_newcomers ──▶ wait_handled: messages have reached the handlers ──▶ close_clients: one by one
+    reject_new_clients ──▶ wait_handled: messages have reached the handlers ──▶ close_clients: one by one
 
-The drain period prevents that all clients reconnect at the same moment. No client gets a Disconnect packet, since a
-device may then not reconnect: raw connections are closed, WebSockets with code 1001. Clients without subscriptions are
-closed first, so that their messages still reach subscribers. Before a client is closed, its received data is routed. A
-client that has not read everything, or waits for a hook, is closed last.
+The drain period prevents that all clients reconnect at the same moment. No Disconnect packet is sent, because some
+devices do not reconnect after one: raw connections are closed, WebSockets with code 1001. Clients without subscriptions
+are closed first, so that their messages still reach subscribers. Received data of a client is routed before it is
+closed. A client that has not read everything, or waits for a hook, is closed last.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import random
-import struct
 import termios
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
 import gevent
 
+from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, backlog, dirty
 from smqrt.broker.state import BrokerClient
 from smqrt.errors import CloseReason
@@ -27,28 +27,28 @@ from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import Turn
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
-from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.transport import tls
 from smqrt.wire.connection_state import Life
 
 log = logging.getLogger("smqrt")
 
 FEW_CLIENTS = 100
+"""With fewer clients, the default drain period is 0."""
 RECONNECTS_PER_S = 2000
-"""The reconnects that another server handles beside its normal work."""
+"""Reconnects that another server handles besides its normal work."""
 MAX_WINDOW_S = 5.0
-"""`docker stop` waits for 10 s in all."""
+"""Half of the time that `docker stop` waits before it kills the process (10 s)."""
 _MAX_READS = 16
 """Receives from one client before it is closed: at most 4 MiB."""
 _POLL_S = 0.005
 
 
 def window_s(clients: int) -> float:
-    """Return the default drain period for a number of clients, in seconds: none for a few, 5 at most."""
+    """Return the default drain period for a number of clients, in seconds: 0 for a few, at most 5."""
     return 0.0 if clients < FEW_CLIENTS else min(clients / RECONNECTS_PER_S, MAX_WINDOW_S)
 
 
-def reject_new_clients(brokers: Iterable[GeventBroker]) -> None:
+def reject_new_clients(brokers: Iterable[Broker]) -> None:
     """Accept no new clients: requests get 503, and unfinished handshakes are closed."""
     for broker in brokers:
         broker.draining = True
@@ -56,15 +56,15 @@ def reject_new_clients(brokers: Iterable[GeventBroker]) -> None:
         connection.session.disconnect(CloseReason.SHUTDOWN)
 
 
-def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
-    """Wait until published messages were handled inside the server and sent to its clients.
+def wait_handled(brokers: Sequence[Broker], most_s: float) -> int:
+    """Wait until published messages are handled by the server and sent to its clients.
 
     Args:
-        brokers: whose messages.
+        brokers: the brokers of the messages.
         most_s: the maximum time, in seconds.
 
     Returns:
-        how many messages still wait then.
+        The number of messages that still wait.
     """
     end_s = monotonic() + most_s
     while (left := sum(broker.server.waiting() for broker in brokers)) or dirty or backlog or data_path.deferred_reads:
@@ -74,16 +74,16 @@ def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
     return left
 
 
-def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patience_s: float) -> int:
+def close_clients(brokers: Sequence[Broker], over_s: float | None, patience_s: float) -> int:
     """Close all clients, one by one; blocks the greenlet.
 
     Args:
-        brokers: whose clients.
+        brokers: the brokers of the clients.
         over_s: the drain period in seconds; None for the default of `window_s`.
-        patience_s: how long to wait then for clients that have not read everything.
+        patience_s: additional time for clients that have not read everything, in seconds.
 
     Returns:
-        how many clients there were.
+        The number of clients.
     """
     clients = _in_order(brokers)
     if over_s is None:
@@ -91,7 +91,7 @@ def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patienc
     late, begin_s, turn = [], monotonic(), Turn()
     for number, session in enumerate(clients, 1):
         wait_s = begin_s + over_s * number / len(clients) - monotonic()
-        if wait_s > _POLL_S:
+        if wait_s > _POLL_S:  # with many clients, several are closed without a pause
             gevent.sleep(wait_s)
         turn.yield_if_due()
         if not in_hub(_close_if_idle, session):
@@ -100,7 +100,7 @@ def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patienc
     while monotonic() < end_s and (late := [one for one in late if not in_hub(_close_if_idle, one)]):
         gevent.sleep(_POLL_S)
     before = _undelivered(brokers)
-    for session in _in_order(brokers):  # the late ones, and clients accepted meanwhile
+    for session in _in_order(brokers):  # those of `late`, and clients accepted meanwhile
         session.disconnect(CloseReason.SHUTDOWN)
     if lost := _undelivered(brokers) - before:
         log.warning(
@@ -111,7 +111,7 @@ def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patienc
     return len(clients)
 
 
-def _undelivered(brokers: Iterable[GeventBroker]) -> int:
+def _undelivered(brokers: Iterable[Broker]) -> int:
     return sum(broker.stats.drops[Drop.CLOSED] for broker in brokers)
 
 
@@ -122,30 +122,28 @@ def wait_sent(most_s: float) -> None:
         gevent.sleep(_POLL_S)
 
 
-def _in_order(brokers: Iterable[GeventBroker]) -> list[BrokerClient]:
-    """Return all clients: those without subscriptions first, otherwise at random, so that sites reconnect evenly."""
+def _in_order(brokers: Iterable[Broker]) -> list[BrokerClient]:
+    """Return all clients: those without subscriptions first, otherwise shuffled, so that sites reconnect evenly."""
     sessions = [session for broker in brokers for session in broker.sessions.values()]
     random.shuffle(sessions)
     return sorted(sessions, key=lambda session: bool(session.topics))
 
 
 def _close_if_idle(session: BrokerClient) -> bool:
-    """Close a client unless it has to read more or its data still has to be routed; return whether it is closed."""
+    """Close a client, unless its send queue or its received data is unfinished; return whether it is closed."""
     if session.closed:
         return True
     outbox = session.outbox
     if isinstance(outbox, RawConnection):
         for _ in range(_MAX_READS):
-            if outbox.life.over or outbox.paused or not _has_input(outbox):
+            if outbox.life.over or outbox.paused:
+                break
+            # Data that TLS has decrypted is not counted by FIONREAD.
+            unread_bytes = fcntl.ioctl(outbox.watcher.fd, termios.FIONREAD, bytes(4))
+            if not getattr(outbox.transport, "has_pending", False) and unread_bytes == bytes(4):
                 break
             outbox.on_readable()
         if not session.closed and (outbox.paused or outbox.life is Life.BLOCKED):
             return False
     session.disconnect(CloseReason.SHUTDOWN)
     return True
-
-
-def _has_input(connection: RawConnection) -> bool:
-    if getattr(connection.transport, "has_pending", False):
-        return True  # decrypted data
-    return bool(struct.unpack("i", fcntl.ioctl(connection.watcher.fd, termios.FIONREAD, bytes(4)))[0])

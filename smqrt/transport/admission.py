@@ -40,6 +40,7 @@ from smqrt.wire.addresses import NoProxyHeader, parse
 # protocol at listeners that require it, or by HTTP header fields (`smqrt.http.forwarded`).
 
 HEADER_S = 5.0
+"""Time limit for a PROXY header."""
 REFUSED = Limit("proxy_protocol", "proxy.trusted", "a connection has no PROXY header from a trusted proxy")
 _MAX_CACHED = 4096  # addresses
 _PEEK_BYTES = 4096
@@ -101,17 +102,16 @@ class Proxied(Protocol):
     def close(self) -> None: ...
 
     def count_for(self, host: str) -> bool:
-        """Count it for another address; return False when that is over a limit."""
-        ...
+        """Count it for another address; return False when a limit is reached."""
 
 
 class ProxyHeaders:
-    """Accepted connections whose PROXY header is incomplete. Each has a watcher and a deadline, none a greenlet.
+    """Accepted connections whose PROXY header is incomplete. Each has a watcher and a deadline, but no greenlet.
 
     Args:
         trusted: returns the networks of trusted proxies.
-        on_accept: called with the socket and the client's address, as by `Listener`.
-        timeout_s: for the header.
+        on_accept: called with the socket and the client's address, see `Listener`.
+        timeout_s: time limit for the header.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _AwaitedHeader:
         self._watcher.start(self.readable)
 
     def readable(self) -> None:
-        """Read what has arrived, in a later turn when this turn's time is used up."""
+        """Read received data; in a later turn when this turn's time is used up."""
         if self._headers.share.spent():
             self._watcher.stop()
             self._headers.share.later(self._resume)
@@ -177,7 +177,7 @@ class _AwaitedHeader:
 
     def _receive(self) -> None:
         try:
-            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # what follows the header belongs to the next layer
+            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # bytes behind the header are for the next layer
             header = parse(self._data + seen)
             size = len(seen) if header is None else header.size_bytes - len(self._data)
             self._data += self._sock.recv(size) if seen else b""
@@ -264,11 +264,11 @@ class Admitted(_socket.socket):
         return getattr(self, "_address", None)
 
     def count_by(self, limit: ConnectionLimit, address: str) -> None:
-        """Let `limit` count the connection until it is closed."""
+        """Count the connection in `limit` until it is closed."""
         self._limit, self._address = limit, address
 
     def count_for(self, host: str) -> bool:
-        """Count the connection for the address of the client behind a proxy; return False when that is over a limit."""
+        """Count the connection for the address of a client behind a proxy; return False when a limit is reached."""
         limit = self._limit
         if limit is None or host == self._address:
             return True
@@ -296,7 +296,7 @@ class Admitted(_socket.socket):
         super().close()
 
     def __del__(self) -> None:
-        self.close()
+        self.close()  # a socket that is lost after an error must not be counted forever
 
 
 @dataclass(slots=True)
@@ -321,9 +321,9 @@ class ConnectionLimit:
 
     Attributes:
         limit: maximum of connections; 0 for the number of descriptors less `RESERVE`.
-        per_address: maximum of connections per address; 0 for no limit. Loopback addresses have no limit, because all
-            clients behind a local proxy have one.
-        proxies: trusted proxies; their addresses have no limit either.
+        per_address: maximum of connections per address; 0 for no limit. Loopback addresses have no limit, because a
+            local proxy connects from one for all clients.
+        proxies: trusted proxies; their addresses have no limit for the same reason.
         open: number of open connections.
     """
 
@@ -347,10 +347,10 @@ class ConnectionLimit:
         """Return the socket of an accepted connection, or close it and return None when it is over a limit.
 
         Args:
-            family, kind: of the socket.
-            fd: its descriptor.
+            family, kind: family and type of the socket.
+            fd: descriptor of the socket.
             address: the client's address.
-            is_given: accepted by another worker, which has applied the rates.
+            is_given: whether another worker has accepted it and applied the rates.
         """
         sock, host = Admitted(family, kind, 0, fd), address[0]
         sock.setblocking(False)
@@ -370,11 +370,11 @@ class ConnectionLimit:
         return None
 
     def use_rate(self, host: str) -> bool:
-        """Count a new connection of an address, which another worker admits; return False when it is over a rate."""
+        """Count a new connection that another worker admits; return False when a rate is exceeded."""
         return _is_loopback(host) or not self._exceeded_rate(host)
 
     def room(self) -> int:
-        """Return how many more connections may be open."""
+        """Return the number of further connections that the limit permits."""
         return (self.limit or _max_open()) - self.open
 
     def adopt(self, fd: int, host: str) -> Admitted:
@@ -402,7 +402,7 @@ class ConnectionLimit:
         self._add(host, -1)
 
     def reassign(self, before: str, host: str) -> bool:
-        """Count a connection of `before` for `host`; return False when that is over a limit."""
+        """Count a connection of `before` for `host` instead; return False when a limit is reached."""
         bucket = None if _is_loopback(host) else self._bucket_of(host)
         if self._has_too_many(host):
             PER_ADDRESS.refused(f"a connection of {host}", f"{self.per_address} connections of {host} are open")
@@ -427,7 +427,7 @@ class ConnectionLimit:
         return not (_is_loopback(host) or self.proxies.has(host))
 
     def _exceeded_rate(self, host: str) -> Limit | None:
-        """Return the rate that one more connection exceeds; count the connection when there is none."""
+        """Return the rate that one more connection exceeds; otherwise count the connection and return None."""
         if self._rate is None and self._per_address_per_s is None:
             return None
         now_s = monotonic()
@@ -472,19 +472,19 @@ on_change(open_connections.rate)
 
 # ---- Distribution over workers
 #
-# The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers
-# split 50 to 50, give or take 10. When a worker has died, its clients reconnect to all workers, and the imbalance stays
-# for days. Therefore a worker with more connections than another passes new ones on, over a socket pair, before it
-# reads any data. Shared memory contains the number of open connections of each worker.
+# The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers may
+# split 60 to 40. After the end of a worker, its clients reconnect to all workers, and the imbalance stays for days.
+# Therefore a worker with more connections than another passes new ones on, over a socket pair, before it reads any
+# data. Shared memory contains the number of open connections of each worker.
 
 SLACK, SLACK_SHARE = 3, 32
-"""A worker keeps this many connections more than another, and one more for each 32 of the other's: passing one on costs
-more than a small imbalance."""
+"""A worker keeps this many connections more than another, and one more for each 32 of the other worker: passing one on
+costs more than a small imbalance."""
 MAX_RECEIVED = 64
 """Connections received per event of the loop."""
 MAX_IN_TRANSIT_BYTES = 16 * 768
-"""The most in transit to one worker, so that a blocked worker gets no more: 16 connections, of which the kernel counts
-each as 768 bytes."""
+"""Maximum in transit to one worker, so that a blocked worker gets no more: 16 connections. The kernel counts 768 bytes
+for each."""
 MAX_REJECTED = 1000
 _MESSAGE_BYTES = 512
 _ANCILLARY_BYTES = socket.CMSG_LEN(4)
@@ -495,7 +495,7 @@ _CELL_BYTES = 4
 class BalanceSockets:
     """The shared memory and socket pairs of the workers, created by their supervisor.
 
-    The sockets outlive a worker: the next process receives the connections in transit to one that has died.
+    The sockets stay open when a worker ends: its successor receives the connections in transit.
 
     Args:
         count: number of workers.
@@ -512,12 +512,12 @@ class BalanceSockets:
         self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
 
     def filenos(self) -> tuple[list[int], list[int]]:
-        """Return the descriptors for `Balance`, in two lists because a message has at most 253."""
+        """Return the descriptors for `Balance`, in two lists because one message has at most 253 descriptors."""
         inboxes, senders = zip(*self._pairs, strict=True)
         return [self._table, *(one.fileno() for one in inboxes)], [one.fileno() for one in senders]
 
     def accepting(self, numbers: Iterable[int]) -> None:
-        """Set the workers that accept connections of others."""
+        """Set the workers that receive connections of others."""
         accepting = set(numbers)
         for number in range(self._count):
             self._cells[self._count + number] = number in accepting
@@ -555,16 +555,16 @@ class Balance:
 
     # ---- passing on
 
-    def gives(self, name: str, fd: int, address: Address) -> bool:
+    def pass_on(self, name: str, fd: int, address: Address) -> bool:
         """Pass an accepted connection on to the worker with the fewest. Return False when this worker keeps it.
 
         Args:
             name: name of the listener that accepted it.
-            fd: descriptor of the connection; closed here when it is passed on.
+            fd: descriptor of the connection; closed when it is passed on.
             address: address of the client.
         """
         least = min(self._open)
-        if self._open[self._number] <= least + SLACK + least // SLACK_SHARE:  # the cheaper test first
+        if self._open[self._number] <= least + SLACK + least // SLACK_SHARE:  # first, because it needs no loop
             return False
         accepting = [number for number, accepts in enumerate(self._accepts) if accepts]
         to = min((*accepting, self._number), key=self._open.__getitem__)
@@ -581,7 +581,7 @@ class Balance:
         except OSError:
             return False  # no memory, or too many descriptors in transit
         os.close(fd)
-        self._open[to] += 1  # the receiver counts later: until then all new connections would go there
+        self._open[to] += 1  # the receiver counts it later; until then all new connections would be passed to it
         return True
 
     # ---- receiving
@@ -591,12 +591,12 @@ class Balance:
         self._takers[name] = take
 
     def begin(self, name: str) -> None:
-        """Receive connections: the listener of that name accepts."""
+        """Start to receive connections for the listener of that name."""
         self._accepting.add(name)
         self._watch()
 
-    def rest(self, name: str) -> None:
-        """Note that a listener has stopped; with the last one this worker leaves connections to the next process."""
+    def stop(self, name: str) -> None:
+        """Note that a listener has stopped. After the last one, connections in transit wait for the next process."""
         self._accepting.discard(name)
         self._watch()
 
@@ -628,7 +628,7 @@ class Balance:
         """Reject all connections in transit to this worker.
 
         Args:
-            say_busy: called with the listener's name and the descriptor of each, which it closes.
+            reject_busy: called with the listener's name and the descriptor of each, which it closes.
         """
         for number in self._receives_for:
             for fd, name, _ in _received(self._inboxes[number], MAX_REJECTED):

@@ -44,7 +44,7 @@ RequestedAddress = tuple[str, int]
 
 
 class InheritedSockets:
-    """Inherited listening sockets that no listener has taken yet."""
+    """Inherited listening sockets that are not used by a listener yet."""
 
     def __init__(self) -> None:
         self._fds: defaultdict[RequestedAddress, deque[list[int]]] = defaultdict(deque)
@@ -62,7 +62,7 @@ class InheritedSockets:
         return sockets
 
     def close(self) -> None:
-        """Close the sockets that no listener has taken."""
+        """Close the sockets that no listener has requested."""
         for ports in self._fds.values():
             for fd in itertools.chain.from_iterable(ports):
                 with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ _NEXT_TURN_S = 1e-6  # a timer, so that the loop polls sockets in between
 _MAX_REJECTED, _READ_BYTES = 8192, 16384
 ACCEPTS_AT_ONCE = 16  # between two reads of the clock
 ACCEPT_S = 0.02
-"""Time to accept in a turn of the loop: about five thousand connections."""
+"""Time for accepting in a turn of the loop: about five thousand connections."""
 MAX_KERNEL_QUEUE, MAX_SOCKETS = 16384, 4
 """Ten thousand clients can reconnect within 0.15 s. The kernel queues at most net.core.somaxconn connections for a
 socket, 4096 by default; the others retry after whole seconds. Therefore a port has several sockets."""
@@ -115,12 +115,13 @@ class Listener:
         given: existing listening sockets, used in place of new ones.
 
     Attributes:
-        name: its name in settings.
-        max_connections: maximum of open connections; 0 for no limit of its own.
+        name: name of the listener in settings.
+        max_connections: maximum of open connections; 0 for the limit of the process only.
         asked_for: host and port as requested.
-        leaves_queue: `reject_queued` leaves the kernel's queue to the process that serves the sockets next.
-        takes_turns: other processes accept at the same socket, so this one accepts one connection per event.
-        balance: spreads connections over the workers of the server; None without other workers.
+        leaves_queue: whether `reject_queued` leaves the kernel's queue to the next process with these sockets.
+        accepts_one_at_a_time: whether to accept one connection per event, because other processes accept at the same
+            socket.
+        balance: distributes connections over the workers of the server; None without other workers.
 
     Raises:
         StartError: the address cannot be bound; one sentence.
@@ -183,7 +184,7 @@ class Listener:
 
     @property
     def handshake_counts(self) -> dict[str, object]:
-        """Further counts of TLS handshakes: resumed sessions, and failures by reason."""
+        """More counters of TLS handshakes: resumed sessions, and failures by reason."""
         queue = self._handshakes
         return {"handshakes_resumed": queue.resumed, "handshake_failures": dict(queue.failures)} if queue else {}
 
@@ -204,7 +205,7 @@ class Listener:
         return [one.fileno() for one in self._sockets]
 
     def renew(self, context: ssl.SSLContext) -> None:
-        """Use another TLS context from the next handshake on."""
+        """Use another TLS context for later handshakes."""
         assert self._handshakes is not None, "the listener has no TLS"
         self._handshakes.context = context
 
@@ -214,7 +215,7 @@ class Listener:
         self._on_accept = self._proxy_headers.begin
 
     def start(self) -> None:
-        """Start to accept."""
+        """Start to accept connections."""
         self._is_accepting = True
         watchers, sockets = [*self._watchers, *self._other_watchers], [*self._sockets, *self._other_sockets]
         for watcher, sock in zip(watchers, sockets, strict=True):
@@ -242,12 +243,12 @@ class Listener:
             self._pause.close()
             self._pause = None
         if self.balance is not None:
-            self.balance.rest(self.name)
+            self.balance.stop(self.name)
 
     def reject_queued(self) -> None:
         """Stop, and reject the connections in the kernel's queue: with status 503, or closed when they use TLS.
 
-        With `leaves_queue` they stay in the queue for the process that serves the sockets next.
+        With `leaves_queue` they stay in the queue for the next process with these sockets.
         """
         self.stop()
         while self._accepted:
@@ -291,7 +292,7 @@ class Listener:
             open_listeners.remove(self)
 
     def _accept(self, sock: _socket.socket) -> None:
-        """Empty the kernel's queue first, which is short, then pass the connections on."""
+        """Empty the kernel's queue first, because it is short; then pass the connections on."""
         if self._turn_s != (turn_s := get_hub().loop.now()):  # all sockets share the time of a turn
             self._turn_s, self._until_s = turn_s, monotonic() + ACCEPT_S
         while self._accept_some(sock) and not self.accepts_one_at_a_time and monotonic() < self._until_s:
@@ -300,12 +301,11 @@ class Listener:
             self._pass_on_accepted()
 
     def _accept_some(self, sock: _socket.socket) -> bool:
-        """Accept some connections; return whether there may be more."""
         accepted = self._accepted
         if accepted:
             waiting = sum(len(each._accepted) for each in open_listeners)
             if waiting >= min(MAX_ACCEPTED, open_connections.room()):
-                return False  # the others wait in the kernel's queue
+                return False  # further connections wait in the kernel's queue
         for _ in range(1 if self.accepts_one_at_a_time else ACCEPTS_AT_ONCE):
             try:
                 accepted.append(sock._accept())  # type: ignore[attr-defined]
@@ -332,10 +332,10 @@ class Listener:
                 break
 
     def _pass_on(self, fd: int, address: Address, is_given: bool = False) -> None:
-        # A listener with its own limit keeps its connections: each worker has a share of the limit, and connections
-        # from all workers would exhaust the share of one.
+        # A listener with a limit keeps its connections: each worker has a share of the limit, and connections from all
+        # workers would exhaust the share of one.
         keeps = self.max_connections or is_given
-        if self.balance is not None and not keeps and self.balance.gives(self.name, fd, address):
+        if self.balance is not None and not keeps and self.balance.pass_on(self.name, fd, address):
             self.counts.given += 1
             return
         client = open_connections.admit(self._family, self._type, fd, address, is_given)
@@ -354,8 +354,8 @@ class Listener:
         client.assign_to(self.counts)
         try:
             self._on_accept(client, address)
-        except OSError:
-            client.close()  # it has disconnected
+        except OSError:  # the client has disconnected
+            client.close()
         except Exception:
             log.exception("error while accepting a connection from %s", address)
             client.close()
@@ -380,7 +380,7 @@ def _watchers(sockets: Sequence[_socket.socket]) -> list[Any]:
 
 
 def _set_connection_options(sock: _socket.socket) -> None:
-    """Set the options of all connections: on Linux they inherit them, which saves four system calls for each."""
+    """Set the options of all later connections. On Linux they inherit them, which saves four system calls for each."""
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
     sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
@@ -388,7 +388,7 @@ def _set_connection_options(sock: _socket.socket) -> None:
 
 
 def sockets_per_port() -> int:
-    """Return the number of sockets of a port so that the kernel queues MAX_KERNEL_QUEUE connections for it."""
+    """Return the number of sockets with which the kernel queues `MAX_KERNEL_QUEUE` connections for a port."""
     try:
         queued = int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):
@@ -430,8 +430,7 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
     if not 0 <= port <= 65535:
         raise StartError(f"cannot listen on {where}: a port is 0 to 65535")
     try:
-        # Not gevent's, which switches greenlets: Lua code may be the caller. A local address needs no look-up.
-
+        # Not gevent's function, which switches greenlets: Lua code may be the caller. A local address needs no look-up.
         family, kind, protocol, _, address = _socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -455,9 +454,9 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
     return sock
 
 
-# ---- ports of applications
+# ---- Ports of applications
 
-BACKLOG = 4096  # beyond it a client is not refused: its system retries after 1, 3, 7, 15, 31 s
+BACKLOG = 4096  # when it is full, clients are not refused: their system retries after 1, 3, 7, 15, 31 s
 
 
 class Acceptor:
@@ -517,7 +516,7 @@ class Acceptor:
                 return client
             self._handshakes.begin(client, address)
             if self._handshakes.share.spent():
-                break  # the others wait in the kernel's queue
+                break  # further connections wait in the kernel's queue
         return self._secured.popleft() if self._secured else None
 
     def acceptable(self, timeout_s: float | None = None) -> Wait:
@@ -528,7 +527,7 @@ class Acceptor:
         """
         self._live()
         wait = (self._pause if self._pause.lasts else self._ready).wait(timeout_s)
-        if self._handshakes is not None:
+        if self._handshakes is not None:  # the end of a handshake makes a connection ready, too
             secured = self._secured_signal.wait()
             secured.then(lambda value, error: wait.resolve())
             wait.then(lambda value, error: secured.cancel())
@@ -577,10 +576,11 @@ open_acceptors: list[Acceptor] = []
 
 
 class _Pause(Signal):
-    """A pause without free descriptors; fires at its end. Until then the readable socket would wake waiters in vain.
+    """A pause while no descriptors are free; fires at its end. Without it, the readable socket would wake waiters
+    repeatedly.
 
     Attributes:
-        begun: whether there has been a pause.
+        begun: whether there was a pause before.
     """
 
     __slots__ = ("_timer", "begun")
@@ -592,7 +592,7 @@ class _Pause(Signal):
 
     @property
     def lasts(self) -> bool:
-        """Whether the pause is not over."""
+        """Whether the pause lasts."""
         return self._timer is not None
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ OriginParts = tuple[str, str, int | None]  # scheme, name, port
 
 
 def same_origin(origin: str, host: str, secure: bool) -> bool:
-    """Return whether a page comes from the server that it sends requests to.
+    """Return whether a page is from the server that it sends requests to.
 
     A page with `https` may use a connection without TLS, because a proxy may terminate TLS. A page with `http` may not
     use a connection with TLS.
@@ -113,6 +113,7 @@ def is_loopback(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     address = _address(name)
+    # A listener on an IPv6 address reports clients of IPv4 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address is not None and (mapped or address).is_loopback
 

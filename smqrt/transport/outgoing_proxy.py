@@ -60,12 +60,12 @@ def open_through(
     Args:
         proxy: the proxy.
         host, port: the destination.
-        timeout_s: for the whole call.
+        timeout_s: time limit of the whole call.
         source, ipv6: for the connection to the proxy, see `Stream.connect`.
 
     Raises:
-        StreamError: what `Stream.connect` raises, about the proxy; "proxyauth" (wrong credentials), "timeout",
-            "prxnotcompatible" (not such a proxy), and the proxy's reasons "prxgeneral", "prxrefused", ...
+        StreamError: the errors of `Stream.connect`, about the proxy; "proxyauth" (wrong credentials), "timeout",
+            "prxnotcompatible" (another kind of server), and the proxy's reasons "prxgeneral", "prxrefused", ...
     """
     with gevent.Timeout(timeout_s, StreamError("timeout", f"no connection to {host}:{port} within {timeout_s} s")):
         stream = Stream.connect(proxy.host, proxy.port, None, source, ipv6)
@@ -103,7 +103,7 @@ def _connect_by_socks(stream: Stream, proxy: Proxy, host: str, port: int) -> Non
     from python_socks.sync import Proxy as SocksProxy
 
     class Connected(SocksProxy):
-        """The "forward" proxy of the library, which returns the existing connection: its own would block the loop."""
+        """A `forward` proxy that returns the existing connection: the library's connection would block the loop."""
 
         def connect(
             self, dest_host: str, dest_port: int, timeout: float | None = None, **kwargs: object

@@ -1,9 +1,9 @@
 """TLS of listeners: certificates by server name, client certificates, revocation lists, reload.
 
-OpenSSL fixes the certificate when a handshake begins, so new files affect later handshakes and no open connection.
-Client authorities and revocation lists never change inside a context: an `SSLContext` cannot remove authorities, and
-sessions that it resumes are not verified again. A change of these creates new contexts, which do not resume older
-sessions. A new server certificate alone is loaded into the context in use, so that its session tickets stay valid.
+OpenSSL selects the certificate when a handshake begins, so new files affect only later handshakes. Client authorities
+and revocation lists never change inside a context: an `SSLContext` cannot remove authorities, and sessions that it
+resumes are not verified again. A change of these creates new contexts, which do not resume older sessions. A new server
+certificate alone is loaded into the current context, so that its session tickets stay valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _threads = DiskThreads("of the certificates")
 _sni_callback: Any = _ssl._SSLContext.sni_callback
 _message_callback: Any = _ssl._SSLContext._msg_callback  # type: ignore[attr-defined]  # the only access to a ClientHello
 _CLIENT_HELLO = 1
-_OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()
+_OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()  # an entry of the ALPN extension (RFC 7301 §3.1)
 
 
 def _now() -> datetime:
@@ -54,8 +54,8 @@ class ListenerTls:
         clock: returns the current time.
 
     Attributes:
-        context: for the next handshake.
-        fault: why the last reload failed; None after a success.
+        context: the context of the next handshake.
+        fault: the reason why the last reload failed; None after a success.
         reloads, failures: number of successful and failed reloads.
 
     Raises:
@@ -68,7 +68,7 @@ class ListenerTls:
         self._warned: dict[str, str | int] = {}
         self._reload_lock = BoundedSemaphore()
         self._challenges: Mapping[str, ssl.SSLContext] = {}
-        self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()
+        self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()  # weak: entries disappear with their handshakes
         self._loaded = load(files, clock())
         self.fault: str | None = None
         self.reloads = self.failures = 0
@@ -95,7 +95,7 @@ class ListenerTls:
             in_thread: block only this greenlet, not the loop.
 
         Returns:
-            Why they were rejected; None when they are in use.
+            The reason when they were rejected; None when they are in use.
         """
         if not in_thread:
             return self._reload(load)
@@ -123,10 +123,10 @@ class ListenerTls:
         return self.fault
 
     def change(self, files: TlsFiles) -> None:
-        """Use other files or TLS options from the next handshake on; blocks this greenlet.
+        """Use other files or TLS options for later handshakes; blocks this greenlet.
 
         Raises:
-            StartError: they are invalid; nothing has changed.
+            StartError: the files are invalid; the former ones stay in use.
         """
         if files == self.tls_files:
             return
@@ -136,12 +136,12 @@ class ListenerTls:
             raise StartError(fault)
 
     def _rejection(self, loaded: Loaded) -> str | None:
-        """Return why files must not replace those in use: an expired one never replaces a valid one."""
+        """Return the reason to reject new files: an expired file never replaces a valid one."""
         now = self._clock()
         before = {one.path: one.invalid_reason(now) for one in self.certificates}
         for one in loaded.certificates:
             reason = one.invalid_reason(now)
-            if reason and before.get(one.path, reason) is None:
+            if reason and before.get(one.path, reason) is None:  # a new path is not compared
                 return f"{reason}; the one in use is valid"
         old, new = self._loaded.trust.until, loaded.trust.until
         if new and new < now and old and old >= now:
@@ -149,14 +149,14 @@ class ListenerTls:
         return None
 
     def _load_into_current(self, loaded: Loaded) -> bool:
-        """Load new certificates into the context in use, so that its tickets stay valid. Return whether possible."""
+        """Load new certificates into the current context, which keeps its tickets valid; return False if impossible."""
         new, old = loaded.default_identities, self._loaded.default_identities
         if loaded.trust != self._loaded.trust or loaded.options != self._loaded.options or new.keys() != old.keys():
             return False
         try:
             for identity in new.values():
                 identity.load_into(self.context)
-        except (OSError, ArgumentError):  # no file descriptor left, maybe after one of two: use the new context
+        except (OSError, ArgumentError):  # no file descriptor left, maybe after one of two: the new context is used
             return False
         loaded.names = {name: self.context if one is loaded.default else one for name, one in loaded.names.items()}
         loaded.default = self.context
@@ -165,7 +165,7 @@ class ListenerTls:
     def _set_callbacks(self, loaded: Loaded) -> None:
         has_names = len(set(loaded.names.values()) | {loaded.default}) > 1
         has_challenges = bool(self._challenges)
-        # A callback costs time in each handshake: none is set without need.
+        # A callback costs time in each handshake, so that it is set only when it is needed.
         _sni_callback.__set__(loaded.default, self._choose_context if has_names or has_challenges else None)
         _message_callback.__set__(loaded.default, self._note_acme_offer if has_challenges else None)
 
@@ -257,7 +257,7 @@ class ListenerTls:
 TICKETS = 1
 """Tickets for each handshake of TLS 1.3. A client needs one to reconnect; OpenSSL's default of two costs 6 % more."""
 TICKET_KEY_LIFETIME = timedelta(days=1)
-"""How long one key encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
+"""Lifetime of a key that encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
 WARN_DAYS = (30, 7, 1)
 """Days before the end of a certificate at which to warn."""
 _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
@@ -308,14 +308,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What operators see of a server's certificate.
+    """Description of a server's certificate for operators.
 
     Attributes:
-        path: its file.
-        subject: its subject, such as "CN=example.com".
+        path: path of the file.
+        subject: the subject, such as "CN=example.com".
         names: the server names that it is valid for.
-        kind: the kind of its key: "RSA", "EC" ...
-        not_before, not_after: its validity.
+        kind: the kind of the key: "RSA", "EC" ...
+        not_before, not_after: the period of validity.
     """
 
     path: str
@@ -326,7 +326,7 @@ class Certificate:
     not_after: datetime
 
     def invalid_reason(self, now: datetime) -> str | None:
-        """Return why it is not valid at that time, or None."""
+        """Return the reason why it is not valid at that time; None when it is valid."""
         if now > self.not_after:
             return f"the certificate {self.path} expired at {shown(self.not_after)}"
         if now < self.not_before:
@@ -345,7 +345,7 @@ class Pair:
     """A certificate with its key, and its description.
 
     Attributes:
-        warning: a text about a problem of the key; empty for none.
+        warning: a warning about the key; empty for none.
     """
 
     identity: Identity
@@ -360,7 +360,7 @@ class Trust:
     Attributes:
         authorities, lists: the content of the files.
         until: the earliest expiry of the revocation lists.
-        warnings: texts about problems that do not prevent their use.
+        warnings: warnings about files that are used nevertheless.
     """
 
     authorities: bytes = b""
@@ -394,7 +394,7 @@ class Loaded:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about files that are used."""
+        """Warnings about files that are used nevertheless."""
         return [*filter(None, (pair.warning for pair in self.pairs)), *self.trust.warnings]
 
     @property
@@ -407,7 +407,7 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
     """Read the files and create contexts. Blocks: call it in a thread once the loop runs.
 
     Raises:
-        StartError: one is missing or wrong; one sentence that names it.
+        StartError: a file is missing or wrong; one sentence that names it.
     """
     try:
         pairs = [_read_pair(*pair, settings.key_password) for pair in settings.pairs]
@@ -436,7 +436,7 @@ def build_contexts(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> L
 
     Raises:
         OSError: there is no file descriptor left.
-        StartError: OpenSSL rejects it.
+        StartError: OpenSSL rejects the content.
     """
     groups = _grouped(pairs)
     contexts = [_context(settings, group, trust) for group in groups]
@@ -463,7 +463,7 @@ def _grouped(pairs: Sequence[Pair]) -> list[list[Pair]]:
 def _context(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.minimum == "1.3" else ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could cause expensive handshakes with small packets
     context.num_tickets = TICKETS
     if settings.alpn:
         context.set_alpn_protocols(list(settings.alpn))
@@ -540,6 +540,7 @@ def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
     lists = _content(settings.client_crl)
     end = b"-----END X509 CRL-----"
     try:
+        # `cryptography` loads only one list per call.
         revoked = [x509.load_pem_x509_crl(part + end) for part in lists.split(end)[:-1]]
     except ValueError as error:
         raise StartError(
@@ -565,7 +566,7 @@ def _content(path: str) -> bytes:
 
 
 def _damage(error: ValueError) -> str:
-    """Describe an error of `cryptography`, whose own text is that of its parser."""
+    """Describe an error of `cryptography`, whose text is about its parser."""
     return "it contains none" if "MalformedFraming" in str(error) else "it is damaged"
 
 

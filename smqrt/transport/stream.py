@@ -40,7 +40,7 @@ def set_option(sock: OptionSocket, name: str, *values: object) -> None:
     Args:
         sock: the socket.
         name: a name of `_SETTERS`.
-        values: true or false, then the option's further values.
+        values: true or false, then the other values of the option.
 
     Raises:
         ArgumentError: an unknown option, or a wrong value.
@@ -129,11 +129,13 @@ def resolve(
             found = get_hub().resolver.getaddrinfo(host, port, family, kind, 0, 0)
         except (OSError, UnicodeError) as error:
             raise StreamError("cannotresolve", f"{host}: {error}") from None
+    # The sort is stable: within a family the order of the resolver stays.
     return sorted(((entry[0], entry[4]) for entry in found), key=lambda info: info[0] != _socket.AF_INET)
 
 
 READ_BYTES = 65536
 QUEUE_BYTES = 16384
+"""Default limit of a write queue."""
 HANDSHAKE_S = 10.0
 
 _buffer = bytearray(READ_BYTES)  # shared by all streams: received data is copied out before any other receive
@@ -145,7 +147,7 @@ class Stream:
 
     Args:
         transport: a connected non-blocking `_socket.socket` or `TlsTransport`; closed with this object.
-        data: bytes received earlier, which are read first.
+        data: bytes that were received before; they are read first.
 
     Attributes:
         queue_limit_bytes: writers wait while this many bytes are unsent.
@@ -197,9 +199,24 @@ class Stream:
             StreamError: "cannotresolve", "cannotconnect", "timeout", "bind" (the source address).
         """
         late = StreamError("timeout", f"no connection to {host}:{port} within {timeout_s} s")
+        failure = StreamError("cannotconnect")
         with gevent.Timeout(timeout_s, late):
             origin = resolve(source, 0, ipv6)[0] if source else None
-            return cls(_connect_first(resolve(host, port, ipv6), origin))
+            for family, address in resolve(host, port, ipv6):
+                if origin is not None and origin[0] != family:
+                    continue
+                sock = _socket.socket(family, _socket.SOCK_STREAM)
+                try:
+                    _connect(sock, address, origin)
+                except OSError as error:
+                    sock.close()
+                    failure = StreamError("cannotconnect", f"{address[0]} port {address[1]}: {error.strerror or error}")
+                except BaseException:  # the timeout, and the end of the greenlet
+                    sock.close()
+                    raise
+                else:
+                    return cls(sock)
+        raise failure
 
     # ---- reading
 
@@ -207,13 +224,13 @@ class Stream:
         """Return received data, at most `size_bytes`: None when there is none yet, b"" at the end of the stream.
 
         Raises:
-            StreamError: "socketclosed" (here), "socketreadfailed", "sslalertrecv", "sslcryptoerr".
+            StreamError: "socketclosed" (by this side), "socketreadfailed", "sslalertrecv", "sslcryptoerr".
         """
         transport = self._live()
         if self._unread:
             data, self._unread = self._unread[:size_bytes], self._unread[size_bytes:]
             return data
-        try:
+        try:  # `_view` is copied below, before another stream receives
             got = transport.recv_into(_view, min(size_bytes, READ_BYTES))
         except BlockingIOError:
             if self._has_ciphertext():  # replies of the TLS layer
@@ -230,17 +247,17 @@ class Stream:
             StreamError: as `try_read`, and "timeout", after which the stream stays usable.
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
-        Turn().yield_if_due()  # a greenlet that always finds data lets others run
+        Turn().yield_if_due()  # `try_read` may succeed every time, and then never switch to other greenlets
         while (data := self.try_read(size_bytes)) is None:
             block(self.readable(None if end_s is None else end_s - monotonic()))
         return data
 
     def unread(self, data: bytes) -> None:
-        """Put `data` back, to be read next."""
+        """Put `data` back in front of the unread bytes."""
         self._unread = data + self._unread
 
     def take_unread(self) -> bytes:
-        """Remove and return the received bytes that are not read yet."""
+        """Remove and return the unread bytes."""
         data, self._unread = self._unread, b""
         return data
 
@@ -257,7 +274,8 @@ class Stream:
     # ---- writing
 
     def try_write(self, data: Buffer) -> bool:
-        """Send `data` and queue what the socket does not accept; return False, without sending, when the queue is full.
+        """Send `data`, and queue the rest that the socket does not accept; return False without sending if the queue is
+        full.
 
         Raises:
             StreamError: "socketclosed"; "socketwritefailed", also for data queued earlier.
@@ -269,7 +287,7 @@ class Stream:
         return True
 
     def push(self, data: Buffer) -> bool:
-        """Send `data` and queue what the socket does not accept. Raises as `try_write`.
+        """Send `data`, and queue the rest that the socket does not accept. Raises as `try_write`.
 
         Returns:
             False when the queue is over its limit: the writer should wait until the stream is `writable`.
@@ -311,7 +329,7 @@ class Stream:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Block the greenlet until the queue is empty. Raises as `write`."""
-        limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0
+        limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0  # `writable` then waits for an empty queue
         try:
             while self.queued_bytes:
                 block(self.writable(timeout_s))
@@ -413,9 +431,9 @@ class Stream:
         if self.queued_bytes:
             block(self.writable(timeout_s))
         if alpn:
-            context.set_alpn_protocols(alpn)  # the connection copies them
+            context.set_alpn_protocols(alpn)  # the connection copies them, so that a shared context can be changed
         transport = TlsTransport(self._live(), context, server_side, server_hostname)
-        transport.feed(self._unread)
+        transport.feed(self._unread)  # the peer may have sent its first handshake message already
         self.transport, self._unread = transport, b""
         assert self._input is not None
         end_s = monotonic() + timeout_s
@@ -430,7 +448,7 @@ class Stream:
                     raise StreamError("sslnottrusted", error.verify_message) from None
                 except OSError as error:
                     raise StreamError("sslhandshake", str(error)) from None
-                if monotonic() >= end_s:  # a peer that sends without pause never lets `wait` time out
+                if monotonic() >= end_s:  # `wait` never times out when the peer sends without pause
                     raise StreamError("timeout", "the TLS handshake took too long")
                 ready = self._output_ready() if transport.wants_write else self._input
                 block(ready.wait(end_s - monotonic()))
@@ -479,7 +497,7 @@ class Stream:
         return transport, data
 
     def close(self, graceful: bool = False) -> bool:
-        """Close; return False when it was closed before. Any greenlet may call it: waiting calls raise "socketclosed".
+        """Close; return False when it was closed before. Waiting calls of other greenlets raise "socketclosed".
 
         Queued data is still sent, in the background.
 
@@ -515,24 +533,6 @@ class Stream:
         if self.transport is None:
             raise StreamError("socketclosed")
         return self.transport
-
-
-def _connect_first(addresses: list[Info], source: Info | None) -> _socket.socket:
-    failure = StreamError("cannotconnect")
-    for family, address in addresses:
-        if source is not None and source[0] != family:
-            continue
-        sock = _socket.socket(family, _socket.SOCK_STREAM)
-        try:
-            _connect(sock, address, source)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = StreamError("cannotconnect", f"{address[0]} port {address[1]}: {error.strerror or error}")
-        except BaseException:
-            sock.close()
-            raise
-    raise failure
 
 
 def _connect(sock: _socket.socket, address: Address, source: Info | None) -> None:
@@ -581,9 +581,9 @@ class Datagram:
     """A UDP socket, bound, connected, both or neither.
 
     Args:
-        local_port: port to bind; None binds none (the system chooses one at the first send).
+        local_port: port to bind; with None the system chooses one at the first send.
         host: local address to bind.
-        peer: the only peer, from `smqrt.transport.stream.resolve`.
+        peer: the only peer, an element of `smqrt.transport.stream.resolve`.
         ipv6: the family of a socket without `peer`.
 
     Raises:

@@ -41,7 +41,7 @@ Address = tuple[Any, ...]
 
 
 class TlsSession:
-    """What the handshake of a TLS connection has negotiated."""
+    """Properties that the handshake of a TLS connection has negotiated."""
 
     __slots__ = ("_ssl",)
     _ssl: ssl.SSLObject
@@ -80,7 +80,7 @@ class TlsSession:
 class TlsTransport(TlsSession):
     """A TLS connection with the methods of a non-blocking socket that the data path uses.
 
-    Each `send` makes its own records. A call that would block raises `BlockingIOError`.
+    Each `send` creates separate records. A call that would block raises `BlockingIOError`.
 
     Args:
         sock: connected and non-blocking; closed with this object.
@@ -136,7 +136,7 @@ class TlsTransport(TlsSession):
     def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
         """Decrypt into `buffer`, at most `size_bytes` (0: its length); return 0 at the end of the stream.
 
-        Receives at most once, so that an endless series of key updates cannot keep the caller busy.
+        Receives at most once, so that an endless series of key updates does not block the caller.
 
         Raises:
             BlockingIOError: no application data has arrived.
@@ -157,9 +157,9 @@ class TlsTransport(TlsSession):
         return size
 
     def send(self, data: Buffer) -> int:
-        """Encrypt and send as much of `data` as the socket accepts; return how much was encrypted.
+        """Encrypt and send as much of `data` as the socket accepts; return the number of encrypted bytes.
 
-        At most `_PORTION_BYTES` of this are not sent but queued as ciphertext (see `wants_write`).
+        At most `_PORTION_BYTES` of these are not sent but queued as ciphertext (see `wants_write`).
 
         Raises:
             BlockingIOError: earlier ciphertext is still queued; nothing was encrypted.
@@ -176,8 +176,13 @@ class TlsTransport(TlsSession):
                 portion, taken = portion[written:], taken + written
             if len(records) == 1:
                 self._send(records[0])
-            else:
-                self._send_records(records)
+                continue
+            try:
+                sent = self._sock.sendmsg(records)
+            except BlockingIOError:
+                sent = 0
+            if sent < sum(map(len, records)):
+                self._unsent = b"".join(records)[sent:]
         return taken
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:
@@ -268,20 +273,11 @@ class TlsTransport(TlsSession):
             self._send(self._unsent)
 
     def _send(self, ciphertext: bytes) -> None:
-        """Send; queue what the socket does not accept."""
         try:
             sent = self._sock.send(ciphertext)
         except BlockingIOError:
             sent = 0
         self._unsent = ciphertext[sent:]
-
-    def _send_records(self, records: list[bytes]) -> None:
-        try:
-            sent = self._sock.sendmsg(records)
-        except BlockingIOError:
-            sent = 0
-        if sent < sum(map(len, records)):
-            self._unsent = b"".join(records)[sent:]
 
     def _receive(self) -> None:
         if self._outgoing.pending:  # replies of the TLS layer, such as key updates
@@ -305,13 +301,13 @@ class ClientSocket(Protocol):
         """Receive; return 0 at the end of the stream. Raises BlockingIOError and OSError, as the others do."""
 
     def send(self, data: Buffer, /) -> int:
-        """Send what the socket accepts; return the bytes sent."""
+        """Send as much as the socket accepts; return the number of sent bytes."""
 
     def sendmsg(self, buffers: list[bytes], /) -> int:
-        """Send what the socket accepts of all buffers, in one system call; return the bytes sent."""
+        """Send as much of all buffers as the socket accepts, in one system call; return the number of sent bytes."""
 
     def close(self) -> None:
-        """Close."""
+        """Close the socket."""
 
 
 Transport = _socket.socket | TlsTransport
@@ -338,17 +334,11 @@ _DISTRUST_ALERTS = (
 _ALERT = "_ALERT_"
 
 
-def _peer_certificate_expired(transport: TlsTransport) -> bool:
-    """Return whether the peer's certificate has expired: OpenSSL does not check this when it resumes a session."""
-    try:
-        not_after = (transport.ssl_object.getpeercert() or {}).get("notAfter")
-        return not_after is not None and ssl.cert_time_to_seconds(str(not_after)) < time()
-    except (ValueError, ssl.SSLError):
-        return True  # unreadable
-
-
 def handshake_failure(error: OSError) -> tuple[str, str | None]:
-    """Return why a handshake failed, and the setting that causes it: empty for no setting, None for no log line."""
+    """Return the reason of a failed handshake, and the setting that causes it.
+
+    The setting is empty without one; None means that the failure is not logged.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         is_revocation = "CRL" in error.verify_message or "revoked" in error.verify_message
         return f"client certificate: {error.verify_message}", "client_crl" if is_revocation else "client_ca"
@@ -367,7 +357,7 @@ def handshake_failure(error: OSError) -> tuple[str, str | None]:
 
 
 class HandshakeQueue:
-    """Unfinished TLS handshakes of accepted connections. Each has a watcher and a deadline, none a greenlet.
+    """Unfinished TLS handshakes of accepted connections. Each has a watcher and a deadline, but no greenlet.
 
     Args:
         context: the TLS context of the server.
@@ -413,12 +403,18 @@ class HandshakeQueue:
     def complete(self, transport: TlsTransport, address: Address) -> None:
         """Pass on a connection after its handshake."""
         is_resumed = transport.resumed()
-        if is_resumed and _peer_certificate_expired(transport):
-            transport.close()
-            error = ssl.SSLCertVerificationError("certificate has expired")
-            error.verify_message = "certificate has expired"
-            self.count_failure(error, address)
-            return
+        if is_resumed:  # OpenSSL does not check the expiry of the peer's certificate then
+            try:
+                not_after = (transport.ssl_object.getpeercert() or {}).get("notAfter")
+                has_expired = not_after is not None and ssl.cert_time_to_seconds(str(not_after)) < time()
+            except (ValueError, ssl.SSLError):  # an unreadable certificate
+                has_expired = True
+            if has_expired:
+                transport.close()
+                error = ssl.SSLCertVerificationError("certificate has expired")
+                error.verify_message = "certificate has expired"
+                self.count_failure(error, address)
+                return
         self.succeeded += 1
         self.resumed += is_resumed
         if transport.alpn() == ACME_PROTOCOL:
@@ -478,7 +474,7 @@ class _Handshake:
 
     def _continue(self) -> None:
         if self.deadline_s == NEVER:
-            return  # it has ended since
+            return  # closed before this turn
         try:
             self._transport.handshake()
         except BlockingIOError:
@@ -516,12 +512,12 @@ class _Handshake:
 
 # ---- Graceful close
 #
-# Queued data is sent, this side is shut down, and the peer gets some time to read everything and to close its side. An
-# immediate close would lose the queue, and would reset the connection when there is unread input.
+# Queued data is sent, this side is shut down, and the peer has a limited time to read everything and to close its side.
+# An immediate close would lose the queue, and would reset the connection when there is unread input.
 
 SEND_S = 10.0  # plus a second for each MIN_BYTES_PER_S, so that a slow reader cannot delay the close forever
 MIN_BYTES_PER_S = 1024
-LINGER_S = 2.0  # in all, also when the peer keeps sending
+LINGER_S = 2.0  # total time, even if the peer keeps sending
 _UNDER_WAY = "smqrt_graceful_closes"  # the attribute of the gevent loop's hub; each thread has its own
 _discarded = bytearray(65536)
 _ALL_CONFIRMED = bytes(4)  # TIOCOUTQ: no unconfirmed bytes
@@ -537,8 +533,8 @@ def send_and_close(connection: DrainingConnection, transport: Transport, unsent:
     """Send `unsent` and queued ciphertext, then close gracefully. At the end `connection` is CLOSED.
 
     Args:
-        connection: its state is set.
-        transport: has no watchers.
+        connection: the connection whose state is set.
+        transport: its transport, without watchers.
         unsent: data to send first.
     """
     close = _GracefulClose(connection, transport, get_hub().loop.io(transport.fileno(), WRITE))
@@ -549,8 +545,8 @@ def half_close(connection: DrainingConnection, transport: Transport, watcher: Wa
     """Send queued ciphertext, then close gracefully. At the end `connection` is CLOSED.
 
     Args:
-        connection: its state is set.
-        transport: has nothing else to send.
+        connection: the connection whose state is set.
+        transport: its transport, without unsent data.
         watcher: the stopped watcher of the transport; closed at the end.
     """
     close = _GracefulClose(connection, transport, watcher)
@@ -627,7 +623,7 @@ class _GracefulClose:
     def _discard(self) -> None:
         try:
             if self._transport.recv_into(_discarded):
-                return  # one read per event, so that a flooding peer gets only its share of the loop
+                return  # one read per event, so that a flooding peer does not delay other events
         except BlockingIOError:
             return
         except OSError:

@@ -1,6 +1,6 @@
 """Certificates, TLS contexts and verification of peers.
 
-The handshake of a client accepts every server. Afterwards the application asks for a verdict and decides (spec: bas-api
+The handshake of a client accepts every server. Afterwards the application gets a verdict and decides (spec: bas-api
 §8.2). OpenSSL verifies the peer's chain, by the same rules as in other TLS clients.
 """
 
@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -153,7 +154,7 @@ def key_kind(certificate: x509.Certificate) -> str:
 
 
 def _names_of_hosts(certificate: x509.Certificate, names: x509.SubjectAlternativeName | None) -> list[str]:
-    """Return the alternative DNS names, or the common name when there are none, as in old devices."""
+    """Return the alternative DNS names, or the common name without such names, as in old devices."""
     found = names.get_values_for_type(x509.DNSName) if names is not None else []
     if found:
         return found
@@ -185,11 +186,35 @@ def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
     """
     folder = folder or cache_folder()
     cert, key = folder / "certificate.pem", folder / "key.pem"
-    if not (key.is_file() and _is_valid(cert, host)):
+    is_valid = False
+    with suppress(OSError, ValueError, x509.ExtensionNotFound):  # there is none, or it is damaged
+        loaded = x509.load_pem_x509_certificate(cert.read_bytes())
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        is_valid = loaded.not_valid_after_utc > tomorrow and set(_self_signed_names(host)) <= set(names)
+    if not (is_valid and key.is_file()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cert_pem, key_pem = _create_pair(host)
+        private_key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "smqrt self-signed")])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(private_key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
+            .not_valid_after(now + timedelta(days=VALID_DAYS))
+            .add_extension(x509.SubjectAlternativeName(_self_signed_names(host)), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(private_key, hashes.SHA256())
+        )
+        key_pem = private_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        # The key first: if this is interrupted, the old certificate is still not valid, and both are written again.
         _write_private(key, key_pem)
-        _write_private(cert, cert_pem)
+        _write_private(cert, certificate.public_bytes(serialization.Encoding.PEM))
     return str(cert), str(key)
 
 
@@ -204,38 +229,6 @@ def _self_signed_names(host: str) -> list[x509.GeneralName]:
         except ValueError:
             found.append(x509.DNSName(name))
     return found
-
-
-def _is_valid(cert: Path, host: str) -> bool:
-    try:
-        loaded = x509.load_pem_x509_certificate(cert.read_bytes())
-        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, x509.ExtensionNotFound):
-        return False
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    return loaded.not_valid_after_utc > tomorrow and set(_self_signed_names(host)) <= set(names)
-
-
-def _create_pair(host: str) -> tuple[bytes, bytes]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "smqrt self-signed")])
-    now = datetime.now(UTC)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
-        .not_valid_after(now + timedelta(days=VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName(_self_signed_names(host)), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    key_pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return cert.public_bytes(serialization.Encoding.PEM), key_pem
 
 
 def _write_private(path: Path, data: bytes) -> None:
@@ -270,7 +263,7 @@ class Trust(Enum):
 
 
 class CertStore:
-    """Trusted certificates: authorities, and single servers by their own certificate."""
+    """Trusted certificates: authorities, and certificates of single servers."""
 
     def __init__(self) -> None:
         self._store, self._timeless_store = _new_store(), _new_store(_NO_CHECK_TIME)
@@ -293,7 +286,7 @@ class CertStore:
         """Trust the certificates in the content of a PEM or DER file; return their number.
 
         Raises:
-            ArgumentError: there are none, or one is damaged.
+            ArgumentError: the content has no certificate, or a damaged one.
         """
         try:
             found = x509.load_pem_x509_certificates(data) if _BEGIN in data else [x509.load_der_x509_certificate(data)]
@@ -308,7 +301,7 @@ class CertStore:
     def load_system(self) -> None:
         """Trust the system's authorities too."""
         paths = ssl.get_default_verify_paths()
-        if paths.cafile or paths.capath:
+        if paths.cafile or paths.capath:  # a container may have no authorities
             for store in (self._store, self._timeless_store):
                 store.load_locations(paths.cafile, paths.capath)
 
@@ -316,7 +309,7 @@ class CertStore:
         """Return the verdict on a peer.
 
         Args:
-            chain: the certificates that it sent, in DER, its own first.
+            chain: the certificates that the peer sent, in DER, its own first.
             name: the host name or IP address that the client connected to.
         """
         if not chain:
@@ -331,7 +324,7 @@ class CertStore:
 
 def _new_store(flags: int = 0) -> X509Store:
     store = X509Store()
-    store.set_flags(X509StoreFlags.PARTIAL_CHAIN | flags)
+    store.set_flags(X509StoreFlags.PARTIAL_CHAIN | flags)  # trusts certificates of single servers, see `CertStore`
     return store
 
 
@@ -407,7 +400,7 @@ class ClientTls:
         Args:
             cafile: authorities to trust in place of the system's.
             certfile: the client's certificate with its chain.
-            keyfile: its key, when it is not in the same file.
+            keyfile: the private key, when it is not in the same file.
 
         Raises:
             ArgumentError: a file cannot be read or is wrong.
@@ -421,9 +414,9 @@ class ClientTls:
         return tls
 
     def add_identity(self, identity: Identity) -> None:
-        """Send `identity` to servers that request a certificate, from the next connection on."""
+        """Send `identity` in later connections to servers that request a certificate."""
         self.identities.append(identity)
-        self._contexts.clear()
+        self._contexts.clear()  # open connections keep the old contexts
 
     def context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
         """Return the context for a connection that offers these protocols (TLS 1.2 and later)."""
@@ -449,7 +442,7 @@ class ServerTls:
     _contexts: dict[tuple[str, ...], ssl.SSLContext] = field(default_factory=dict, init=False, repr=False)
 
     def add_identity(self, identity: Identity) -> None:
-        """Add `identity`, from the next connection on."""
+        """Use `identity`, too, in later connections."""
         self.identities.append(identity)
         self._contexts.clear()
 

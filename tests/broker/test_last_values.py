@@ -330,14 +330,14 @@ def test_a_subscriber_gets_what_its_publishers_may_still_say(
     frames = [frame(topic, b"x", sub) for sub in range(4)]
     for one, source in zip(frames, (ANN, BOB, None, ANN), strict=True):
         of_topic.take_frame(one, source)
-    assert values.greeting(topic) == frames[0] + frames[2] + frames[3]
+    assert values.initial_frames(topic) == frames[0] + frames[2] + frames[3]
     assert asked == [(ANN, b"site/a"), (BOB, b"site/a")], "once each"
-    assert values.greeting(table.named(b"site/none")) == b""
+    assert values.initial_frames(table.named(b"site/none")) == b""
 
 
 def test_any_publisher_is_heard_by_default(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
     of_topic.take_frame(frame(topic, b"x"), ANN)
-    assert values.greeting(topic) == frame(topic, b"x")
+    assert values.initial_frames(topic) == frame(topic, b"x")
 
 
 # ---- the disk
@@ -384,7 +384,7 @@ def test_what_the_disk_rejects_is_tried_again(
     of_topic.take_frame(frame(topic, b"x", 1), ANN)
     taken = values.take_changes(10)
     places = {**taken, (other.key, stid(5)): None, (b"none", stid(6)): None}
-    values.give_back(places, table.at)
+    values.requeue_changes(places, table.at)
     assert store.woken == 2
     assert values.take_changes(10) == {**taken, (other.key, stid(5)): None}
 

@@ -53,7 +53,7 @@ class Kept(Session):
 
     __slots__ = ("to",)
 
-    def route_kept(self, run: bytes) -> bool:
+    def route_held(self, run: bytes) -> bool:
         return self.to(run)
 
 
@@ -185,7 +185,7 @@ def test_a_run_goes_on_in_portions() -> None:
         metered.tick()
     assert metered.sink.count == 25
     assert metered.resumed == 1
-    assert metered.meter.take_kept() == b""
+    assert metered.meter.take_held() == b""
 
 
 def test_runs_wait_behind_those_before() -> None:
@@ -243,7 +243,7 @@ def test_a_route_that_fails_ends_the_client() -> None:
     assert metered.session.closed
     assert metered.broker.stats.ends[CloseReason.HOOK_FAILED] == 1
     assert not metered.meter.waits
-    assert metered.meter.take_kept() == b""
+    assert metered.meter.take_held() == b""
     assert metered.resumed == 0
 
 
@@ -391,8 +391,8 @@ def test_what_waits_can_be_taken_away() -> None:
     metered = Metered(per_s=2.0)
     metered.send(3)
     metered.send(1, size=50)
-    assert metered.meter.take_kept() == frames(3) + frames(1, 50)
-    assert metered.meter.take_kept() == b""
+    assert metered.meter.take_held() == frames(3) + frames(1, 50)
+    assert metered.meter.take_held() == b""
     assert not metered.meter.waits
     metered.tick()
     assert metered.sink.count == 0

@@ -194,8 +194,10 @@ def test_authenticate_refuses_a_client(answer: Any, code: int, text: bytes, late
 
 
 def test_unknown_codes_are_shown_by_number() -> None:
-    assert module._refusal(9, b"\xff!") == "code 9: \\xff!"
-    assert module._refusal(ConnackCode.ACCESS_DENIED, b"") == "access denied"
+    crowd, reasons = Crowd(Hooks(authenticate=lambda credentials, session: (9, b"\xff!"))), list[str]()
+    crowd.broker.on_end = lambda session, reason, detail: reasons.append(detail)
+    opened(crowd).control(smq.connect(b"device", b"secret"))
+    assert reasons == ["code 9: \\xff!"]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -694,10 +696,10 @@ def test_kept_messages_are_routed_anew() -> None:
     number = subscribe(other, b"t")
     came(other)
     run = smq.publish_frame(number, session.etid, 0, b"x")
-    assert session.route_kept(run) is False
+    assert session.route_held(run) is False
     assert came(other) == [run[2:]]
     crowd.broker.hooks.onpublish = lambda run, tid, ptid, peer: Deferred()
-    assert session.route_kept(run) is True
+    assert session.route_held(run) is True
 
 
 def test_messages_of_one_run_are_counted() -> None:

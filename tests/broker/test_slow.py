@@ -255,7 +255,7 @@ def test_wait_keeps_all_until_publishers_gave_up(table: Topics) -> None:
     assert payloads(outbox) == [b"0", b"1", b"2"]
     assert outbox.backlog.policies.pressure.here() == [topic.key]
     assert outbox.presses_ == 1
-    outbox.backlog.gave_up = True
+    outbox.backlog.wait_expired = True
     outbox.put(message(topic, b"3"))
     assert payloads(outbox) == [b"0", b"1", b"2"]
     assert outbox.drops == [(Drop.OVER_BUDGET, 1)]
@@ -312,9 +312,9 @@ def test_control_packets_within_the_budget_are_kept(table: Topics) -> None:
 
 def test_empty_entries_are_removed_when_many(table: Topics) -> None:
     outbox, topic = blocked(table, Slow.LATEST, 1000), table.named(b"t")
-    for number in range(module.MAX_HOLES + 1):
+    for number in range(module.MAX_EMPTY_ENTRIES + 1):
         outbox.put(message(topic, b"%d" % number))
-    assert len(outbox.queue) == module.MAX_HOLES + 1
+    assert len(outbox.queue) == module.MAX_EMPTY_ENTRIES + 1
     outbox.put(message(topic, b"last"))
     assert [len(run) for run in outbox.queue] == [100]
     outbox.put(message(topic, b"newer"))
@@ -323,12 +323,12 @@ def test_empty_entries_are_removed_when_many(table: Topics) -> None:
 
 def test_few_empty_entries_among_many_others_stay(table: Topics) -> None:
     outbox, topic = blocked(table, Slow.LATEST, 1_000_000), table.named(b"t")
-    many = 3 * module.MAX_HOLES
+    many = 3 * module.MAX_EMPTY_ENTRIES
     for number in range(many):
         outbox.put(message(topic, b"%d" % number, number))
-    for number in range(module.MAX_HOLES + 1):
+    for number in range(module.MAX_EMPTY_ENTRIES + 1):
         outbox.put(message(topic, b"again", number))
-    assert len(outbox.queue) == many + module.MAX_HOLES + 1
+    assert len(outbox.queue) == many + module.MAX_EMPTY_ENTRIES + 1
 
 
 def test_places_are_right_after_empty_entries_left(table: Topics) -> None:
@@ -339,15 +339,15 @@ def test_places_are_right_after_empty_entries_left(table: Topics) -> None:
     for number in range(3, 7):
         outbox.put(message(topic, b"%d" % number))
     assert payloads(outbox) == [b"3", b"4", b"5", b"6"]
-    outbox.backlog.close_holes(outbox)
+    outbox.backlog.compact(outbox)
     assert len(outbox.queue) == 4
     outbox.put(message(topic, b"7"))
     outbox.put(message(topic, b"8"))
     assert payloads(outbox) == [b"5", b"6", b"7", b"8"]
     assert outbox.dropped == 4
     outbox.sent(1)
-    outbox.backlog.close_holes(outbox)
-    outbox.backlog.close_holes(outbox)
+    outbox.backlog.compact(outbox)
+    outbox.backlog.compact(outbox)
     outbox.put(message(topic, b"9"))
     outbox.put(message(topic, b"10"))
     outbox.put(message(topic, b"11"))
@@ -374,7 +374,7 @@ class Waits:
     def __init__(self) -> None:
         self.pressure = Pressure()
         self.told: list[tuple[bytes, bool]] = []
-        self.pressure.told = lambda key, presses: self.told.append((key, presses))
+        self.pressure.on_changed = lambda key, presses: self.told.append((key, presses))
         policies = SlowPolicies({}, Slow.WAIT, {})
         self.one, self.two = Blocked(policies, 1), Blocked(policies, 1)
         self.resumed: list[str] = []
@@ -394,10 +394,10 @@ class Waits:
 
 def test_a_topic_presses_until_its_last_client_reads() -> None:
     waits = Waits()
-    waits.pressure.press(waits.one, b"a")
-    waits.pressure.press(waits.one, b"a")
-    waits.pressure.press(waits.one, b"b")
-    waits.pressure.press(waits.two, b"a")
+    waits.pressure.add_local(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"b")
+    waits.pressure.add_local(waits.two, b"a")
     assert (waits.one.presses_, waits.two.presses_) == (1, 1)
     assert waits.told == [(b"a", True), (b"b", True), (b"a", True)]
     waits.pressure.release(waits.one)
@@ -412,7 +412,7 @@ def test_a_topic_presses_until_its_last_client_reads() -> None:
 def test_publishers_go_on_in_order_when_all_read() -> None:
     waits = Waits()
     delivered: list[bytes] = []
-    waits.pressure.press(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"a")
     for name in "xyz":
         assert waits.pressure.wait(b"a", waits.publisher(name), delivered.append, name.encode()) is True
     assert waits.pressure.wait(b"a", waits.publisher("empty"), delivered.append)
@@ -431,9 +431,9 @@ def test_pressure_that_returns_stops_the_rest() -> None:
     def deliver(run: bytes) -> None:
         delivered.append(run)
         if run == b"x":
-            waits.pressure.press(waits.two, b"a")
+            waits.pressure.add_local(waits.two, b"a")
 
-    waits.pressure.press(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"a")
     for name in "xy":
         waits.pressure.wait(b"a", waits.publisher(name), deliver, name.encode())
     waits.pressure.release(waits.one)
@@ -453,7 +453,7 @@ def test_a_publisher_that_fails_lets_others_go_on(caplog: pytest.LogCaptureFixtu
     def fail(run: bytes) -> None:
         raise ValueError("broken route")
 
-    waits.pressure.press(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"a")
     waits.pressure.wait(b"a", waits.publisher("x"), fail, b"x")
     waits.pressure.wait(b"a", waits.publisher("y"), delivered.append, b"y")
     with caplog.at_level(logging.ERROR):
@@ -470,7 +470,7 @@ def test_clients_of_other_nodes_are_told_to_nobody() -> None:
     assert waits.told == []
     assert waits.pressure.here() == []
     assert waits.pressure.topics == {b"a": {waits.two}}
-    waits.pressure.press(waits.one, b"a")
+    waits.pressure.add_local(waits.one, b"a")
     assert waits.pressure.here() == [b"a"]
     waits.pressure.release(waits.one)
     assert waits.told == [(b"a", True), (b"a", False)], "the others need not wait for their own"
@@ -489,7 +489,7 @@ def test_a_lost_node_presses_no_more() -> None:
     waits.pressure.add_remote(waits.two, b"b")
     waits.pressure.forget(waits.one)
     assert waits.pressure.topics == {b"b": {waits.two}}
-    waits.pressure.press(waits.one, b"c")
+    waits.pressure.add_local(waits.one, b"c")
     assert waits.pressure.here() == [b"c"], "it is not a node any more"
     waits.pressure.remove_all_remote()
     assert list(waits.pressure.topics) == [b"c"]

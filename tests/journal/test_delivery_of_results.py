@@ -161,7 +161,7 @@ def test_a_commit_that_waits_is_not_overtaken(results: MakeSite) -> None:
     device.subscribe(b"out")
     session = site.state.uids[b"device"]
     pressure, topic = site.state.slow.pressure, site.state.topic_table.by_name[b"out"]
-    pressure.press(session.outbox, topic.key)
+    pressure.add_local(session.outbox, topic.key)
     first = gevent.spawn(commit, site, 0, b"0")
     gevent.sleep(0.02)
     assert not site.smq.journal.commit("q", 0, [(b"out", None, b"0")]), "it is stored"
@@ -179,7 +179,7 @@ def test_a_commit_does_not_wait_for_ever(results: MakeSite, monkeypatch: pytest.
     site.device(b"device").subscribe(b"out")
     topic = site.state.topic_table.by_name[b"out"]
     session = site.state.uids[b"device"]
-    site.state.slow.pressure.press(session.outbox, topic.key)
+    site.state.slow.pressure.add_local(session.outbox, topic.key)
     commit(site, 0, b"a")
     assert outbox.Slow.WAIT is site.state.slow.of(topic.key)
     site.state.slow.pressure.release(session.outbox)

@@ -50,7 +50,7 @@ def test_the_fullest_worker_passes_to_the_emptiest_accepting_one(workers: list[B
     while True:
         fd, client = connection()
         clients.append(client)
-        if not giver.gives("http", fd, ADDRESS):
+        if not giver.pass_on("http", fd, ADDRESS):
             break
     os.close(fd)
     assert len(clients) == 8, "7 were given, and 3 more than the other has one keeps"
@@ -68,11 +68,11 @@ def test_a_worker_that_left_gets_no_connections(workers: list[Balance]) -> None:
     giver, taker, _ = workers
     fd, _ = connection()
     taker.leave()
-    assert not giver.gives("http", fd, ADDRESS)
+    assert not giver.pass_on("http", fd, ADDRESS)
     os.close(fd)
 
 
 def test_what_does_not_fit_a_message_stays(workers: list[Balance]) -> None:
     fd, _ = connection()
-    assert not workers[0].gives("x" * 600, fd, ADDRESS)
+    assert not workers[0].pass_on("x" * 600, fd, ADDRESS)
     os.close(fd)

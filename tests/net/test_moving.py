@@ -267,7 +267,7 @@ def test_a_client_with_a_taken_etid_is_closed_and_logged(make_site: Any, caplog:
     other.device(b"device")
     move(site, other)
     device.expect_end()
-    assert "others have their ETIDs or uids here: 1" in caplog.text
+    assert "other clients have their ETIDs or uids: 1" in caplog.text
     assert stays.subscribe(b"a")
 
 

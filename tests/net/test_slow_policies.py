@@ -202,7 +202,7 @@ def test_a_dead_subscriber_holds_no_publisher_for_ever(
         got = numbers(reading.get())
     assert got == list(range(COUNT)), "who reads gets everything"
     assert site.state.uids[b"lazy-1"].outbox.dropped > 0
-    assert not data_path._pressing
+    assert not data_path._backpressure_since_s
     lazy.close()
     expect_clean(site)
 
