@@ -47,7 +47,7 @@ class WebSocket:
             that name, if it was set.
 
     Attributes:
-        close_code: close reason (RFC 6455 §7.4.1); None while it is open, or if it was closed without one.
+        close_code: close code (RFC 6455 §7.4.1); None while it is open, or if it was closed without one.
 
     Raises:
         HttpError: 426, the request is not for a WebSocket; 403, it is from a page of an origin that the setting
@@ -77,7 +77,7 @@ class WebSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed. Only `receive` notices that the client has closed it."""
+        """Whether the connection is closed. Only `receive` detects that the client has closed it."""
         return self._stream.closed
 
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:
@@ -114,7 +114,7 @@ class WebSocket:
         Any greenlet may send.
 
         Raises:
-            WebSocketClosedError: the connection is closed. It was closed now if the client has read nothing for
+            WebSocketClosedError: the connection is closed. This call closes it if the client reads nothing for
                 `timeout_s`.
         """
         is_text = isinstance(message, str)
@@ -160,12 +160,13 @@ class WebSocket:
         self.close(INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream") and not self._stream.closed:  # any thread may run the garbage collector
+        if hasattr(self, "_stream") and not self._stream.closed:
+            # Any thread may run the garbage collector, and only the loop may use the stream.
             self._loop.run_callback_threadsafe(_close_stream, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
 
     def _next_message(self, end_s: float | None) -> str | bytes | None:
         while True:
-            Turn().yield_if_due()  # also if messages always are available
+            Turn().yield_if_due()  # also if the next message is always in memory
             message = self._codec.next()
             if replies := self._codec.take_replies():
                 self._stream.push_or_forget(replies)

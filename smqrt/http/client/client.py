@@ -26,7 +26,7 @@ from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import websocket
 from smqrt.wire.addresses import Url
 
-# ---- A client for one request at a time: connect, send a request and its body, read the response.
+# ---- A client for one request at a time: connect, send a request and its body, read the response
 
 READ_BYTES = 65536
 LARGE_BYTES = 1 << 20  # after reading a larger body as a whole, other greenlets run
@@ -106,10 +106,10 @@ class HttpConversation:
         self._response = ClientResponse()
         self._key = ""
         self._unsent: int | None = 0  # announced and unsent bytes of the body, None for chunks
-        self._is_repeatable = False  # whether a reused connection that the server has just closed is replaced
+        self._is_repeatable = False  # whether to repeat the request if the server has just closed the reused connection
         self._number = 0  # of the last connection; `close` changes it while another greenlet connects
 
-    # ---- sending a request
+    # ---- Sending a request
 
     def ask(self, request: ClientRequest) -> None:
         """Send the head of a request.
@@ -143,7 +143,7 @@ class HttpConversation:
             stream.write(head, self.options.timeout_s)
         except StreamError as error:
             if not (self._is_repeatable and error.word in _CONNECTION_LOST):
-                raise  # otherwise reading the response fails too, and repeats the request
+                raise  # otherwise `status` fails with the same error, and repeats the request
 
     def _reusable_stream(self, url: Url) -> Stream | None:
         """Return the open connection if it can carry another request; else close it and return None."""
@@ -162,8 +162,13 @@ class HttpConversation:
     def _connect(self, request: ClientRequest) -> Stream:
         self._number += 1
         number, url = self._number, request.url
-        stream = self._open_connection(url)
-        if number != self._number:
+        options, proxy = self.options, self.options.proxy
+        if proxy is not None and self._proxy_authorization(url) is None:
+            stream = open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
+        else:
+            host, port = (url.host, url.port) if proxy is None else (proxy.host, proxy.port)
+            stream = Stream.connect(host, port, options.timeout_s, options.source, options.ipv6)
+        if number != self._number:  # `close` was called while this greenlet was connecting
             stream.close()
             raise StreamError("socketclosed")
         self._stream, self._origin, self._host = stream, url.origin, self.options.host or url.host
@@ -173,23 +178,17 @@ class HttpConversation:
             stream.starttls(self.options.tls.context(), self._host, timeout_s=self.options.timeout_s)
         return stream
 
-    def _open_connection(self, url: Url) -> Stream:
-        options, proxy = self.options, self.options.proxy
-        if proxy is None:
-            return Stream.connect(url.host, url.port, options.timeout_s, options.source, options.ipv6)
-        if self._proxy_authorization(url) is not None:
-            return Stream.connect(proxy.host, proxy.port, options.timeout_s, options.source, options.ipv6)
-        return open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
-
     def _proxy_authorization(self, url: Url) -> str | None:
-        """Return the authorization for a proxy that forwards requests, "" without one; None for a tunnel or no
-        proxy."""
+        """Return the authorization for a proxy that forwards requests, "" if it needs none.
+
+        Return None for a tunnel and without a proxy.
+        """
         proxy = self.options.proxy
         if proxy is None or proxy.socks or self.options.tunnel or url.secure or url.websocket:
             return None
         return proxy.authorization or ""
 
-    # ---- the body of the request
+    # ---- The body of the request
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body.
@@ -206,7 +205,7 @@ class HttpConversation:
             self._unsent -= len(data)
         stream.write(data, self.options.timeout_s)
 
-    # ---- the response
+    # ---- The response
 
     def status(self) -> int:
         """Wait for the head of the response and return its status code."""
@@ -221,24 +220,22 @@ class HttpConversation:
                         raise  # otherwise the server may have sent a response before it stopped reading
             end_s = monotonic() + self.options.timeout_s
             while response.status is None:
-                response = self._receive_head(response, end_s)
+                try:
+                    self._receive(response, end_s)
+                except StreamError as error:
+                    request = self.request
+                    is_lost = error.word in _CONNECTION_LOST and not response.started
+                    if not (self._is_repeatable and is_lost and request):
+                        raise
+                    self._is_repeatable = False
+                    self.close()
+                    self._begin(self._connect(request), request)
+                response = self._response
             is_upgrade = response.switches and self.request is not None and self.request.url.websocket
             if is_upgrade and response.get("sec-websocket-accept") != websocket.accept_key(self._key):
                 self.close()
                 raise StreamError("invalidresponse", "the server answered the WebSocket upgrade with a wrong key")
         return response.status
-
-    def _receive_head(self, response: ClientResponse, end_s: float) -> ClientResponse:
-        try:
-            self._receive(response, end_s)
-        except StreamError as error:
-            request = self.request
-            if not (self._is_repeatable and error.word in _CONNECTION_LOST and request and not response.started):
-                raise
-            self._is_repeatable = False
-            self.close()
-            self._begin(self._connect(request), request)
-        return self._response
 
     def read(self, size_bytes: int = READ_BYTES) -> bytes | None:
         """Return the next bytes of the body, at most `size_bytes`; None at its end."""
@@ -272,7 +269,7 @@ class HttpConversation:
             raise
         whole = bytes(body)
         if len(whole) > LARGE_BYTES:
-            share().wait()  # copying 64 MiB has blocked the loop for 20 ms, and the caller will copy them again
+            share().wait()  # copying 64 MiB blocks the loop for 20 ms, and the caller will copy them again
         return whole
 
     def skip(self, max_bytes: int | None = None) -> None:
@@ -321,7 +318,7 @@ class HttpConversation:
         """Return the header field of a name in the response."""
         return self._response.get(name)
 
-    # ---- the connection
+    # ---- The connection
 
     def trust(self) -> Trust | None:
         """Return whether the server is trusted; None without TLS."""
@@ -393,7 +390,7 @@ def fetched(url: str, max_bytes: int) -> bytes:
         conversation.close()
 
 
-# ---- Redirects, cookies and challenges.
+# ---- Redirects, cookies and challenges
 
 MAX_REDIRECTS = 9
 MAX_CHALLENGES = 100  # cached challenges, one per server; a server sends a removed one again
@@ -409,7 +406,7 @@ _HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 class HttpClient(HttpConversation):
     """A client that follows up to nine redirects and responds to one Digest challenge.
 
-    It does neither if it would have to send a body again. Later requests use its cookies and challenges.
+    It does neither if it would have to send a body again. Later requests send its cookies and use its challenges.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
@@ -517,28 +514,34 @@ class CookieJar:
 
     def value(self, url: Url) -> str:
         """Return the Cookie field for a request to `url`, empty without cookies. Longer paths come first."""
-        fitting = [cookie for (host, _, _), cookie in self._cookies.items() if host == url.host and _fits(cookie, url)]
+        now_s, path = time.time(), url.target.partition("?")[0]
+        fitting = [
+            cookie
+            for (host, _, _), cookie in self._cookies.items()
+            if host == url.host
+            and (url.secure or not cookie.secure)
+            and (cookie.expires_s is None or cookie.expires_s > now_s)
+            and (path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/"))
+        ]
         fitting.sort(key=lambda cookie: -len(cookie.path))
         return "; ".join(f"{cookie.name}={cookie.value}" for cookie in fitting)
 
 
 def parse_cookies(headers: Iterable[tuple[str, str]], url: Url | None = None) -> list[Cookie]:
     """Return the cookies that the header fields of a response set. `url` is that of the response."""
-    path = url.target.partition("?")[0].rpartition("/")[0] or "/" if url else "/"
-    found = (_cookie(value, path) for name, value in headers if name.lower() == "set-cookie")
-    return [cookie for cookie in found if cookie]
-
-
-def _cookie(text: str, default_path: str) -> Cookie | None:
-    pair, *attributes = text.split(";")
-    name, equals, value = pair.partition("=")
-    if not equals or not name.strip() or len(pair) > MAX_COOKIE_BYTES:
-        return None
-    known = {key.strip().lower(): word.strip() for key, _, word in (one.partition("=") for one in attributes)}
-    path = known.get("path", "")
-    if not path.startswith("/") or len(path) > MAX_COOKIE_BYTES:
-        path = default_path
-    return Cookie(name.strip(), value.strip(), path, "secure" in known, _expiry(known))
+    default_path = url.target.partition("?")[0].rpartition("/")[0] or "/" if url else "/"
+    cookies: list[Cookie] = []
+    for text in [value for name, value in headers if name.lower() == "set-cookie"]:
+        pair, *attributes = text.split(";")
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip() or len(pair) > MAX_COOKIE_BYTES:
+            continue
+        known = {key.strip().lower(): word.strip() for key, _, word in (one.partition("=") for one in attributes)}
+        path = known.get("path", "")
+        if not path.startswith("/") or len(path) > MAX_COOKIE_BYTES:
+            path = default_path
+        cookies.append(Cookie(name.strip(), value.strip(), path, "secure" in known, _expiry(known)))
+    return cookies
 
 
 def _expiry(attributes: dict[str, str]) -> float | None:
@@ -551,13 +554,6 @@ def _expiry(attributes: dict[str, str]) -> float | None:
         return parsedate_to_datetime(attributes["expires"]).timestamp()
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
-
-
-def _fits(cookie: Cookie, url: Url) -> bool:
-    if cookie.secure and not url.secure or (cookie.expires_s is not None and cookie.expires_s <= time.time()):
-        return False
-    path = url.target.partition("?")[0]
-    return path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/")
 
 
 @dataclass(slots=True)

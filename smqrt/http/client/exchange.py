@@ -255,7 +255,7 @@ class ClientResponse:
         Raises:
             StreamError: "socketclosed", the response is incomplete.
         """
-        if not (self.complete or self._until_end):
+        if not (self.complete or self._until_end):  # `_until_end`: the end of the stream ends the body
             raise StreamError("socketclosed", "the server closed the connection within its response")
         self.complete = True
 
@@ -306,31 +306,28 @@ class ClientResponse:
         while self.status is None:
             before = len(self._head)
             self._head += data
+            # Only bytes after the first `before` are scanned, here and below, to avoid quadratic time.
             match = _HEAD_END.search(self._head, max(before - 3, 0))
-            self._check_head(before, match)
+            end = len(self._head) if match is None else match.end()
+            if not b"HTTP/".startswith(self._head[:5]):
+                raise StreamError("invalidresponse", "the response of the server is not HTTP")
+            if self._heads_bytes + end > MAX_HEAD_BYTES:
+                raise _too_much(f"sent a head over {MAX_HEAD_BYTES} bytes")
+            self._head_lines += self._head.count(b"\n", before, end)
+            if self._head_lines > MAX_FIELDS + 2:  # the status line and the empty line are not fields
+                raise _too_much(f"sent a head of more than {MAX_FIELDS} fields")
             if match is None:
                 return b""
             head, data = bytes(self._head[: match.end()]), bytes(self._head[match.end() :])
             self._heads_bytes, self._head, self._head_lines = self._heads_bytes + len(head), bytearray(), 0
-            with suppress(httptools.HttpParserUpgrade):  # the status shows the same
+            with suppress(httptools.HttpParserUpgrade):  # the caller sees the upgrade by the status
                 self._parser.feed_data(head)
         return data
 
-    def _check_head(self, before: int, match: re.Match[bytes] | None) -> None:
-        """Check the limits of a head. Only bytes after the first `before` are scanned, to avoid quadratic time."""
-        end = len(self._head) if match is None else match.end()
-        if not b"HTTP/".startswith(self._head[:5]):
-            raise StreamError("invalidresponse", "the response of the server is not HTTP")
-        if self._heads_bytes + end > MAX_HEAD_BYTES:
-            raise _too_much(f"sent a head over {MAX_HEAD_BYTES} bytes")
-        self._head_lines += self._head.count(b"\n", before, end)
-        if self._head_lines > MAX_FIELDS + 2:
-            raise _too_much(f"sent a head of more than {MAX_FIELDS} fields")
-
-    # ---- callbacks of the parser
+    # ---- Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        """Note the beginning of a response: of this one, or of an unexpected one."""
+        """Record the beginning of a response: of this one, or of an unexpected one."""
         self._has_unexpected = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -365,7 +362,7 @@ class ClientResponse:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Note the end of a response, perhaps of an interim one."""
+        """Record the end of the response. The end of an interim response is ignored."""
         if self.status is not None:
             self.complete = True
 

@@ -87,7 +87,7 @@ class DavDirectory(Directory):
         _error(request, 403)
 
     def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
-        """See `Directory.hidden_route`. The share decides which names it shows."""
+        """See `Directory.hidden_route`. `DavShare.shows` decides which names clients see."""
         return HiddenPathRoute(self, relpath, [])
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
@@ -104,7 +104,7 @@ class DavDirectory(Directory):
             if self._read(target):
                 return True
             if request.initial and hidden(target.name):
-                raise HttpError(404)  # the search must not continue with directories that would show it
+                raise HttpError(404)  # the search must not continue with directories that serve hidden names
             return False
         if request.method == "OPTIONS":
             for field, value in (*DAV_FIELDS.items(), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
@@ -131,23 +131,20 @@ class DavDirectory(Directory):
         return f"{base}{first}/", rest
 
     def _on_session_url(self, session: HttpSession) -> None:
-        """Called for a request with the URL of a session."""
+        """Hook for a request with the URL of a session."""
 
     def _view(self, request: Request) -> _View:
-        owner = self._is_owner(request)
-        if owner not in self._views:
-            share = DavShare(self.io, self._locking.folder if self._locking else None, owner)
-            self._views[owner] = _View(share, StaticFiles(share.io))
-        return self._views[owner]
-
-    def _is_owner(self, request: Request) -> bool:
-        """Return whether a guard of this directory or of an outer one has permitted the request."""
         around: list[GuardedDirectory] = []
         directory: Branch | None = self
         while isinstance(directory, Directory):
             around.append(directory)
             directory = directory.parent
-        return any(guard.directory in around for guard in passed(request))
+        # Clients that have logged in at this directory or at an outer one see hidden files too.
+        is_owner = any(guard.directory in around for guard in passed(request))
+        if is_owner not in self._views:
+            share = DavShare(self.io, self._locking.folder if self._locking else None, is_owner)
+            self._views[is_owner] = _View(share, StaticFiles(share.io))
+        return self._views[is_owner]
 
     def _allows_also(self, request: Request, method: str, name: str) -> bool:
         """Return whether the guards that have permitted a request also permit a method for another file."""
@@ -172,7 +169,7 @@ class DavDirectory(Directory):
         return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)
 
     def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
-        """Respond to GET of a folder; return whether that was done. Plain WebDAV does not."""
+        """Respond to GET of a folder; return whether that was done. Without the web file manager it is not."""
         return False
 
     # All other methods
@@ -234,7 +231,7 @@ class DavRequest:
 
 
 class _View:
-    """The files that one kind of client sees: owners or others."""
+    """The files that one kind of client sees: clients that have logged in here, or all others."""
 
     def __init__(self, share: DavShare, files: StaticFiles) -> None:
         self.share, self.files = share, files
@@ -243,7 +240,7 @@ class _View:
 class _Locking:
     """The locks, and the properties that clients set, with the folder that stores them.
 
-    The folder is read at the first use, which may block. If it cannot be created, the state is in memory only.
+    The first use reads the folder, which may block. If the folder cannot be created, the state is in memory only.
     """
 
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
@@ -442,20 +439,16 @@ class WfsDirectory(DavDirectory):
         title = escape(parts[-1] if parts else self.name or "Files")
         uris = (("Help", self.helpuri), ("Log out", self.logouturi))
         links = " ".join(f'<a href="{escape(uri)}">{text}</a>' for text, uri in uris if uri)
-        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", target.base, parts), links=links)
+        names = [self.name or "Files", *parts]
+        urls = [href(target.base + "".join(f"{part}/" for part in parts[:count])) for count in range(len(names))]
+        crumbs = [f'<li><a href="{escape(url)}">{_shown(name)}</a></li>' for url, name in zip(urls, names, strict=True)]
+        crumbs[-1] = f'<li aria-current="page"><h1>{_shown(names[-1])}</h1></li>'
+        yield _HEAD.format(title=title, crumbs="".join(crumbs), links=links)
         if parts:
             yield _UP
         for start in range(0, len(found), _BATCH):
             yield "".join([_row(stat) for _, stat in found[start : start + _BATCH]])
         yield _TAIL.format(hidden=" hidden" if found else "")
-
-
-def _crumbs(top: str, base: str, parts: list[str]) -> str:
-    names = [top, *parts]
-    urls = [href(base + "".join(f"{part}/" for part in parts[:count])) for count in range(len(names))]
-    links = [f'<li><a href="{escape(url)}">{_shown(name)}</a></li>' for url, name in zip(urls, names, strict=True)]
-    links[-1] = f'<li aria-current="page"><h1>{_shown(names[-1])}</h1></li>'
-    return "".join(links)
 
 
 def _row(stat: Stat) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # ---- Default login page
 
-
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -100,7 +99,7 @@ class AuthInfo:
         type: "basic", "digest" or "form".
         realm: realm of the authenticator.
         loginattempts: failed logins of the client's address since its last successful one.
-        denied: whether there were too many; then the present credentials were not checked.
+        denied: whether there were too many failed logins; then the present credentials were not checked.
         seed, seedkey: values for a form that hashes the password; None for the other types.
         username, password: credentials that the client sent, or None.
         upwd: secret in the user database; None for an unknown user.
@@ -145,7 +144,7 @@ class Authenticator:
             hashed passwords; "auth" to choose by the client; "dav" to choose without a form.
         realm: name in the browser's login dialog, and part of every HA1.
         page: writes the login page, or the page of a 401. None for the default page.
-        tracker: whether, after four failed logins, an address must wait ten minutes before each further one.
+        tracker: whether an address must wait ten minutes before each further attempt after four failed logins.
 
     Raises:
         ArgumentError: the kind is unknown, or unsuitable for the server's users; or the realm has a quote or a control
@@ -173,7 +172,7 @@ class Authenticator:
         self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
         self._header_realm = as_bytes(realm).decode("latin-1")  # header fields are encoded as latin-1
         self._users = users_of(users)
-        self._has_ha1 = False  # an HA1 is MD5, so Digest must then use MD5
+        self._has_ha1 = False  # whether an HA1 was found: it is an MD5 hash, so Digest must then use MD5
 
     def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
         """Return the login of a request. Without one, send a login page or a challenge and return None. May block.
@@ -187,28 +186,23 @@ class Authenticator:
             HttpError: the form cannot be read.
         """
         try:
-            return self._authenticate(request, path, directory)
+            accepts_clear_text = self.kind != "sform" or request.secure
+            credentials = form_of(request, accepts_clear_text) if self._has_form else None
+            present = request.logins.of(request)
+            if credentials is None:
+                if present is not None and not present.needs_credentials:
+                    return present
+                kind = self._kind_for(request, path)
+                if kind == BASIC:
+                    credentials = basic_of(request)
+                elif kind == DIGEST:
+                    credentials = digest_of(request, self.realm)
+                if credentials is None:
+                    self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
+                    return None
+            return self._attempt(request, credentials, present, directory)
         except Answered:
             return None
-
-    def _authenticate(self, request: Request, path: str, directory: object) -> Login | None:
-        accepts_clear_text = self.kind != "sform" or request.secure
-        form = form_of(request, accepts_clear_text) if self._has_form else None
-        present = request.logins.of(request)
-        if form is not None:
-            return self._attempt(request, form, present, directory)
-        if present is not None and not present.needs_credentials:
-            return present
-        kind = self._kind_for(request, path)
-        credentials: Credentials | None = None
-        if kind == BASIC:
-            credentials = basic_of(request)
-        elif kind == DIGEST:
-            credentials = digest_of(request, self.realm)
-        if credentials is None:
-            self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
-            return None
-        return self._attempt(request, credentials, present, directory)
 
     # Kind of login
 
@@ -236,7 +230,7 @@ class Authenticator:
     def _attempt(
         self, request: Request, credentials: Credentials, present: Login | None, directory: object
     ) -> Login | None:
-        request.logins.sessions.catch_up()  # with guesses at other workers
+        request.logins.sessions.catch_up()  # the guesses at other workers count too
         freshness = self._freshness(request, credentials)
         if freshness is not State.GOOD:
             self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
@@ -441,8 +435,8 @@ class _Rule:
 class Acl:
     """Access control list: roles and methods for patterns of paths.
 
-    The most specific matching pattern decides alone. Several entries with the same pattern permit what one of them
-    permits. A path without a matching pattern is denied.
+    Only the most specific matching pattern decides. If several entries have it, the request is permitted if one of them
+    permits it. A path without a matching pattern is denied.
 
     Args:
         users: provides the roles of users.
@@ -462,7 +456,12 @@ class Acl:
 
     def set(self, rules: Mapping[str, Any]) -> None:
         """Replace all rules. Raises as the constructor, and then keeps the old rules."""
-        found = [(_weight(url), url, rule) for name, entry in rules.items() for url, rule in _rules(name, entry)]
+        # Weights: longer patterns first, then those without a star. Patterns that match with equal weight are equal.
+        found = [
+            ((len(url.removesuffix("*")), not url.endswith("*")), url, rule)
+            for name, entry in rules.items()
+            for url, rule in _rules(name, entry)
+        ]
         self._rules = sorted(found, key=lambda entry: entry[0], reverse=True)
 
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
@@ -485,12 +484,6 @@ class Acl:
         if pattern.endswith("/*") and path == pattern[:-2]:
             return True  # the folder itself: a rule for its content also governs its deletion
         return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
-
-
-def _weight(pattern: str) -> tuple[int, bool]:
-    """Return how specific a pattern is: by its length, then without a star. Two that match with the same weight are
-    equal."""
-    return len(pattern.removesuffix("*")), not pattern.endswith("*")
 
 
 def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:
