@@ -340,7 +340,15 @@ class Access:
         if self._origins or request.cors is not None:
             is_allowed = self._rules(request).add_fields(request, self._origins)
         if request.host not in self._accepted_hosts and not self._any_host:
-            self._check_host(request)
+            host = request.get("host")
+            name = host_name(host or "")
+            if host is None or is_loopback(name) or self._hosts.has(name):
+                if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
+                    self._accepted_hosts.add(host)
+            elif self._hosts or _is_local(request):
+                what = f"for the host {host[:_MAX_LOGGED]!r}"
+                sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
+                self._reject(request, HOSTS, what, f"hosts={name}", sentence)
         if request.method not in _SAFE_METHODS:
             self.check_origin(request)
         if request.method != "OPTIONS" or not is_preflight(request):
@@ -392,17 +400,6 @@ class Access:
     def _allowed_origins(self, request: CheckedRequest) -> Origins:
         own = self._rules(request).origins
         return self._origins if own is None else own
-
-    def _check_host(self, request: CheckedRequest) -> None:
-        host = request.get("host")
-        name = host_name(host or "")
-        if host is None or is_loopback(name) or self._hosts.has(name):
-            if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
-                self._accepted_hosts.add(host)
-        elif self._hosts or _is_local(request):
-            what = f"for the host {host[:_MAX_LOGGED]!r}"
-            sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
-            self._reject(request, HOSTS, what, f"hosts={name}", sentence)
 
     def _reject(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
         # ascii() and the slices, because text of the client goes to the log

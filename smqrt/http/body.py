@@ -572,18 +572,22 @@ class Form:
         boundary = boundary_of(self._request.get("content-type") or "")
         if boundary is None:
             raise HttpError(400, f"The form has no usable boundary in its Content-Type: {FORM_TYPE}; boundary=…")
-        events = _with_http_errors(read_form(pieces, boundary, hold))
+        events = read_form(pieces, boundary, hold)
         next_file: list[File] = []  # at most one: its head ended the content of the file before it
 
         def content() -> Iterator[bytes]:
-            for event in events:
-                if isinstance(event, bytes):
-                    yield event
-                elif isinstance(event, Field):
-                    self._pairs.append((event.name.encode("utf-8", "surrogateescape"), event.value))
-                else:
-                    next_file.append(event)
-                    return
+            try:
+                for event in events:
+                    if isinstance(event, bytes):
+                        yield event
+                    elif isinstance(event, Field):
+                        self._pairs.append((event.name.encode("utf-8", "surrogateescape"), event.value))
+                    else:
+                        next_file.append(event)
+                        return
+            except MultipartError as error:
+                status = 413 if isinstance(error, FormTooLarge) else 400
+                raise HttpError(status, f"{error}"[:200], close=True) from None
 
         for piece in content():  # the fields before the first file
             assert not piece
@@ -643,12 +647,3 @@ class Posted:
 
     @abstractmethod
     def _posted(self) -> Form: ...
-
-
-def _with_http_errors(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:
-    try:
-        yield from events
-    except FormTooLarge as error:
-        raise HttpError(413, f"{error}"[:200], close=True) from None
-    except MultipartError as error:
-        raise HttpError(400, f"{error}"[:200], close=True) from None

@@ -269,8 +269,5 @@ def server_io() -> VirtualIo:
         return Path(self_signed_pair("localhost")[part]).read_bytes()
 
     return VirtualIo(
-        {
-            ".certificate/MakoServer.pem": lambda: certificate(0),
-            ".certificate/MakoServer.key": lambda: certificate(1),
-        }
+        {".certificate/MakoServer.pem": lambda: certificate(0), ".certificate/MakoServer.key": lambda: certificate(1)}
     )

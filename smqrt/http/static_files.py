@@ -222,17 +222,25 @@ class _FileResponse:
         Conditions and ranges apply only to a GET or HEAD of this file, not after a handler has set another status
         (RFC 9110 §13.2.1).
         """
-        if self.response.status != 200 or self.request.method not in ("GET", "HEAD"):
-            self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
-        elif _precondition_failed(self.request, self.stat):
-            self.response.error(412)
-        elif _not_modified(self.request, self.stat):
-            if _packed_tag(self.etag) in (self.request.get("if-none-match") or ""):
-                self.response.headers.set("ETag", _packed_tag(self.etag))
-            self.response.status = 304
-            self.response.end()
-        else:
-            self._send_spans()
+        request, response, stat = self.request, self.response, self.stat
+        if response.status != 200 or request.method not in ("GET", "HEAD"):
+            self._send(self.type, stat.size, [(b"", Span(0, stat.size))], b"")
+            return
+        # A field with tags has precedence over the one with a date (RFC 9110 §13.2.2).
+        tags = request.get("if-match")
+        since = parse_date(request.get("if-unmodified-since") or "") if tags is None else None
+        if (tags is not None and not _matches_file(tags, stat)) or (since is not None and stat.mtime > since):
+            response.error(412)
+            return
+        tags = request.get("if-none-match")
+        since = parse_date(request.get("if-modified-since") or "") if tags is None else None
+        if (tags is not None and _matches_file(tags, stat)) or (since is not None and stat.mtime <= since):
+            if _packed_tag(self.etag) in (tags or ""):
+                response.headers.set("ETag", _packed_tag(self.etag))
+            response.status = 304
+            response.end()
+            return
+        self._send_spans()
 
     def _send_spans(self) -> None:
         header, condition = self.request.get("range"), self.request.get("if-range")
@@ -360,22 +368,6 @@ def _matches(header: str, tag: str) -> bool:
 def _matches_file(header: str, stat: Stat) -> bool:
     tag = etag(stat)
     return _matches(header, tag) or _matches(header, _packed_tag(tag))
-
-
-def _precondition_failed(request: Request, stat: Stat) -> bool:
-    match = request.get("if-match")
-    if match is not None:
-        return not _matches_file(match, stat)
-    since = parse_date(request.get("if-unmodified-since") or "")
-    return since is not None and stat.mtime > since
-
-
-def _not_modified(request: Request, stat: Stat) -> bool:
-    match = request.get("if-none-match")
-    if match is not None:
-        return _matches_file(match, stat)
-    since = parse_date(request.get("if-modified-since") or "")
-    return since is not None and stat.mtime <= since
 
 
 def content_type(name: str) -> str:

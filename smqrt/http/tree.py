@@ -384,23 +384,18 @@ class Root(Branch):
         if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", _ALLOW)
-        elif hidden(path):
-            self._serve_hidden(request, path)
+        elif hidden(path):  # 404, or a login is required as for other names (spec: bas-api §17 A4)
+            is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
+            route = self._find_hidden_route(self._children, path) if is_plain else None
+            if route is not None:  # to a file server, which has its own rules for hidden names
+                is_answered = route.serve(request)
+            else:
+                guards = self._guards(self._children, path)
+                is_answered = any(guard.stops(request, relpath) for guard, relpath in guards)
+            if not is_answered:
+                request.response.error(404)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
-
-    def _serve_hidden(self, request: Request, path: str) -> None:
-        """Respond with 404, or require a login as for other names (spec: bas-api §17 A4).
-
-        File servers have their own rules for hidden names.
-        """
-        is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
-        route = self._find_hidden_route(self._children, path) if is_plain else None
-        if route is not None:
-            if not route.serve(request):
-                request.response.error(404)
-        elif not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
-            request.response.error(404)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
         """Respond by another resource, for `response:forward`, `include` and `redirect` (spec: bas-api §2.2).

@@ -94,7 +94,26 @@ class WebSocket:
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
         try:
-            return self._next_message(end_s)
+            while True:
+                Turn().yield_if_due()  # also if the next message is always in memory
+                message = self._codec.next()
+                if replies := self._codec.take_replies():
+                    self._stream.push_or_forget(replies)
+                if message is not None:
+                    self._pieces.append(message.data)
+                    if message.done_bytes == message.frame_bytes:
+                        data = b"".join(self._pieces)
+                        self._pieces.clear()
+                        return data.decode() if message.is_text else data
+                elif self._codec.close_code is not None:
+                    self.close_code = self._codec.close_code
+                    break
+                elif not self._codec.has_more:
+                    data = self._stream.read(timeout_s=None if end_s is None else max(end_s - monotonic(), 0.0))
+                    if not data:
+                        break
+                    self._codec.feed(data)
+            self.close()
         except ProtocolError as violation:
             self.close(websocket.close_code(violation.reason))
         except StreamError as error:
@@ -163,30 +182,6 @@ class WebSocket:
         if hasattr(self, "_stream") and not self._stream.closed:
             # Any thread may run the garbage collector, and only the loop may use the stream.
             self._loop.run_callback_threadsafe(_close_stream, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
-
-    def _next_message(self, end_s: float | None) -> str | bytes | None:
-        while True:
-            Turn().yield_if_due()  # also if the next message is always in memory
-            message = self._codec.next()
-            if replies := self._codec.take_replies():
-                self._stream.push_or_forget(replies)
-            if message is not None:
-                self._pieces.append(message.data)
-                if message.done_bytes == message.frame_bytes:
-                    data = b"".join(self._pieces)
-                    self._pieces.clear()
-                    return data.decode() if message.is_text else data
-            elif self._codec.close_code is not None:
-                self.close_code = self._codec.close_code
-                self.close()
-                return None
-            elif not self._codec.has_more:
-                timeout_s = None if end_s is None else max(end_s - monotonic(), 0.0)
-                data = self._stream.read(timeout_s=timeout_s)
-                if not data:
-                    self.close()
-                    return None
-                self._codec.feed(data)
 
 
 def _close_stream(stream: Stream, codec: WebSocketCodec, code: int, reason: str) -> None:

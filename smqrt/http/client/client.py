@@ -125,7 +125,16 @@ class HttpConversation:
             self._key = websocket.new_key()
             request = request.as_websocket(self._key)
         self.request = request
-        stream = self._reusable_stream(request.url)
+        stream = self._stream
+        if stream is not None:
+            is_reusable = self._response.persistent and self._origin == request.url.origin
+            try:
+                is_reusable = is_reusable and stream.try_read() is None  # neither closed nor unexpected bytes
+            except StreamError:
+                is_reusable = False
+            if not is_reusable:
+                self.close()
+                stream = None
         self._is_repeatable = stream is not None and request.method in _REPEATABLE and request.length == 0
         if stream is None:
             stream = self._connect(request)
@@ -144,20 +153,6 @@ class HttpConversation:
         except StreamError as error:
             if not (self._is_repeatable and error.word in _CONNECTION_LOST):
                 raise  # otherwise `status` fails with the same error, and repeats the request
-
-    def _reusable_stream(self, url: Url) -> Stream | None:
-        """Return the open connection if it can carry another request; else close it and return None."""
-        stream = self._stream
-        if stream is None:
-            return None
-        usable = self._response.persistent and self._origin == url.origin
-        try:
-            if usable and stream.try_read() is None:  # neither closed nor unexpected bytes
-                return stream
-        except StreamError:
-            pass
-        self.close()
-        return None
 
     def _connect(self, request: ClientRequest) -> Stream:
         self._number += 1
@@ -499,18 +494,21 @@ class CookieJar:
     def keep(self, url: Url, headers: Iterable[tuple[str, str]]) -> None:
         """Store or remove the cookies that a response of `url` sets."""
         for cookie in parse_cookies(headers, url):
-            key = (url.host, cookie.path, cookie.name)
-            if cookie.expires_s is not None and cookie.expires_s <= time.time():
+            key, now_s = (url.host, cookie.path, cookie.name), time.time()
+            if cookie.expires_s is not None and cookie.expires_s <= now_s:
                 self._cookies.pop(key, None)
-            elif not (cookie.secure and not url.secure) and (key in self._cookies or self._has_room(url.host)):
-                self._cookies[key] = cookie
-
-    def _has_room(self, host: str) -> bool:
-        if len(self._cookies) >= MAX_COOKIES:
-            now_s = time.time()
-            self._cookies = {key: one for key, one in self._cookies.items() if (one.expires_s or now_s + 1) > now_s}
-        of_host = sum(key[0] == host for key in self._cookies)
-        return of_host < MAX_COOKIES_OF_HOST and len(self._cookies) < MAX_COOKIES
+                continue
+            if cookie.secure and not url.secure:
+                continue
+            if key not in self._cookies:
+                if len(self._cookies) >= MAX_COOKIES:  # remove expired ones
+                    self._cookies = {
+                        other: one for other, one in self._cookies.items() if (one.expires_s or now_s + 1) > now_s
+                    }
+                of_host = sum(other[0] == url.host for other in self._cookies)
+                if of_host >= MAX_COOKIES_OF_HOST or len(self._cookies) >= MAX_COOKIES:
+                    continue
+            self._cookies[key] = cookie
 
     def value(self, url: Url) -> str:
         """Return the Cookie field for a request to `url`, empty without cookies. Longer paths come first."""

@@ -223,7 +223,19 @@ class ClientResponse:
             if self.complete:
                 self.tail += data
             elif data:
-                self._feed_body(data)
+                if self._chunks is None:
+                    self._parser.feed_data(data)
+                else:  # the server's decoder: llhttp rejects extensions and blanks that RFC 9112 §7.1 allows
+                    piece = self._chunks.feed(data)
+                    if piece:
+                        self._pieces.append(piece)
+                    if self._chunks.complete:
+                        self.complete, self._has_unexpected = True, bool(self._chunks.rest)
+                self._framing_bytes = 0 if self._pieces else self._framing_bytes + len(data)
+                if self._framing_bytes > MAX_FRAMING_BYTES:
+                    raise _too_much(f"sent {self._framing_bytes} bytes of chunk sizes or trailers without a body")
+        except BadRequest as error:
+            raise StreamError("invalidresponse", error.detail) from None
         except httptools.HttpParserError as error:
             if not self.complete:
                 raise StreamError("invalidresponse", str(error)) from None
@@ -232,22 +244,6 @@ class ClientResponse:
             if self._pieces:
                 self._body, self._at = self._body[self._at :] + b"".join(self._pieces), 0
                 self._pieces = []
-
-    def _feed_body(self, data: bytes) -> None:
-        if self._chunks is None:
-            self._parser.feed_data(data)
-        else:  # the server's decoder: llhttp rejects extensions and blanks that RFC 9112 §7.1 allows
-            try:
-                piece = self._chunks.feed(data)
-            except BadRequest as error:
-                raise StreamError("invalidresponse", error.detail) from None
-            if piece:
-                self._pieces.append(piece)
-            if self._chunks.complete:
-                self.complete, self._has_unexpected = True, bool(self._chunks.rest)
-        self._framing_bytes = 0 if self._pieces else self._framing_bytes + len(data)
-        if self._framing_bytes > MAX_FRAMING_BYTES:
-            raise _too_much(f"sent {self._framing_bytes} bytes of chunk sizes or trailers without a body")
 
     def end(self) -> None:
         """End the response because the server has closed the connection.

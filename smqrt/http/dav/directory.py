@@ -91,9 +91,17 @@ class DavDirectory(Directory):
         return HiddenPathRoute(self, relpath, [])
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        base, rest = self._without_session(request, relpath)
-        if rest != relpath and not self._allows_also(request, request.method, rest):
-            raise HttpError(403)  # outer guards have checked the path with the session id, not this one
+        base, rest = self.baseuri(), relpath
+        first, slash, below = relpath.partition("/")
+        is_folder = slash or request.method not in _READING  # GET and HEAD are redirected to the URL with a slash
+        sessions = request.logins.sessions
+        session = sessions.find(first) if len(first) == SESSION_ID and is_folder else None
+        if session is not None:  # a session URL
+            sessions.adopt(request, session)
+            self._on_session_url(session)
+            base, rest = f"{base}{first}/", below
+            if not self._allows_also(request, request.method, rest):
+                raise HttpError(403)  # outer guards have checked the path with the session id, not this one
         if super()._serve_own(request, rest):
             return True
         return self._serve(DavRequest(request, base, canonical(rest), rest.endswith("/") or not rest))
@@ -111,24 +119,21 @@ class DavDirectory(Directory):
                 request.response.headers.set(field, value)
             request.response.headers.set("Content-Length", "0")
             request.response.end()
-        elif request.method in _ENGINE_METHODS:
-            self._change(target)
-        else:
+        elif request.method not in _ENGINE_METHODS:
             request.response.error(405, headers={"Allow": _METHODS})
+        elif request.method == "LOCK" and self._locking is None:
+            raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
+        elif request.method != "PUT":
+            self._run(target)
+        elif self._uploads >= self._max_uploads:
+            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
+        else:
+            self._uploads += 1
+            try:
+                self._run(target)
+            finally:
+                self._uploads -= 1
         return True
-
-    def _without_session(self, request: Request, relpath: str) -> tuple[str, str]:
-        """Split off the id of a session URL; return the path of the share and the rest."""
-        base = self.baseuri()
-        first, slash, rest = relpath.partition("/")
-        is_folder = slash or request.method not in _READING  # GET and HEAD are redirected to the URL with a slash
-        sessions = request.logins.sessions
-        session = sessions.find(first) if len(first) == SESSION_ID and is_folder else None
-        if session is None:
-            return base, relpath
-        sessions.adopt(request, session)
-        self._on_session_url(session)
-        return f"{base}{first}/", rest
 
     def _on_session_url(self, session: HttpSession) -> None:
         """Hook for a request with the URL of a session."""
@@ -173,21 +178,6 @@ class DavDirectory(Directory):
         return False
 
     # All other methods
-
-    def _change(self, target: DavRequest) -> None:
-        request = target.request
-        if request.method == "LOCK" and self._locking is None:
-            raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
-        if request.method != "PUT":
-            self._run(target)
-            return
-        if self._uploads >= self._max_uploads:
-            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
-        self._uploads += 1
-        try:
-            self._run(target)
-        finally:
-            self._uploads -= 1
 
     def _run(self, target: DavRequest) -> None:
         from wsgidav.dav_error import DAVError

@@ -236,7 +236,7 @@ class Authenticator:
             self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
             return None
         throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
-        # Guesses of other clients do not lock out a client that is logged in.
+        # A client that is logged in is not throttled, so that guesses of other clients cannot lock it out.
         is_trusted = present is not None and present.name == name and present.kind == credentials.kind
         if not is_trusted and not throttle.take(peer, name):
             info, wait_s = self._info_of(credentials, directory), throttle.wait_s(peer, name)
@@ -251,7 +251,11 @@ class Authenticator:
             return None
         if not is_trusted or throttle.failures(peer):
             throttle.succeeded(peer, name)
-        if not self._use_credentials(request, credentials):
+        is_used = False  # whether an outer authenticator has used the nonce for this request
+        if isinstance(credentials, Digest):
+            is_used = request.logins.noted_nonce(request) == credentials.nonce
+            request.logins.note_nonce(request, credentials.nonce)
+        if not is_used and not credentials.use(request.logins):
             self._request_login(request, self._info_of(credentials, directory, State.STALE), is_stale=True)
             return None
         return self._begin(request, credentials, account, directory)
@@ -296,22 +300,10 @@ class Authenticator:
                 return State.GOOD  # an outer authenticator has used it for this request
         return credentials.freshness(request.logins)
 
-    def _use_credentials(self, request: Request, credentials: Credentials) -> bool:
-        if not isinstance(credentials, Digest):
-            return credentials.use(request.logins)
-        if request.logins.noted_nonce(request) == credentials.nonce:
-            return True
-        request.logins.note_nonce(request, credentials.nonce)
-        return credentials.use(request.logins)
-
     # Responses without a login
 
     def _info_of(
-        self,
-        credentials: Credentials,
-        directory: object,
-        freshness: State = State.GOOD,
-        account: Account | None = None,
+        self, credentials: Credentials, directory: object, freshness: State = State.GOOD, account: Account | None = None
     ) -> AuthInfo:
         info = AuthInfo(credentials.kind, self.realm, directory=directory)
         if freshness is not State.STALE or credentials.kind == FORM:  # else the client repeats the request itself
