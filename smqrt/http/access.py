@@ -346,9 +346,9 @@ class Access:
                 if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
                     self._accepted_hosts.add(host)
             elif self._hosts or _is_local(request):
-                what = f"for the host {host[:_MAX_LOGGED]!r}"
+                subject = f"for the host {host[:_MAX_LOGGED]!r}"
                 sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
-                self._reject(request, HOSTS, what, f"hosts={name}", sentence)
+                self._reject(request, HOSTS, subject, f"hosts={name}", sentence)
         if request.method not in _SAFE_METHODS:
             self.check_origin(request)
         if request.method != "OPTIONS" or not is_preflight(request):
@@ -379,13 +379,13 @@ class Access:
         if more is not None and more.has(origin):
             self._cors.add_fields(request, more)
             return
-        what = f"from a page of {origin[:_MAX_LOGGED]!r} for {(request.get('host') or '')[:_MAX_LOGGED]!r}"
+        subject = f"from a page of {origin[:_MAX_LOGGED]!r} for {(request.get('host') or '')[:_MAX_LOGGED]!r}"
         setting, remedy = f"origins={origin}", "the setting `origins` allows origins"
         if is_listed:
             setting = f"methods={request.method}"
         if request.cors is not None:
             setting, remedy = f"{setting} in setcors of the application", "`setcors` of the application allows origins"
-        self._reject(request, ORIGINS, what, setting, f"Requests from pages of other origins are denied; {remedy}.")
+        self._reject(request, ORIGINS, subject, setting, f"Requests from pages of other origins are denied; {remedy}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
         """Return whether the client may see details of errors inside the server."""
@@ -401,9 +401,9 @@ class Access:
         own = self._rules(request).origins
         return self._origins if own is None else own
 
-    def _reject(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
+    def _reject(self, request: CheckedRequest, limit: Limit, subject: str, setting: str, sentence: str) -> NoReturn:
         # ascii() and the slices, because text of the client goes to the log
-        rejected = f"{request.method} {request.path[:_MAX_LOGGED]!r} {what}"
+        rejected = f"{request.method} {request.path[:_MAX_LOGGED]!r} {subject}"
         limit.refused(rejected, f"to allow it, set {ascii(setting[:_MAX_LOGGED])[1:-1]}")
         raise HttpError(403, sentence)
 

@@ -359,8 +359,8 @@ MAX_JSON_VALUES = 1 << 18
 """Values in one JSON text. Python's parser blocks the loop; this number bounds that to 30 ms."""
 MAX_UPLOAD_BYTES = 1 << 30
 """Default limit for all files of one form that are read as they arrive."""
-_PARSED_BYTES = 65536  # between two chances for other greenlets to run
-_WRITTEN_BYTES = 1 << 20  # per call of a thread: for 64 KiB the call would cost more than the writing
+_PARSED_BYTES = 65536  # between two yields to other greenlets
+_WRITTEN_BYTES = 1 << 20  # per call of a thread: writing 64 KiB takes less time than the call
 
 
 class BodySource(Protocol):
@@ -394,7 +394,7 @@ def parse_json(text: bytes) -> Any:
     Raises:
         HttpError: 400, it is malformed; 413, it has more than MAX_JSON_VALUES values.
     """
-    # A cheap upper bound: commas inside strings count too. Lists and objects count twice, they take longer to build.
+    # A cheap upper bound: commas inside strings count too. Lists and objects count twice: building them takes longer.
     if text.count(b",") + 2 * (text.count(b"[") + text.count(b"{")) > MAX_JSON_VALUES:
         raise HttpError(413, f"The JSON has more than {MAX_JSON_VALUES} values; send it in parts.")
     try:
@@ -443,7 +443,7 @@ class Upload:
     def save(self, path: str | os.PathLike[str], limit_bytes: int = MAX_UPLOAD_BYTES) -> int:
         """Write the rest of its content to a file; blocks the greenlet.
 
-        Threads write. The file appears under its name, or replaces the one of that name, when it is complete.
+        Threads write the file. It gets its name, or replaces the file of that name, when it is complete.
 
         Args:
             path: of the file; a relative path begins in the application's folder.
@@ -483,12 +483,12 @@ class Upload:
         return size
 
 
-def _at_most(limit_bytes: int, pieces: Iterator[bytes], what: str) -> Iterator[bytes]:
+def _at_most(limit_bytes: int, pieces: Iterator[bytes], subject: str) -> Iterator[bytes]:
     size = 0
     for piece in pieces:
         size += len(piece)
         if size > limit_bytes:
-            raise HttpError(413, f"{what} is larger than {limit_bytes} bytes.", close=True)
+            raise HttpError(413, f"{subject} is larger than {limit_bytes} bytes.", close=True)
         yield piece
 
 

@@ -10,6 +10,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 from weakref import WeakValueDictionary
@@ -68,7 +69,7 @@ class DiskIo(Io):
         if not disks.is_local(path):
             return None
         try:
-            if not mode_bits.S_ISREG(os.lstat(path).st_mode):
+            if not mode_bits.S_ISREG(os.lstat(path).st_mode):  # a link may lead to another disk, and a pipe may block
                 return None
             return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -149,7 +150,7 @@ class DiskIo(Io):
             return _stat_of(name.rpartition("/")[2], os.fstat(file.fileno())), file.read(limit_bytes)
 
     def version(self, name: str) -> Hashable:
-        """Return the version that a `Stat` of the name would have, with one cheap call; None if it does not exist.
+        """Return the version that a `Stat` of the name would have, with one system call; None if it does not exist.
 
         It follows links, so it only shows whether a file that was `published` before has changed.
         """
@@ -378,7 +379,10 @@ class _Archive:
         return info.st_mtime_ns, info.st_size, info.st_ino
 
     def _add(self, info: zipfile.ZipInfo) -> None:
-        given = _given_name(info)
+        given = info.orig_filename  # decoded as UTF-8 with the flag for it, otherwise as code page 437
+        if not info.flag_bits & _UTF8:
+            with suppress(UnicodeError):  # many programs write UTF-8 without the flag
+                given = given.encode("cp437").decode("utf-8")
         where = f"{self._path}: entry {given!r}"
         path = given.replace("\\", "/")
         parts = path.split("/")
@@ -423,16 +427,6 @@ class _Archive:
         self._children[parent].append(stat)
         if stat.isdir:
             self._children.setdefault(name, [])
-
-
-def _given_name(info: zipfile.ZipInfo) -> str:
-    """Return the name of an entry: UTF-8, also without the flag, or else code page 437."""
-    if info.flag_bits & _UTF8:
-        return info.orig_filename
-    try:
-        return info.orig_filename.encode("cp437").decode("utf-8")
-    except UnicodeError:
-        return info.orig_filename
 
 
 def _mtime(info: zipfile.ZipInfo) -> int:

@@ -18,7 +18,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from smqrt.errors import SmqrtError
 from smqrt.http.headers import BadRequest, HttpError
 
-# ---- Parameters of a query or a form, and cookies: names and values by their text
+# ---- Fields: values by name, of queries, forms and cookies
 
 
 class MissingFieldError(HttpError, KeyError):

@@ -32,7 +32,7 @@ _ESCAPED = re.compile(r"\\(.)")
 _NODE = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15}))(?::([0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
 _MAX_PREFIX, _MAX_PORT = 255, 65535
-_SCHEMES = {"http": False, "ws": False, "https": True, "wss": True}
+_SCHEMES = {"http": False, "ws": False, "https": True, "wss": True}  # some proxies send ws and wss for WebSockets
 
 Hop = tuple[str, int]
 
@@ -151,7 +151,7 @@ def of_x_forwarded(fields: dict[str, list[str]], is_trusted: Callable[[str], boo
     if host is not None and port is not None and not re.search(r":[0-9]+\Z", host):
         if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _MAX_PORT:
             raise BadRequest("malformed X-Forwarded-Port header")
-        host = host if int(port) in (80, 443) else f"{host}:{int(port)}"
+        host = host if int(port) in (80, 443) else f"{host}:{int(port)}"  # browsers omit default ports in Host
     prefix = (value_of("prefix") or "").rstrip("/")
     has_dots = any(part in (".", "..") for part in prefix.split("/"))
     if prefix and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix) or has_dots):

@@ -143,7 +143,7 @@ class Head:
         """Copy the values of another head."""
         self.method, self.target, self.version = other.method, other.target, other.version
         self.path, self.query, self.host = other.path, other.query, other.host
-        self.headers, self._index = list(other.headers), other._index
+        self.headers, self._index = list(other.headers), other._index  # shared: `replace_host` creates a new one
         self.content_length, self.keep_alive = other.content_length, other.keep_alive
         self.expects_continue = other.expects_continue
 

@@ -18,7 +18,7 @@ from typing import overload
 
 from smqrt.errors import SmqrtError
 
-# ---- Status codes, errors that handlers may raise, and error pages.
+# ---- Status codes, errors that handlers may raise, and error pages
 
 _HEAD = (
     '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>'
@@ -82,12 +82,12 @@ def _page(status: int, detail: str) -> bytes:
     return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
 
 
-# ---- Header fields.
+# ---- Header fields
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SET_BY_SERVER = ("content-length", "connection")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_MAX_CACHED = 1024
+_MAX_CACHED = 1024  # names that passed the check
 MAX_RANGES = 10  # a request with more is treated as an attack: the response is the whole file
 _RANGE = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
 _ONE_VALUE = frozenset((
@@ -319,9 +319,9 @@ def set_cookie_field(name: str, value: str, attributes: dict[str, str | None]) -
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"cookie name {name!r} is not a token: use letters, digits, '-' and '_'")
-    for what, text in {"value": value, **attributes}.items():
+    for part, text in {"value": value, **attributes}.items():
         if text is not None and _INVALID_IN_COOKIE.search(text) is not None:
             fault = "has a semicolon or a control character: percent-encode it"
-            raise ValueError(f"{what} {text!r} of cookie {name} {fault}")
+            raise ValueError(f"{part} {text!r} of cookie {name} {fault}")
     parts = [f"{key}={text}" if text is not None else key for key, text in attributes.items()]
     return "; ".join([f"{name}={value}", *parts])

@@ -197,7 +197,7 @@ class Request(Head, Posted):
         return self._form
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
-        """Iterate over the body in pieces of up to `size_bytes`, without a limit of its size. Raises as `body`."""
+        """Iterate over the body in pieces of up to `size_bytes`, without a limit for the body. Raises as `body`."""
         if self._whole is not None:
             whole = self._whole  # read before, for example by an authenticator that looked for a login form
             return (whole[at : at + size_bytes] for at in range(0, len(whole), size_bytes))
@@ -211,7 +211,7 @@ class Request(Head, Posted):
         """Return the parameters like `params`, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
         if self.has_body and media_type(self) == URLENCODED:
-            pairs += parse_parameters(self.body(), Turn().yield_if_due)
+            pairs += parse_parameters(self.body(), Turn().yield_if_due)  # decoding 4 MiB would block the loop
         return pairs
 
     @property
@@ -309,7 +309,7 @@ class Request(Head, Posted):
         """
         fields = [(name, value) for name, value in self.response.headers if name.lower() == "set-cookie"]
         chosen = subprotocol
-        if chosen is None:
+        if chosen is None:  # the application may have set the field of the response instead
             chosen = ", ".join(v for name, v in self.response.headers if name.lower() == _SUBPROTOCOL.lower())
         if chosen:
             offered = [one.strip() for one in (self.get(_SUBPROTOCOL) or "").split(",")]
@@ -350,7 +350,7 @@ class Request(Head, Posted):
         return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)
 
     def skip_body(self) -> bool:
-        """Skip the rest of the body as far as it has arrived; return whether that was all of it.
+        """Discard the bytes of the body that have arrived, without waiting; return whether the body is complete.
 
         Raises:
             BadRequest: the chunked body is malformed.
@@ -486,7 +486,7 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
     except IoError as error:
         raise UploadError(error.word, str(error)) from None
     except OSError as error:
-        if isinstance(error, ClientGoneError):
+        if isinstance(error, ClientGoneError):  # a ConnectionError, and so an OSError too
             raise
         raise UploadError(IoError.of(error, name).word, str(error)) from None
     except MultipartError as error:
@@ -498,6 +498,7 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
 
 
 def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher: UploadWatcher) -> None:
+    # `hold` counts the values of fields, which are kept in memory; files are written in pieces.
     events = read_form(request.chunks(_RECEIVED_BYTES), boundary, request.reader().hold)
     event = next(events, None)
     found = False

@@ -98,7 +98,7 @@ class Disks:
         return known[1]
 
     def find_mount(self, path: str) -> None:
-        """Cache the mount of the folder of `path`; blocks as long as the disk does."""
+        """Cache the mount of the folder of `path`; blocks until the disk responds."""
         folder = path[: path.rfind("/")]
         mounts = self._mounts()
         mount = mount_of(os.path.realpath(folder or "/"), mounts)
@@ -372,7 +372,7 @@ class NewFile:
         call_blocking_file(self._io, self._name, lambda: self.file.writelines(pieces))
 
     def finish(self) -> None:
-        """Close the file and give it its name. Raises IoError."""
+        """Close the file and rename it to its final name. Raises IoError."""
         call_blocking_file(self._io, self._name, self._close_and_rename)
         self._is_finished = True
 

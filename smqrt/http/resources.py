@@ -17,7 +17,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.access import Private
 from smqrt.transport.tls_contexts import self_signed_pair
 
-_WORDS = {
+_WORDS = {  # error words of applications; any other error is "ioerror"
     errno.ENOENT: "notfound",
     errno.ENOTDIR: "notfound",
     errno.EISDIR: "noaccess",
@@ -192,7 +192,7 @@ class Io:
         raise IoError("noimplementation", f"{name} has no path")
 
 
-# ---- Files that are generated when they are read: the io objects "vm" of applications.
+# ---- Files that are generated when they are read: the io objects "vm" of applications
 
 
 class VirtualIo(Io):
@@ -208,7 +208,7 @@ class VirtualIo(Io):
     def __init__(self, files: Mapping[str, Callable[[], bytes]], prefix: str = "") -> None:
         self._files = files
         self._prefix = prefix
-        self._created_s = int(time.time())
+        self._created_s = int(time.time())  # time of all files, which have none of their own
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""

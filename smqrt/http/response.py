@@ -46,7 +46,7 @@ class Response:
         size: bytes of the body so far.
         close: whether to close the connection after the response.
         before_send: called before anything is sent; must not block.
-        finishers: called with the header lines, to add those of every response. `reset` keeps them.
+        finishers: each receives the header lines and returns them with its own added. `reset` keeps the finishers.
     """
 
     __slots__ = (
@@ -138,6 +138,7 @@ class Response:
             length = len(body)
             if self._is_head and not length:
                 length = self._declared_length() or 0  # the length that a GET would have
+            # RFC 9110 §8.6: a response 1xx or 204 must not have a length, and 304 needs none.
             has_length = self.status not in (204, 304) and self.status >= 200
             head = self._head(b"Content-Length: %d\r\n" % length if has_length else b"")
             self._send(head + (b"" if self._has_no_body else body))
@@ -171,7 +172,7 @@ class Response:
         self.committed = self.ended = True
         self.size = len(body)
         if self._is_head:
-            body = b""
+            body = b""  # the length in the head is that of a GET
         for finish in self.finishers:
             head = finish(head)
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
@@ -291,7 +292,7 @@ class Response:
         Args:
             name, value: name and value of the cookie.
             path, domain: paths and hosts to which the browser sends it.
-            max_age_s: lifetime; 0 deletes the cookie, None keeps it until the browser ends.
+            max_age_s: lifetime; 0 deletes the cookie, None keeps it until the browser is closed.
             secure: whether the browser sends it over TLS only. None: if the client uses TLS for this request.
             httponly: whether scripts have no access to it.
             samesite: "Lax", "Strict", or "None", which browsers accept for secure cookies only.
@@ -334,7 +335,7 @@ class Response:
         if self._chunked:
             return b"%x\r\n%b\r\n" % (len(data), data)
         if self._missing is not None:
-            data = data[: self._missing]
+            data = data[: self._missing]  # the client would read more as the next response
             self._missing -= len(data)
         return data
 

@@ -355,7 +355,7 @@ class HttpConnection:
             request.cors = self.server.root.cors(request.path)
             find = self.server.challenge_answer
             if find is not None and (found := find(request.path)) is not None:
-                # A certificate authority validates every host name, so this precedes Host checks, logins and redirects.
+                # A certificate authority may request any host name, so this precedes Host checks, logins and redirects.
                 response.headers.set("Content-Type", "application/octet-stream")
                 response.headers.set("Cache-Control", "no-store")
                 response.write(found)
@@ -500,7 +500,7 @@ class HttpConnection:
     # Closing
 
     def expired(self) -> None:
-        """End the wait that has exceeded the deadline."""
+        """End the wait of the greenlet, reject an incomplete head, or close an idle connection."""
         if self._waiting is not None:
             self._waiting.switch(_TIMED_OUT)
         elif self._busy is None and self._checked:
@@ -527,7 +527,7 @@ class HttpConnection:
             self._close_gracefully()
 
     def close_if_idle(self) -> None:
-        """Close, unless a request is being handled or has arrived, also in part."""
+        """Close, unless a request is being handled or has arrived completely or in part."""
         if self._is_idle and not self.data:
             self._receive()
         if self._is_idle and not self.data:

@@ -125,7 +125,7 @@ class HttpSessions:
         self.on_login: Callable[[HttpSession, Any], object] = lambda session, record: None
         self._by_peer: dict[str, dict[str, HttpSession]] = {}
         self._next_number = itertools.count(self._first_number()).__next__
-        self._by_id: dict[str, HttpSession] = {}
+        self._by_id: dict[str, HttpSession] = {}  # ordered by last use, see `_move_to_end`
         self._by_number: dict[int, HttpSession] = {}
 
     def __len__(self) -> int:
@@ -241,7 +241,7 @@ class HttpSessions:
         """Send the login of a session to other workers."""
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Lock out other workers inside a `with` block, which must not switch greenlets.
+        """Exclude other workers inside a `with` block, which must not switch greenlets.
 
         Returns:
             the context; its value is whether the lock was obtained.

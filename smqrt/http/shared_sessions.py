@@ -124,7 +124,7 @@ class SharedSessions(RequestSessions):
         self._ticker = get_hub().loop.timer(TICK_S, TICK_S, ref=False)
         self._ticker.start(greenlets.start, self._tick)
 
-    # ---- changes from other workers
+    # ---- Changes from other workers
 
     def catch_up(self) -> None:
         """See `HttpSessions.catch_up`. The first call loads all sessions."""
@@ -190,7 +190,7 @@ class SharedSessions(RequestSessions):
         session.changes += kind == LUA
         _set_known(session, name, data)
 
-    # ---- changes for other workers
+    # ---- Changes for other workers
 
     def save(self, session: HttpSession) -> None:
         """See `HttpSessions.save`. Compares all attributes: values such as lists change without a call."""
@@ -250,7 +250,7 @@ class SharedSessions(RequestSessions):
         self._send_uses(self._changed)
         self._rows.write()
 
-    # ---- the sessions
+    # ---- The sessions
 
     def of(self, request: SessionRequest) -> HttpSession | None:
         """See `RequestSessions.of`."""
@@ -328,7 +328,7 @@ class SharedSessions(RequestSessions):
         self._rows.end(session.number)
         return True
 
-    # ---- ticks
+    # ---- Ticks
 
     def _tick(self) -> None:
         self._ticker.stop()
@@ -409,6 +409,6 @@ def is_small(data: bytes, session: HttpSession, name: str) -> bool:
     if len(data) <= MAX_VALUE_BYTES:
         return True
     size_kib, max_kib = len(data) >> 10, MAX_VALUE_BYTES >> 10
-    what = f"attribute {name} of session {session.number} has {size_kib} KiB"
-    _lines.warn(f"{what}; attributes over {max_kib} KiB are not shared with other workers")
+    fault = f"attribute {name} of session {session.number} has {size_kib} KiB"
+    _lines.warn(f"{fault}; attributes over {max_kib} KiB are not shared with other workers")
     return False

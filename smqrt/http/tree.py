@@ -249,7 +249,7 @@ class Directory(Branch):
             raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
         self.parent, self._siblings = parent, siblings
         siblings.append(self)
-        siblings.sort(key=lambda child: (-child.priority, not child.name))
+        siblings.sort(key=lambda child: (-child.priority, not child.name))  # stable: equal ones keep their order
 
     def unlink(self) -> bool:
         """Remove the directory from its tree; return whether it was in one."""

@@ -139,7 +139,7 @@ class WebSocket:
         is_text = isinstance(message, str)
         data = message.encode() if isinstance(message, str) else bytes(message)
         self._write(self._codec.message(data, is_text), timeout_s)
-        Turn().yield_if_due()
+        Turn().yield_if_due()  # a loop of sends must not block other greenlets
 
     def send_control(self, opcode: int, data: bytes = b"") -> None:
         """Send a ping or a pong. Raises as `send`.

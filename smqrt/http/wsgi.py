@@ -272,6 +272,7 @@ ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple
 Application = Callable[[Environ, Callable[..., Callable[[bytes], object]]], Iterable[bytes]]
 
 _STATUS = re.compile(r"([2-5][0-9]{2})(?: .*)?")
+# PEP 3333: only the server may send these.
 _HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
 _NOT_IN_ENVIRON = frozenset(("content-type", "content-length", "proxy"))  # "Proxy" would become HTTP_PROXY
 _FILE_PIECE_BYTES = 64 << 10

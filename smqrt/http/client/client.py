@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 FETCH_S = 5.0
 MAX_BODY_BYTES = 64 << 20
 MIN_BYTES_PER_S = 1024  # average rate of a body that is read as a whole; slower servers cause a timeout
-_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))  # safe to send twice (RFC 9110 §9.2.1)
 _CONNECTION_LOST = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
 
 
@@ -251,8 +251,9 @@ class HttpConversation:
                 limit, response = self.options.max_body_bytes, self._response
                 if max(len(body), 0 if response.complete else response.announced_bytes) > limit:
                     self.close()
-                    what = f"the body is over {limit} bytes; read it in pieces, or set maxsize"
-                    raise StreamError("toomuchdata", what)
+                    raise StreamError(
+                        "toomuchdata", f"the body is over {limit} bytes; read it in pieces, or set maxsize"
+                    )
                 wanted = READ_BYTES if size_bytes is None else min(READ_BYTES, size_bytes - len(body))
                 data = self._next(wanted, began_s + len(body) / MIN_BYTES_PER_S)
                 if data is None:
@@ -437,7 +438,14 @@ class HttpClient(HttpConversation):
             if answered or self._current is None:
                 return status
             self._jar.keep(self._current.url, self.headers)
-            following = self._authenticated_request() if status == 401 else self._redirected_request(status)
+            following, location = None, self.get("location")
+            if status == 401:
+                following = self._authenticated_request()
+            elif status in _REDIRECTS and location is not None and self._redirects < MAX_REDIRECTS:
+                self._redirects += 1
+                self._has_authenticated = False  # the other URL may send a challenge too
+                url = joined(self._current.url, location.encode("latin-1").decode("utf-8", "replace"))
+                following = self._current.redirected(status, url)
             if following is None:
                 return status
             self.skip(_MAX_SKIPPED_BYTES)
@@ -447,16 +455,6 @@ class HttpClient(HttpConversation):
     def url(self) -> Url | None:
         """URL of the last request."""
         return self._current.url if self._current else None
-
-    def _redirected_request(self, status: int) -> ClientRequest | None:
-        location = self.get("location")
-        if status not in _REDIRECTS or location is None or self._redirects >= MAX_REDIRECTS:
-            return None
-        assert self._current is not None
-        self._redirects += 1
-        self._has_authenticated = False
-        url = joined(self._current.url, location.encode("latin-1").decode("utf-8", "replace"))
-        return self._current.redirected(status, url)
 
     def _authenticated_request(self) -> ClientRequest | None:
         """Return the request to repeat with credentials, or None."""

@@ -152,6 +152,7 @@ class ClientRequest:
         Credentials and cookies are not sent to another origin.
         """
         headers, method = self.headers, self.method
+        # As browsers do (RFC 9110 §15.4): 303 means GET, and 301 or 302 changes a POST to a GET.
         if status == 303 and method != "HEAD" or (status in (301, 302) and method == "POST"):
             method = "GET"
             headers = [pair for pair in headers if not pair[0].lower().startswith(_BODY_FIELDS)]
@@ -251,7 +252,7 @@ class ClientResponse:
         Raises:
             StreamError: "socketclosed", the response is incomplete.
         """
-        if not (self.complete or self._until_end):  # `_until_end`: the end of the stream ends the body
+        if not (self.complete or self._until_end):
             raise StreamError("socketclosed", "the server closed the connection within its response")
         self.complete = True
 
@@ -349,6 +350,7 @@ class ClientResponse:
         is_chunked = "chunked" in (self.get("transfer-encoding") or "").lower()
         if is_chunked and not self.complete and status not in (204, 304):
             self._chunks = ChunkedDecoder()
+        # Without a length and chunks, the end of the stream ends the body (RFC 9112 §6.3).
         framed = self.get("content-length") is not None or is_chunked
         self._until_end = not (framed or self._bodiless or status in (_SWITCHING, 204, 304))
 
@@ -363,5 +365,5 @@ class ClientResponse:
             self.complete = True
 
 
-def _too_much(what: str) -> StreamError:
-    return StreamError("invalidresponse", f"the server {what}")
+def _too_much(violation: str) -> StreamError:
+    return StreamError("invalidresponse", f"the server {violation}")

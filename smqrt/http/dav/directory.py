@@ -74,7 +74,7 @@ class DavDirectory(Directory):
         self.io = io
         self._max_uploads, self._uploads = max_uploads, 0
         self._locking = _Locking(io, lockdir, max_locks) if lockdir else None
-        self._views: dict[bool, _View] = {}
+        self._views: dict[bool, _View] = {}  # by whether the client has logged in here, see `_view`
         import smqrt.http.dav.engine  # noqa: F401 -- needs 10 MB, so it is imported only for file servers
 
     @property
@@ -188,6 +188,7 @@ class DavDirectory(Directory):
         locking, login = self._locking, request.user()
         engine = Engine(*((locking.manager(), locking.properties) if locking else (None, None)))
         user = login.name if login is not None else ""
+        # A Destination may name the session URL of the request, or the URL without a session.
         bases = (target.base,) if target.base == self.baseuri() else (target.base, self.baseuri())
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
@@ -289,7 +290,7 @@ def _respond_error(request: Request, error: Any) -> None:
     if error.value == 500:
         log.error("WebDAV %s %s failed", request.method, request.path, exc_info=error.src_exception)
     response = request.response
-    if response.committed:
+    if response.committed:  # only closing the connection shows the failure to the client
         response.close = response.ended = True
         return
     headers = dict(error.add_headers or ())

@@ -91,7 +91,7 @@ def _read(io: Io, folder: str, file: str) -> bytes:
 
 
 def _write(io: Io, folder: str, file: str, text: bytes) -> None:
-    name = f"{folder}/{file}"
+    name = f"{folder}/{file}"  # replaced by renaming, so that a crash leaves the old file or the new one
     with io.open(name + ".new", "w") as new:
         new.write(text)
     io.rename(name + ".new", name)

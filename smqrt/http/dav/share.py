@@ -106,7 +106,7 @@ class DavShare:
     def __init__(self, io: Io, state_folder: str | None = None, owner: bool = False) -> None:
         self.io = io
         if owner:
-            self.io = copy(io)
+            self.io = copy(io)  # the io of the application keeps its rules
             self.io.private = NothingPrivate()
         self._state_folder = state_folder
         self._owner = owner
@@ -169,7 +169,7 @@ class DavShare:
             return sum(entry.name not in (".", "..") for entry in self.io.files(folder))
 
         for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
-            if len(self.list(path)) != call_blocking(self.io, path, count, path):
+            if len(self.list(path)) != call_blocking(self.io, path, count, path):  # `list` omits invisible files
                 return True
         return False
 
@@ -185,7 +185,7 @@ class DavShare:
 
     def remove_tree(self, name: str) -> None:
         """Remove a folder with its visible content. Raises "notempty" if it has other content."""
-        folders = [(name, False)]
+        folders = [(name, False)]  # each twice: to remove its content, then to remove the folder itself
         while folders:
             path, is_emptied = folders.pop()
             if is_emptied:

@@ -281,6 +281,7 @@ class Authenticator:
             return None
         if credentials.kind != FORM:
             return login
+        # Redirect to the same URL with GET, so that a reload of the page does not send the password again.
         response = request.response
         response.status = 302
         scheme = "https" if request.secure else "http"
@@ -306,7 +307,8 @@ class Authenticator:
         self, credentials: Credentials, directory: object, freshness: State = State.GOOD, account: Account | None = None
     ) -> AuthInfo:
         info = AuthInfo(credentials.kind, self.realm, directory=directory)
-        if freshness is not State.STALE or credentials.kind == FORM:  # else the client repeats the request itself
+        # After a stale Digest, the client repeats the request by itself. Otherwise the page shows the failed attempt.
+        if freshness is not State.STALE or credentials.kind == FORM:
             info.username, info.password = credentials.name, credentials.password
         if account is not None:
             info.upwd, info.maxusers = account.secret, account.maxusers
@@ -333,12 +335,13 @@ class Authenticator:
             return [basic]
         nonce = request.logins.nonces.issue()
         stale = ", stale=true" if is_stale else ""
-        algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")
+        algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")  # clients use the first one that they support
         digests = [
             f'Digest realm="{self._header_realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
             f'opaque="0", charset=UTF-8{stale}'
             for algorithm in algorithms
         ]
+        # Basic sends the password in clear text, so it is offered over TLS only.
         return [*digests, basic] if self.kind in ("auth", "dav") and request.secure else digests
 
     def _send_page(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
@@ -460,22 +463,18 @@ class Acl:
         """See `Authorizer.allows`. Here `path` may begin with a slash."""
         roles = self._users.roles(login.name)
         path = "/" + path.lstrip("/")
+        path = path if self.is_case_sensitive else path.lower()
         decisive: tuple[int, bool] | None = None
         for weight, pattern, rule in self._rules:
             if decisive is not None and weight != decisive:
                 break
-            if self._fits(pattern, path):
+            pattern = pattern if self.is_case_sensitive else pattern.lower()
+            is_folder = pattern.endswith("/*") and path == pattern[:-2]  # a rule for its content governs its deletion
+            if is_folder or (path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern):
                 decisive = weight
                 if rule.allows(method, roles):
                     return True
         return False
-
-    def _fits(self, pattern: str, path: str) -> bool:
-        if not self.is_case_sensitive:
-            pattern, path = pattern.lower(), path.lower()
-        if pattern.endswith("/*") and path == pattern[:-2]:
-            return True  # the folder itself: a rule for its content also governs its deletion
-        return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
 
 
 def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:

@@ -181,7 +181,7 @@ class Digest:
 
 
 def _same_hash(given: str, expected: str) -> bool:
-    return compare_digest(as_bytes(given.lower()), expected.encode("ascii"))
+    return compare_digest(as_bytes(given.lower()), expected.encode("ascii"))  # clients may send upper-case digits
 
 
 def basic_of(request: Request) -> Credentials | None:
@@ -272,4 +272,4 @@ def form_of(request: Request, accepts_clear_text: bool = True) -> Credentials | 
     seed, seedkey = fields.get(b"ba_seed"), fields.get(b"ba_seedkey")
     if seed and seedkey and re.fullmatch(r"[0-9a-fA-F]{40}", password):
         return FormHash(name, password, seed, seedkey)
-    return FormClearText(name, password) if accepts_clear_text else FormHash(name, "", "", "")
+    return FormClearText(name, password) if accepts_clear_text else FormHash(name, "", "", "")  # matches no secret

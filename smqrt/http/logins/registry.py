@@ -22,8 +22,8 @@ NAME_LIMIT = GuessLimit(10, 10.0)
 ADDRESS_LIMIT = GuessLimit(60, 1.0)
 ANYWHERE_LIMIT = GuessLimit(300, 1.0)
 """Guesses of one name from all addresses. It does not delay addresses from which the user has logged in before."""
-TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
-_GUESS_NOTE_S = 60.0  # how long notes of guesses at other workers are kept
+TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # of the login tracker (spec: runtime §1.2)
+_GUESS_NOTE_S = 60.0  # how long reports of guesses at other workers are kept
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
 
@@ -36,7 +36,7 @@ class Login:
         password: password that the client sent, or else the secret in the user database; None if unknown.
         kind: "basic", "digest", "form" or "?".
         peer: IP address for which it is valid.
-        session: its session, which also ends the login.
+        session: its session; the login ends with it.
         identity: identity of a user of the server's users file, with which a browser can connect to hubs.
         is_nameless: whether it is anonymous. Its name is `ANONYMOUS`, and its sessions are not counted.
     """
@@ -161,7 +161,7 @@ class Logins:
         peer = str(request.peer[0])
         login = self._find_continued(request, name, kind, peer) if name else None
         if login is None:
-            with self.sessions.alone():
+            with self.sessions.alone():  # otherwise logins at two workers at the same time could exceed `maxusers`
                 if name:
                     own = self._session_of_same_address(request)
                     others = [session for session in self.sessions_of(name) if session is not own]

@@ -44,7 +44,7 @@ class State(Enum):
 
 
 class Signer:
-    """Signer with a secret key that ends with the server.
+    """Signer with a secret key, which is in memory only.
 
     Args:
         key: key shared by the workers of a server; None for a random one.
@@ -137,7 +137,7 @@ class Nonces:
     Args:
         now: returns the time in seconds.
         key: see `Signer`.
-        alone: locks out the other workers of a server, see `HttpSessions.alone`.
+        alone: excludes the other workers of a server, see `HttpSessions.alone`.
 
     Attributes:
         kept: the used nonces.

@@ -66,7 +66,7 @@ class Users(Protocol):
             request: the request.
 
         Raises:
-            Answered: the database has answered the request itself.
+            Answered: the database has sent the response itself.
         """
 
 
@@ -176,6 +176,7 @@ def _number(name: str, fields: Mapping[str, Any], field: str, default: Any) -> A
     value = fields.get(field, default)
     if value is default:
         return default
+    # A number of Lua may be a float, which is exact up to 2^53.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 1 << 53:
         raise ArgumentError(f"user {name!r}: '{field}' must be a number of at least 1")
     return int(value)
