@@ -438,7 +438,8 @@ class HttpClient(HttpConversation):
             if answered or self._current is None:
                 return status
             self._jar.keep(self._current.url, self.headers)
-            following, location = None, self.get("location")
+            location = self.get("location")
+            following: ClientRequest | None = None
             if status == 401:
                 following = self._authenticated_request()
             elif status in _REDIRECTS and location is not None and self._redirects < MAX_REDIRECTS:

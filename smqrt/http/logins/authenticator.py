@@ -341,7 +341,7 @@ class Authenticator:
             f'opaque="0", charset=UTF-8{stale}'
             for algorithm in algorithms
         ]
-        # Basic sends the password in clear text, so it is offered over TLS only.
+        # Basic sends the password in clear text, so these kinds offer it over TLS only.
         return [*digests, basic] if self.kind in ("auth", "dav") and request.secure else digests
 
     def _send_page(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
@@ -462,8 +462,7 @@ class Acl:
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
         """See `Authorizer.allows`. Here `path` may begin with a slash."""
         roles = self._users.roles(login.name)
-        path = "/" + path.lstrip("/")
-        path = path if self.is_case_sensitive else path.lower()
+        path = "/" + (path if self.is_case_sensitive else path.lower()).lstrip("/")
         decisive: tuple[int, bool] | None = None
         for weight, pattern, rule in self._rules:
             if decisive is not None and weight != decisive:
