@@ -549,7 +549,7 @@ class HttpConnection:
         self.server.forget(self)
         transport.close()
         if self._waiting is not None:
-            # In the next iteration of the loop: this greenlet may be the one that closes, and must not be interrupted.
+            # By the loop, because `throw` would switch to the waiting greenlet in the middle of the caller.
             get_hub().loop.run_callback(self._waiting.throw, ClientGoneError("the connection was closed"))
 
     def _close_writable(self) -> None:
