@@ -88,8 +88,8 @@ class Proxies:
         Raises:
             BadRequest: the fields are malformed or contradict each other.
         """
-        has = self.trusted.has
-        if not request.has_any(_NAMES) or not has(request.peer[0]):
+        is_trusted = self.trusted.has
+        if not request.has_any(_NAMES) or not is_trusted(request.peer[0]):
             return
         fields: dict[str, list[str]] = {}
         for name, value in request.headers:
@@ -98,13 +98,13 @@ class Proxies:
                 fields.setdefault(lower, []).append(value)
         standard = fields.pop("forwarded", None)
         if self._headers == X_FORWARDED or (standard is None and self._headers == AUTO):
-            claim = of_x_forwarded(fields, has)
+            claim = of_x_forwarded(fields, is_trusted)
         elif standard is None:
             claim = Claim()
         elif self._headers == FORWARDED or not fields:
-            claim = of_forwarded(standard, has)
+            claim = of_forwarded(standard, is_trusted)
         else:
-            claim = _agreed(of_x_forwarded(fields, has), of_forwarded(standard, has))
+            claim = _agreed(of_x_forwarded(fields, is_trusted), of_forwarded(standard, is_trusted))
         request.apply_claim(claim.client, claim.secure, claim.host, claim.prefix)
 
 

@@ -43,8 +43,8 @@ _BATCHES, _TICK_BATCHES, _FIRST_BATCHES = 4, 500, 10_000  # of other workers' ro
 _FRESH_S = 0.005  # how long `by_number` relies on the last check for changes
 _MAX_DEPTH = 20  # of nested lists and dicts
 _NUMBERS_PER_WORKER = 1_000_000_000  # session numbers
-_use = struct.Struct(">dI?")  # last use of a session, number of uses in that worker, whether that worker has a lock
-_scalars = (str, int, float, bool, bytes, type(None))
+_USE = struct.Struct(">dI?")  # last use of a session, number of uses in that worker, whether that worker has a lock
+_SCALARS = (str, int, float, bool, bytes, type(None))
 _lines = LineLimit()
 
 
@@ -167,8 +167,8 @@ class SharedSessions(RequestSessions):
         if kind == _ID and data:
             self._rename(session, data.decode())
         elif kind == _USES and data:
-            accessed_s, uses, is_locked = _use.unpack(data)
-            session.uses += uses - (_use.unpack(session.known[name])[1] if name in session.known else 0)
+            accessed_s, uses, is_locked = _USE.unpack(data)
+            session.uses += uses - (_USE.unpack(session.known[name])[1] if name in session.known else 0)
             session.locked_s = time() if is_locked else 0.0
             if accessed_s > session.accessed_s:
                 session.accessed_s = accessed_s
@@ -359,7 +359,7 @@ class SharedSessions(RequestSessions):
             with self._rows.together():
                 for session in present[at : at + MAX_WRITTEN]:
                     self.save(session)
-                    row = _use.pack(session.accessed_s, session.own_uses, session.locks > 0)
+                    row = _USE.pack(session.accessed_s, session.own_uses, session.locks > 0)
                     self._rows.put(session.number, b"%b%d" % (_USES, self._rows.writer), row)
             yield_turn()
 
@@ -392,7 +392,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
     That is None, texts, numbers, booleans, bytes, and lists, tuples, sets and dicts of such values.
     """
     kind = type(value)
-    if kind in _scalars:
+    if kind in _SCALARS:
         return True
     if depth >= _MAX_DEPTH:
         return False

@@ -25,7 +25,7 @@ from smqrt.loop.threads import in_thread
 MAX_KEPT_FILE = 256 << 10  # larger files are read from the disk each time; the system caches them
 MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
 MAX_KNOWN = 4096  # names of one resource reader
-_PIECE = 64 << 10
+_PIECE_BYTES = 64 << 10
 MIN_PACKED_BYTES = 1024  # a smaller response fits into one packet without compression
 _MAX_PACKED_RATIO = 0.9  # compressed to original size; other files are not compressed
 _GZIP_LEVEL = 6
@@ -353,7 +353,7 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
     file.seek(span.first)
     left, turn = len(span), Turn()
     while left:
-        piece = call_blocking_unless_local(io, name, file.read, min(left, _PIECE))
+        piece = call_blocking_unless_local(io, name, file.read, min(left, _PIECE_BYTES))
         if not piece:
             return  # the file was shortened: the response closes the connection, because its body is incomplete
         left -= len(piece)

@@ -62,7 +62,7 @@ class Signer:
         return hmac.compare_digest(self.sign(data), signature)
 
 
-_uses = struct.Struct(">d?I32s")
+_PACKED_USES = struct.Struct(">d?I32s")
 
 
 @dataclass(slots=True)
@@ -86,11 +86,11 @@ class _Uses:
             self.bits |= 1 << -ahead
 
     def packed(self) -> bytes:
-        return _uses.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
+        return _PACKED_USES.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
 
     @classmethod
     def of(cls, data: bytes) -> _Uses:
-        made_s, is_over, highest, bits = _uses.unpack(data)
+        made_s, is_over, highest, bits = _PACKED_USES.unpack(data)
         return cls(made_s, highest, int.from_bytes(bits), is_over)
 
 
