@@ -1,1 +1,1 @@
-"""The HTTP front: strict parsing, the virtual directory tree, static files."""
+"""HTTP server: strict parsing, virtual directory tree, static files."""

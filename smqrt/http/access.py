@@ -59,13 +59,21 @@ class Private:
         self._served = tuple(word.strip().lower() for word in words if word.strip())
 
     def name(self, path: str) -> bool:
-        """Return whether a path is private. It is absolute on a disk, and relative to the top in an archive."""
+        """Return whether a path is private. Paths on a disk are absolute; those in an archive begin at its top."""
         rooted = f"/{path.lower()}"
         is_pipeline = rooted.endswith(_PIPELINE) and _PIPELINES in rooted
         if is_pipeline or (path.startswith("/") and _in_journal(path)):
             return True
         name = _plain(path)
-        return not self._is_served(name) and _is_private(name)
+        if self._is_served(name):
+            return False
+        if name.endswith(_PRIVATE) or name in _SETTINGS or _SEGMENT_INDEX.fullmatch(name) is not None:
+            return True
+        original = name.rstrip("~")  # `page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`
+        stem, dot, extension = original.rpartition(".")
+        if dot and (extension in _BACKUPS or extension.strip("~").isdecimal()):
+            original = stem
+        return original != name and (original.endswith((*_SOURCES, *_PRIVATE)) or original in _SETTINGS)
 
     def content(self, path: str, beginning: bytes) -> bool:
         """Return whether a file with these first bytes is private. Databases may have any name."""
@@ -88,13 +96,15 @@ class NothingPrivate(Private):
 
 
 def disguised(name: str, real: str) -> bool:
-    """Return whether a link gives a hidden file, or the source of a page, a name of another kind."""
+    """Return whether a link publishes a hidden file, or the source of a page, under a name of another kind."""
     return hidden(real) > hidden(name) or (is_page(real) and not is_page(name))
 
 
 def hidden(path: str) -> bool:
-    """Return whether a path is closed to clients: a part begins with a dot, or it is an include file (spec: runtime
-    §5.5)."""
+    """Return whether clients cannot request a path: a part begins with a dot, or it is an include file.
+
+    Source: spec: runtime §5.5.
+    """
     return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
 
@@ -108,20 +118,9 @@ def _plain(path: str) -> str:
     return path.rpartition("/")[2].lower().partition("::$")[0].rstrip(". ")
 
 
-def _is_private(name: str) -> bool:
-    if name.endswith(_PRIVATE) or name in _SETTINGS or _SEGMENT_INDEX.fullmatch(name) is not None:
-        return True
-    original = name.rstrip("~")  # `page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`
-    stem, dot, extension = original.rpartition(".")
-    if dot and (extension in _BACKUPS or extension.strip("~").isdecimal()):
-        original = stem
-    return original != name and (original.endswith((*_SOURCES, *_PRIVATE)) or original in _SETTINGS)
-
-
 def _in_journal(path: str) -> bool:
-    """Return whether an absolute path is inside a journal. The setting `journal.path` may name a folder that is not
-    hidden."""
-    start = 1
+    """Return whether an absolute path is inside a journal."""
+    start = 1  # the name of the folder is no sign of a journal: the setting `journal.path` may be any folder
     for part in path[1:].split("/"):
         if part in _JOURNAL or part.startswith(_TRANSACTIONS):
             wal = path[:start] + "wal"
@@ -163,7 +162,7 @@ class Cors:
         headers: request headers that they may send. None for every header.
         expose: response headers that their scripts may read, besides those that every script may read.
         credentials: whether they may send cookies and logins and read the responses. None for the origins that
-            `origins` names. Pages of `*` and `null` never may.
+            `origins` names. Pages of `*` and `null` may not.
         max_age_s: seconds that a browser may cache the response to a preflight.
 
     Raises:
@@ -196,29 +195,26 @@ class Cors:
         """Add the CORS fields to the response; return whether the page that sent the request may read it.
 
         Args:
-            origins: allowed origins of the server or of the requested hub, where these rules have none.
+            request: the request.
+            origins: allowed origins of the server or of the requested hub, used if these rules name none.
         """
-        allowed_origins = self.origins if self.origins is not None else origins
+        allowed = self.origins if self.origins is not None else origins
         origin = request.get("origin")
-        fields = self._fields_for(allowed_origins, origin)
-        if fields or allowed_origins.differ:
-            finisher = CorsFinisher(fields | self._expose if fields else {}, allowed_origins.differ)
+        fields: dict[str, str] = {}
+        if origin is not None and allowed.names(origin):
+            fields = {_ORIGIN_FIELD: origin} | ({_CREDENTIALS: "true"} if self._credentials else {})
+        elif allowed.all:
+            fields = {_ORIGIN_FIELD: "*"}
+        elif origin is not None and allowed.has(origin):
+            fields = {_ORIGIN_FIELD: "null"}  # any page can have this origin: no credentials
+        if fields or allowed.differ:
+            finisher = CorsFinisher(fields | self._expose if fields else {}, allowed.differ)
             request.response.finishers += (finisher,)
         return bool(fields) and origin is not None
 
     def allows_method(self, method: str) -> bool:
         """Return whether pages of other hosts may use a method."""
         return self._methods is None or method in self._methods
-
-    def _fields_for(self, origins: Origins, origin: str | None) -> dict[str, str]:
-        """Return the fields that allow a page of `origin` to read; empty when it may not."""
-        if origin is not None and origins.names(origin):
-            return {_ORIGIN_FIELD: origin} | ({_CREDENTIALS: "true"} if self._credentials else {})
-        if origins.all:
-            return {_ORIGIN_FIELD: "*"}
-        if origin is not None and origins.has(origin):
-            return {_ORIGIN_FIELD: "null"}  # any page can have this origin: no credentials
-        return {}
 
     def answer_preflight(self, request: CorsRequest) -> None:
         """Respond to a preflight of a page that is allowed. Raises as `Response.end`."""
@@ -252,28 +248,24 @@ class CorsFinisher:
         self._fields, self._varies = fields, varies
 
     def __call__(self, lines: bytes) -> bytes:
-        """Return the header lines with the missing ones added."""
+        """Return header lines with the missing CORS fields added."""
         if _ALLOW_ORIGIN_LINE.search(lines):
             return lines
-        return with_missing_fields(_vary_by_origin(lines) if self._varies else lines, self._fields)
+        if self._varies:  # Origin in the first Vary line (RFC 9110 §12.5.5)
+            values = _VARY_LINE.findall(lines)
+            names = {name.strip().lower() for value in values for name in value.split(b",")}
+            if not values:
+                lines += b"Vary: Origin\r\n"
+            elif b"origin" not in names and b"*" not in names:
+                lines = _VARY_LINE.sub(
+                    lambda line: b"Vary: " + b", ".join(filter(None, (line[1].rstrip(), b"Origin"))), lines, count=1
+                )
+        return with_missing_fields(lines, self._fields)
 
 
 def is_preflight(request: CorsRequest) -> bool:
     """Return whether a request is a CORS preflight."""
     return request.method == "OPTIONS" and None not in (request.get("origin"), request.get(_REQUEST_METHOD))
-
-
-def _vary_by_origin(fields: bytes) -> bytes:
-    """Return `fields` with Origin in the first Vary line (RFC 9110 §12.5.5)."""
-    lines = _VARY_LINE.findall(fields)
-    if not lines:
-        return fields + b"Vary: Origin\r\n"
-    names = {name.strip().lower() for line in lines for name in line.split(b",")}
-    if b"origin" in names or b"*" in names:
-        return fields
-    return _VARY_LINE.sub(
-        lambda line: b"Vary: " + b", ".join(filter(None, (line[1].rstrip(), b"Origin"))), fields, count=1
-    )
 
 
 def _tokens(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:
@@ -286,7 +278,7 @@ def _tokens(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:
 
 _SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 _PROXY_FIELDS = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
-_MAX_ACCEPTED_HOSTS = 1024
+_MAX_ACCEPTED_HOSTS = 1024  # cached names
 _MAX_LOGGED = 255  # characters; no host name is longer
 
 ORIGINS = Limit("origins", "origins", "request from a page of another origin")
@@ -348,7 +340,15 @@ class Access:
         if self._origins or request.cors is not None:
             is_allowed = self._rules(request).add_fields(request, self._origins)
         if request.host not in self._accepted_hosts and not self._any_host:
-            self._check_host(request)
+            host = request.get("host")
+            name = host_name(host or "")
+            if host is None or is_loopback(name) or self._hosts.has(name):
+                if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
+                    self._accepted_hosts.add(host)
+            elif self._hosts or _is_local(request):
+                subject = f"for the host {host[:_MAX_LOGGED]!r}"
+                sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
+                self._reject(request, HOSTS, subject, f"hosts={name}", sentence)
         if request.method not in _SAFE_METHODS:
             self.check_origin(request)
         if request.method != "OPTIONS" or not is_preflight(request):
@@ -357,7 +357,7 @@ class Access:
             self._rules(request).answer_preflight(request)
         elif self._allowed_origins(request) or request.get(_REQUEST_METHOD) not in _SAFE_METHODS:
             self.check_origin(request)
-        # Without any allowed origin, the application may have its own rules for preflights of reading methods.
+        # Without allowed origins, the application may respond to preflights of GET, HEAD and OPTIONS itself.
         return is_allowed
 
     def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
@@ -379,13 +379,13 @@ class Access:
         if more is not None and more.has(origin):
             self._cors.add_fields(request, more)
             return
-        what = f"from a page of {origin[:_MAX_LOGGED]!r} for {(request.get('host') or '')[:_MAX_LOGGED]!r}"
+        subject = f"from a page of {origin[:_MAX_LOGGED]!r} for {(request.get('host') or '')[:_MAX_LOGGED]!r}"
         setting, remedy = f"origins={origin}", "the setting `origins` allows origins"
         if is_listed:
             setting = f"methods={request.method}"
         if request.cors is not None:
             setting, remedy = f"{setting} in setcors of the application", "`setcors` of the application allows origins"
-        self._reject(request, ORIGINS, what, setting, f"Requests from pages of other origins are denied; {remedy}.")
+        self._reject(request, ORIGINS, subject, setting, f"Requests from pages of other origins are denied; {remedy}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
         """Return whether the client may see details of errors inside the server."""
@@ -401,20 +401,9 @@ class Access:
         own = self._rules(request).origins
         return self._origins if own is None else own
 
-    def _check_host(self, request: CheckedRequest) -> None:
-        host = request.get("host")
-        name = host_name(host or "")
-        if host is None or is_loopback(name) or self._hosts.has(name):
-            if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
-                self._accepted_hosts.add(host)
-        elif self._hosts or _is_local(request):
-            what = f"for the host {host[:_MAX_LOGGED]!r}"
-            sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
-            self._reject(request, HOSTS, what, f"hosts={name}", sentence)
-
-    def _reject(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
-        # ascii() and the slices: the texts are from the client, and go to the log
-        rejected = f"{request.method} {request.path[:_MAX_LOGGED]!r} {what}"
+    def _reject(self, request: CheckedRequest, limit: Limit, subject: str, setting: str, sentence: str) -> NoReturn:
+        # ascii() and the slices, because text of the client goes to the log
+        rejected = f"{request.method} {request.path[:_MAX_LOGGED]!r} {subject}"
         limit.refused(rejected, f"to allow it, set {ascii(setting[:_MAX_LOGGED])[1:-1]}")
         raise HttpError(403, sentence)
 

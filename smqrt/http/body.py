@@ -36,8 +36,6 @@ from smqrt.loop.threads import in_thread
 from smqrt.process.current_process import base_folder
 from smqrt.settings.limits import Limit
 
-_NO_MEMORY = "The server has no memory for further request bodies; try again in a second."
-
 
 @dataclass(frozen=True)
 class HttpLimits:
@@ -94,7 +92,8 @@ class BodyMemory:
         if self.held_bytes + count > self._limit_bytes:
             mib = self._limit_bytes >> 20
             BODIES.refused("a request body", f"limit reached: bodies_mib ({mib})")
-            raise HttpError(503, _NO_MEMORY, headers={"Retry-After": "1"}, close=True)
+            detail = "The server has no memory for further request bodies; try again in a second."
+            raise HttpError(503, detail, headers={"Retry-After": "1"}, close=True)
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
@@ -121,7 +120,7 @@ class ChunkedDecoder:
     It ignores extensions and blanks after a size, drops trailers and accepts only CRLF. It rejects input that two
     servers could read differently (request smuggling), and trailers that concern framing.
 
-    The work per byte is bounded, also for tiny chunks: at most one line is kept between two calls.
+    The work per byte is bounded, also for tiny chunks, because at most one line is kept between two calls.
     """
 
     def __init__(self) -> None:
@@ -171,6 +170,7 @@ class ChunkedDecoder:
         return at
 
     def _take_size(self, data: bytes, at: int) -> int:
+        # The line end is searched within the limit, so that a long line is rejected without scanning all of it.
         end = data.find(_CRLF, at, at + _MAX_LINE + 2)
         if end < 0:
             line = data[at : at + _MAX_LINE + 2]
@@ -245,7 +245,7 @@ class Body:
         self._limits = limits
         self._memory = memory
         self._held_bytes = 0
-        self._patience_s = limits.body_grace_s
+        self._time_left_s = limits.body_grace_s
         self._tapped: bytearray | None = None
         self._max_tapped = 0
         self.length = length
@@ -261,7 +261,15 @@ class Body:
         turn = Turn()
         while not self.complete:
             if not self._source.data:
-                self._wait()
+                if self._sends_continue:
+                    self._sends_continue = False
+                    self._source.send_continue()
+                began_s = monotonic()
+                data = self._source.receive(min(self._limits.body_idle_s, self._time_left_s))
+                self._source.data = data
+                self._time_left_s += len(data) / self._limits.body_rate_bytes_s - (monotonic() - began_s)
+                if self._time_left_s <= 0:
+                    raise HttpError(408, "the body arrived too slowly", close=True)
             data = self._take()
             for start in range(0, len(data), size_bytes):
                 yield data[start : start + size_bytes]
@@ -316,40 +324,25 @@ class Body:
 
     @property
     def tapped(self) -> bytes:
-        """The copy that `tap` has kept."""
+        """The copied beginning of the body, see `tap`."""
         return bytes(self._tapped or b"")
-
-    def _wait(self) -> None:
-        if self._sends_continue:
-            self._sends_continue = False
-            self._source.send_continue()
-        began_s = monotonic()
-        self._source.data = data = self._source.receive(min(self._limits.body_idle_s, self._patience_s))
-        self._patience_s += len(data) / self._limits.body_rate_bytes_s - (monotonic() - began_s)
-        if self._patience_s <= 0:
-            raise HttpError(408, "the body arrived too slowly", close=True)
 
     def _take(self) -> bytes:
         self._sends_continue = False  # the client has not waited for 100 Continue
-        decoder = self._decoder
-        data = self._take_counted(self._left or 0) if decoder is None else self._take_chunked(decoder)
+        decoder, data = self._decoder, self._source.data
+        if decoder is None:
+            left = self._left or 0
+            payload, self._source.data = data[:left], data[left:]
+            self._left = left - len(payload)
+            self.complete = self._left == 0
+        else:
+            rest = data[_DECODED_BYTES:]
+            payload = decoder.feed(data[:_DECODED_BYTES])
+            self.complete = decoder.complete
+            self._source.data = decoder.rest + rest if self.complete else rest
         if self._tapped is not None and len(self._tapped) < self._max_tapped:
-            self._tapped += data[: self._max_tapped - len(self._tapped)]
-        return data
-
-    def _take_chunked(self, decoder: ChunkedDecoder) -> bytes:
-        data, rest = self._source.data[:_DECODED_BYTES], self._source.data[_DECODED_BYTES:]
-        payload = decoder.feed(data)
-        self.complete = decoder.complete
-        self._source.data = decoder.rest + rest if self.complete else rest
+            self._tapped += payload[: self._max_tapped - len(self._tapped)]
         return payload
-
-    def _take_counted(self, left: int) -> bytes:
-        data = self._source.data
-        piece, self._source.data = data[:left], data[left:]
-        self._left = left - len(piece)
-        self.complete = self._left == 0
-        return piece
 
 
 def too_large(limit_bytes: int) -> HttpError:
@@ -357,16 +350,17 @@ def too_large(limit_bytes: int) -> HttpError:
     return HttpError(413, f"the body is larger than {limit_bytes} bytes", close=True)
 
 
-# ---- Values in a body: JSON, forms, uploaded files. Every invalid input raises an `HttpError` whose status and
-# sentence become the response, unless the application catches it.
+# ---- Values in a body: JSON, forms, uploaded files.
+#
+# Invalid input raises an `HttpError`. Its status and detail become the response, unless the application catches it.
 
 URLENCODED = "application/x-www-form-urlencoded"
 MAX_JSON_VALUES = 1 << 18
 """Values in one JSON text. Python's parser blocks the loop; this number bounds that to 30 ms."""
 MAX_UPLOAD_BYTES = 1 << 30
 """Default limit for all files of one form that are read as they arrive."""
-_PARSED_BYTES = 65536  # between two chances for other greenlets to run
-_WRITTEN_BYTES = 1 << 20  # per call of a thread: for 64 KiB the call would cost more than the writing
+_PARSED_BYTES = 65536  # between two yields to other greenlets
+_WRITTEN_BYTES = 1 << 20  # per call of a thread: writing 64 KiB takes less time than the call
 
 
 class BodySource(Protocol):
@@ -400,7 +394,7 @@ def parse_json(text: bytes) -> Any:
     Raises:
         HttpError: 400, it is malformed; 413, it has more than MAX_JSON_VALUES values.
     """
-    # A cheap upper bound: commas inside strings count too. Lists and objects count twice, they take longer to build.
+    # A cheap upper bound: commas inside strings count too. Lists and objects count twice: building them takes longer.
     if text.count(b",") + 2 * (text.count(b"[") + text.count(b"{")) > MAX_JSON_VALUES:
         raise HttpError(413, f"The JSON has more than {MAX_JSON_VALUES} values; send it in parts.")
     try:
@@ -416,7 +410,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 class Upload:
-    """A file of a form, as it arrives. Iterate over its bytes, `read` or `save` it before the next file is requested.
+    """A file of a form, read while it arrives. Iterate over its bytes, `read` or `save` it before the next file.
 
     Attributes:
         name: name of the form's field.
@@ -449,7 +443,7 @@ class Upload:
     def save(self, path: str | os.PathLike[str], limit_bytes: int = MAX_UPLOAD_BYTES) -> int:
         """Write the rest of its content to a file; blocks the greenlet.
 
-        Threads write. The file appears under its name, or replaces the one of that name, when it is complete.
+        Threads write the file. It gets its name, or replaces the file of that name, when it is complete.
 
         Args:
             path: of the file; a relative path begins in the application's folder.
@@ -465,10 +459,23 @@ class Upload:
         target = base_folder() / path
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         pieces = _at_most(limit_bytes, self._pieces, f"The file {self.filename!r}")
-        file = in_thread(lambda: part.open("xb", 0))
+        file: RawIOBase = in_thread(lambda: part.open("xb", 0))
+
+        def write_all(data: bytes) -> None:
+            rest = memoryview(data)
+            while rest:  # an unbuffered file may write less than it was given
+                rest = rest[file.write(rest) or 0 :]
+
+        size, batch = 0, bytearray()
         try:
             with file:
-                size = _write(file, pieces)
+                for piece in pieces:
+                    batch += piece
+                    size += len(piece)
+                    if len(batch) >= _WRITTEN_BYTES:
+                        in_thread(write_all, bytes(batch))
+                        batch.clear()
+                in_thread(write_all, bytes(batch))
             in_thread(os.replace, part, target)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -476,29 +483,12 @@ class Upload:
         return size
 
 
-def _write(file: RawIOBase, pieces: Iterator[bytes]) -> int:
-    def write_all(data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) or 0 :]
-
-    size, batch = 0, bytearray()
-    for piece in pieces:
-        batch += piece
-        size += len(piece)
-        if len(batch) >= _WRITTEN_BYTES:
-            in_thread(write_all, bytes(batch))
-            batch.clear()
-    in_thread(write_all, bytes(batch))
-    return size
-
-
-def _at_most(limit_bytes: int, pieces: Iterator[bytes], what: str) -> Iterator[bytes]:
+def _at_most(limit_bytes: int, pieces: Iterator[bytes], subject: str) -> Iterator[bytes]:
     size = 0
     for piece in pieces:
         size += len(piece)
         if size > limit_bytes:
-            raise HttpError(413, f"{what} is larger than {limit_bytes} bytes.", close=True)
+            raise HttpError(413, f"{subject} is larger than {limit_bytes} bytes.", close=True)
         yield piece
 
 
@@ -513,22 +503,33 @@ class Form:
         self._request = request
         self._pairs: list[tuple[bytes, bytes]] = []
         self._files: list[tuple[File, bytes]] | None = None
-        self._is_begun = False
+        self._has_begun = False
         self._is_complete = False
 
     def fields(self) -> Fields:
         """Return the fields of the form.
 
-        A form with files is read into memory, unless `files` is reading it: then these are the fields until now.
+        A form with files is read into memory. While `files` reads it, the result has the fields that have arrived.
 
         Raises:
             HttpError: 400, the form is malformed; 413, it is larger than the limit for bodies or has too many fields;
                 415, the body is not a form.
         """
-        if not self._is_begun:
+        if not self._has_begun:
             self._pairs = []
-            self._read_whole()
-            self._is_begun = True
+            request = self._request
+            kind = media_type(request)
+            if not request.has_body:
+                self._files = []
+            elif kind == URLENCODED:
+                self._pairs, self._files = parse_parameters(request.body(), Turn().yield_if_due), []
+            elif kind == FORM_TYPE:
+                self._files = [(file, b"".join(content)) for file, content in self._parts(_pieces(request.body()))]
+            else:
+                accepted = {"Accept": f"{URLENCODED}, {FORM_TYPE}"}
+                detail = f"The body is not a form but {kind[:100] or 'of no type'}; send {URLENCODED} or {FORM_TYPE}."
+                raise HttpError(415, detail, headers=accepted)
+            self._has_begun = True
         return decoded(self._pairs)
 
     def files(self, limit_bytes: int) -> Iterator[Upload]:
@@ -545,28 +546,16 @@ class Form:
             return (Upload(file, iter((content,))) for file, content in self._files)
         if self._is_complete:
             return iter(())
-        if self._is_begun:
+        if self._has_begun:
             raise ArgumentError("files: another iterator reads the files of this form; continue with that one")
-        self._is_begun = True
+        self._has_begun = True
         return self._read_arriving(limit_bytes)
-
-    def _read_whole(self) -> None:
-        request = self._request
-        kind = media_type(request)
-        if not request.has_body:
-            self._files = []
-        elif kind == URLENCODED:
-            self._pairs, self._files = parse_parameters(request.body(), Turn().yield_if_due), []
-        elif kind == FORM_TYPE:
-            self._files = [(file, b"".join(content)) for file, content in self._parts(_pieces(request.body()))]
-        else:
-            raise _unsupported_type(kind)
 
     def _read_arriving(self, limit_bytes: int) -> Iterator[Upload]:
         request = self._request
         kind = media_type(request)
         if kind != FORM_TYPE or not request.has_body:
-            self._is_begun = False
+            self._has_begun = False
             self.fields()
             self._is_complete = True
             return
@@ -583,18 +572,22 @@ class Form:
         boundary = boundary_of(self._request.get("content-type") or "")
         if boundary is None:
             raise HttpError(400, f"The form has no usable boundary in its Content-Type: {FORM_TYPE}; boundary=…")
-        events = _with_http_errors(read_form(pieces, boundary, hold))
+        events = read_form(pieces, boundary, hold)
         next_file: list[File] = []  # at most one: its head ended the content of the file before it
 
         def content() -> Iterator[bytes]:
-            for event in events:
-                if isinstance(event, bytes):
-                    yield event
-                elif isinstance(event, Field):
-                    self._pairs.append((event.name.encode("utf-8", "surrogateescape"), event.value))
-                else:
-                    next_file.append(event)
-                    return
+            try:
+                for event in events:
+                    if isinstance(event, bytes):
+                        yield event
+                    elif isinstance(event, Field):
+                        self._pairs.append((event.name.encode("utf-8", "surrogateescape"), event.value))
+                    else:
+                        next_file.append(event)
+                        return
+            except MultipartError as error:
+                status = 413 if isinstance(error, FormTooLarge) else 400
+                raise HttpError(status, f"{error}"[:200], close=True) from None
 
         for piece in content():  # the fields before the first file
             assert not piece
@@ -654,19 +647,3 @@ class Posted:
 
     @abstractmethod
     def _posted(self) -> Form: ...
-
-
-def _with_http_errors(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:
-    try:
-        yield from events
-    except FormTooLarge as error:
-        raise HttpError(413, f"{error}"[:200], close=True) from None
-    except MultipartError as error:
-        raise HttpError(400, f"{error}"[:200], close=True) from None
-
-
-def _unsupported_type(kind: str) -> HttpError:
-    return HttpError(
-        415, f"The body is not a form but {kind[:100] or 'of no type'}; send {URLENCODED} or {FORM_TYPE}.",
-        headers={"Accept": f"{URLENCODED}, {FORM_TYPE}"},
-    )  # fmt: skip

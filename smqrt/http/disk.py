@@ -10,6 +10,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 from weakref import WeakValueDictionary
@@ -22,7 +23,7 @@ _PATH_MAX = 4096  # bytes, on Linux
 _MODES = {"r": "rb", "w": "wb", "a": "ab", "r+": "r+b", "w+": "w+b", "a+": "a+b"}
 MAX_ENTRY_BYTES = 64 << 20
 MAX_RATIO = 200  # unpacked to packed size; text has 5 to 20, a higher ratio indicates a ZIP bomb
-_SMALL = 1 << 20  # bytes; below this size any ratio is harmless
+_HARMLESS_BYTES = 1 << 20  # unpacked; below this size any ratio is accepted
 _ENCRYPTED = 1  # flag bits of an entry
 _UTF8 = 1 << 11
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
@@ -68,7 +69,7 @@ class DiskIo(Io):
         if not disks.is_local(path):
             return None
         try:
-            if not mode_bits.S_ISREG(os.lstat(path).st_mode):
+            if not mode_bits.S_ISREG(os.lstat(path).st_mode):  # a link may lead to another disk, and a pipe may block
                 return None
             return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -102,7 +103,7 @@ class DiskIo(Io):
             raise IoError.of(error, name) from None
 
     def files(self, path: str = "") -> Iterator[Stat]:
-        """See `Io.files`. Entries that are removed meanwhile are left out."""
+        """See `Io.files`. Entries that are removed meanwhile are skipped."""
         folder = self.realpath(path)
         try:
             names = os.listdir(folder)  # not scandir, whose entries take four times the memory
@@ -149,7 +150,7 @@ class DiskIo(Io):
             return _stat_of(name.rpartition("/")[2], os.fstat(file.fileno())), file.read(limit_bytes)
 
     def version(self, name: str) -> Hashable:
-        """Return the version that a `Stat` of the name would have, with one cheap call; None if it does not exist.
+        """Return the version that a `Stat` of the name would have, with one system call; None if it does not exist.
 
         It follows links, so it only shows whether a file that was `published` before has changed.
         """
@@ -257,7 +258,7 @@ class ZipIo(Io):
         return self._archive.open(self._full(name))
 
     def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:
-        """See `Io.read_published`; unpacks no more than is requested for."""
+        """See `Io.read_published`. Unpacks at most `limit_bytes`."""
         stat = self.published(name)
         return stat, self._archive.read(self._full(name), limit_bytes)
 
@@ -316,7 +317,7 @@ class _Reader(io.BytesIO):
 
 
 class _Archive:
-    """The directory of an archive, as of one version of the file."""
+    """The directory of an archive, read from one version of the file."""
 
     def __init__(self, path: str, data: bytes | None = None) -> None:
         self._path, self._data = path, data
@@ -378,11 +379,31 @@ class _Archive:
         return info.st_mtime_ns, info.st_size, info.st_ino
 
     def _add(self, info: zipfile.ZipInfo) -> None:
-        given = _given_name(info)
-        name = self._inner_name(given)
+        given = info.orig_filename  # decoded as UTF-8 with the flag for it, otherwise as code page 437
+        if not info.flag_bits & _UTF8:
+            with suppress(UnicodeError):  # many programs write UTF-8 without the flag
+                given = given.encode("cp437").decode("utf-8")
+        where = f"{self._path}: entry {given!r}"
+        path = given.replace("\\", "/")
+        parts = path.split("/")
+        if "\0" in path or path.startswith("/") or ".." in parts or _DRIVE.match(path):
+            raise IoError(
+                "ziperror",
+                f"{where} leads out of the archive. Names are relative to the top, without '..', a leading '/', a "
+                "drive or a NUL. Create the archive inside of the application's folder",
+            )
+        name = "/".join(part for part in parts if part not in ("", "."))
         if not name:
             return
-        self._check_size(info, f"{self._path}: entry {given!r}")
+        if info.flag_bits & _ENCRYPTED:
+            raise IoError("ziperror", f"{where} is encrypted")
+        # The sizes in the directory of an archive may be forged; `read` limits the actual size too.
+        is_too_dense = info.file_size > _HARMLESS_BYTES and info.file_size > MAX_RATIO * max(info.compress_size, 1)
+        if info.file_size > MAX_ENTRY_BYTES or is_too_dense:
+            raise IoError(
+                "ziperror",
+                f"{where} is too large unpacked: at most {MAX_ENTRY_BYTES} bytes and {MAX_RATIO} times its packed size",
+            )
         if given.endswith(("/", "\\")):
             self._add_stat(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
         elif mode_bits.S_ISLNK(info.external_attr >> 16):
@@ -391,32 +412,6 @@ class _Archive:
             self._entries[name] = info
             version = (info.CRC, info.file_size, info.header_offset, self._version)
             self._add_stat(name, Stat(name.rpartition("/")[2], info.file_size, _mtime(info), False, version))
-
-    def _inner_name(self, given: str) -> str:
-        """Return the name of an entry relative to the top of the archive; empty for the top itself.
-
-        Raises:
-            IoError: the name leads out of the archive.
-        """
-        path = given.replace("\\", "/")
-        parts = path.split("/")
-        if "\0" in path or path.startswith("/") or ".." in parts or _DRIVE.match(path):
-            raise IoError(
-                "ziperror",
-                f"{self._path}: entry {given!r} leads out of the archive. Names are relative to the top, "
-                "without '..', a leading '/', a drive or a NUL. Create the archive inside of the application's folder",
-            )
-        return "/".join(part for part in parts if part not in ("", "."))
-
-    def _check_size(self, info: zipfile.ZipInfo, where: str) -> None:
-        if info.flag_bits & _ENCRYPTED:
-            raise IoError("ziperror", f"{where} is encrypted")
-        too_dense = info.file_size > _SMALL and info.file_size > MAX_RATIO * max(info.compress_size, 1)
-        if info.file_size > MAX_ENTRY_BYTES or too_dense:
-            raise IoError(
-                "ziperror",
-                f"{where} is too large unpacked: at most {MAX_ENTRY_BYTES} bytes and {MAX_RATIO} times its packed size",
-            )
 
     def _add_stat(self, name: str, stat: Stat) -> None:
         if name in self._stats:
@@ -432,16 +427,6 @@ class _Archive:
         self._children[parent].append(stat)
         if stat.isdir:
             self._children.setdefault(name, [])
-
-
-def _given_name(info: zipfile.ZipInfo) -> str:
-    """Return the name of an entry: UTF-8, also without the flag, or else code page 437."""
-    if info.flag_bits & _UTF8:
-        return info.orig_filename
-    try:
-        return info.orig_filename.encode("cp437").decode("utf-8")
-    except UnicodeError:
-        return info.orig_filename
 
 
 def _mtime(info: zipfile.ZipInfo) -> int:

@@ -18,7 +18,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from smqrt.errors import SmqrtError
 from smqrt.http.headers import BadRequest, HttpError
 
-# ---- Names and values that a client sends: parameters of a query or a form, and cookies.
+# ---- Fields: values by name, of queries, forms and cookies
 
 
 class MissingFieldError(HttpError, KeyError):
@@ -31,7 +31,7 @@ class MissingFieldError(HttpError, KeyError):
 
 
 class Fields(dict[str, str]):
-    """Values by name. Of several values the first one counts; `getall` returns all.
+    """Values by name. An index returns the first value of a name, `getall` returns all.
 
     An index without a value raises MissingFieldError.
 
@@ -112,7 +112,7 @@ def cookies_of(field: str) -> Fields:
     )
 
 
-# ---- Parameters and multipart forms.
+# ---- Parsers of parameters and multipart forms
 
 FORM_TYPE = "multipart/form-data"
 MAX_HEAD_LINE_BYTES = 8192  # of a header line of one part
@@ -235,7 +235,7 @@ def read_form(
 
 
 class _Form:
-    """Parser state of a form, with the value of the current field and the size of all values."""
+    """Parser state of a form: the value of the current field and the size of all values."""
 
     def __init__(self, boundary: bytes, hold: Callable[[int], object]) -> None:
         self._hold = hold
@@ -256,8 +256,16 @@ class _Form:
             for event in self._parser.parse(piece):
                 if isinstance(event, MultipartSegment):
                     yield from self._begin(event)
+                elif event is not None and self._field is None:
+                    yield event
                 elif event is not None:
-                    yield from self._content(event)
+                    self._hold(len(event))
+                    self._value += event
+                    self._values_bytes += len(event)
+                    if len(self._value) > MAX_VALUE_BYTES:
+                        raise FormTooLarge(f"field {self._field!r} is longer than {MAX_VALUE_BYTES} bytes")
+                    if self._values_bytes > MAX_VALUES_BYTES:
+                        raise FormTooLarge(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
                 elif self._field is not None:
                     yield Field(self._field, bytes(self._value))
                     self._field, self._value = None, bytearray()
@@ -277,18 +285,6 @@ class _Form:
         filename = re.split(r"[/\\]", filename)[-1]
         kind, encoding = part.header("Content-Type"), part.header("Content-Transfer-Encoding")
         yield File(name, filename, _text(kind or "application/octet-stream"), _text(encoding or "binary"))
-
-    def _content(self, data: bytes) -> Iterator[Event]:
-        if self._field is None:
-            yield data
-            return
-        self._hold(len(data))
-        self._value += data
-        self._values_bytes += len(data)
-        if len(self._value) > MAX_VALUE_BYTES:
-            raise FormTooLarge(f"field {self._field!r} is longer than {MAX_VALUE_BYTES} bytes")
-        if self._values_bytes > MAX_VALUES_BYTES:
-            raise FormTooLarge(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
 
 
 def _extended(disposition: str, name: str) -> str | None:

@@ -32,14 +32,14 @@ _ESCAPED = re.compile(r"\\(.)")
 _NODE = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15}))(?::([0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
 _MAX_PREFIX, _MAX_PORT = 255, 65535
-_SCHEMES = {"http": False, "ws": False, "https": True, "wss": True}
+_SCHEMES = {"http": False, "ws": False, "https": True, "wss": True}  # some proxies send ws and wss for WebSockets
 
 Hop = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Values from the fields of proxies; None for missing ones.
+    """Values from the header fields of proxies; None for missing ones.
 
     Attributes:
         client: address and port of the client; port 0 if unknown.
@@ -88,25 +88,24 @@ class Proxies:
         Raises:
             BadRequest: the fields are malformed or contradict each other.
         """
-        if request.has_any(_NAMES) and self.trusted.has(request.peer[0]):
-            claim = self._claim(request)
-            request.apply_claim(claim.client, claim.secure, claim.host, claim.prefix)
-
-    def _claim(self, request: ClaimedRequest) -> Claim:
+        is_trusted = self.trusted.has
+        if not request.has_any(_NAMES) or not is_trusted(request.peer[0]):
+            return
         fields: dict[str, list[str]] = {}
         for name, value in request.headers:
             lower = name.lower()
             if lower in _NAMES:
                 fields.setdefault(lower, []).append(value)
         standard = fields.pop("forwarded", None)
-        has = self.trusted.has
         if self._headers == X_FORWARDED or (standard is None and self._headers == AUTO):
-            return of_x_forwarded(fields, has)
-        if standard is None:
-            return Claim()
-        if self._headers == FORWARDED or not fields:
-            return of_forwarded(standard, has)
-        return _agreed(of_x_forwarded(fields, has), of_forwarded(standard, has))
+            claim = of_x_forwarded(fields, is_trusted)
+        elif standard is None:
+            claim = Claim()
+        elif self._headers == FORWARDED or not fields:
+            claim = of_forwarded(standard, is_trusted)
+        else:
+            claim = _agreed(of_x_forwarded(fields, is_trusted), of_forwarded(standard, is_trusted))
+        request.apply_claim(claim.client, claim.secure, claim.host, claim.prefix)
 
 
 def _agreed(one: Claim, other: Claim) -> Claim:
@@ -148,8 +147,16 @@ def of_x_forwarded(fields: dict[str, list[str]], is_trusted: Callable[[str], boo
             return None
         return values[at] if len(values) == len(hops) and at < len(values) else values[-1]
 
-    host = value_of("host")
-    return Claim(client, _scheme(value_of("proto")), _with_port(host, value_of("port")), _prefix(value_of("prefix")))
+    secure, host, port = _scheme(value_of("proto")), value_of("host"), value_of("port")
+    if host is not None and port is not None and not re.search(r":[0-9]+\Z", host):
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _MAX_PORT:
+            raise BadRequest("malformed X-Forwarded-Port header")
+        host = host if int(port) in (80, 443) else f"{host}:{int(port)}"  # browsers omit default ports in Host
+    prefix = (value_of("prefix") or "").rstrip("/")
+    has_dots = any(part in (".", "..") for part in prefix.split("/"))
+    if prefix and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix) or has_dots):
+        raise BadRequest("malformed X-Forwarded-Prefix header")
+    return Claim(client, secure, host, prefix)
 
 
 def of_forwarded(lines: Sequence[str], is_trusted: Callable[[str], bool]) -> Claim:
@@ -197,8 +204,8 @@ def node(text: str) -> Hop | None:
 
 
 def _elements(line: str) -> list[dict[str, str]]:
-    """Return the parameters of each element, in one pass over the line."""
-    elements: list[dict[str, str]] = [{}]
+    """Return the parameters of each element."""
+    elements: list[dict[str, str]] = [{}]  # filled in one pass over the line, whose length the client chooses
     at = 0
     while True:
         match = _PAIR.match(line, at)
@@ -224,20 +231,3 @@ def _scheme(text: str | None) -> bool | None:
     if secure is None:
         raise BadRequest("scheme of a proxy is neither http nor https")
     return secure
-
-
-def _with_port(host: str | None, port: str | None) -> str | None:
-    if host is None or port is None or re.search(r":[0-9]+\Z", host):
-        return host
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _MAX_PORT:
-        raise BadRequest("malformed X-Forwarded-Port header")
-    return host if int(port) in (80, 443) else f"{host}:{int(port)}"
-
-
-def _prefix(text: str | None) -> str:
-    text = (text or "").rstrip("/")
-    if not text:
-        return ""
-    if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or any(part in (".", "..") for part in text.split("/")):
-        raise BadRequest("malformed X-Forwarded-Prefix header")
-    return text

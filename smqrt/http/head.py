@@ -8,7 +8,7 @@ UTF-8 in a target becomes percent-encoded.
 
 A name with an underscore is a valid token. Servers that derive variables from names (CGI, WSGI) confuse
 `Content_Length` with `Content-Length`. Such a twin of a framing field is rejected. A twin of a field that identifies a
-client is dropped, and also one beside the field with dashes.
+client is dropped. Any other twin is dropped if the field with dashes is present.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _WEBSOCKET_FIELDS = ("sec-websocket-key", "sec-websocket-version")
 _SINGLE = (  # a second one changes the meaning of the message, or its sender
     "host", *_FRAMING, *_WEBSOCKET_FIELDS, "authorization", "proxy-authorization", "origin", "destination",
 )  # fmt: skip
-_EQUAL = ("content-type",)  # several are accepted if they are equal
+_EQUAL = ("content-type",)  # repeated lines are accepted if they are equal
 _DATES = ("if-modified-since", "if-unmodified-since")  # ignored with more than one value: RFC 9110 §13.1
 _REJECTED_TWINS = frozenset(("content-length", "transfer-encoding"))
-_IDENTIFYING = ("x-forwarded-", "x-real-", "sec-", "proxy-")
+_IDENTIFYING = ("x-forwarded-", "x-real-", "sec-", "proxy-")  # beginnings of names
 _MAX_PORT = 65535
 NO_QUERY = QueryText()
 _MAX_RECENT = 256
@@ -143,7 +143,7 @@ class Head:
         """Copy the values of another head."""
         self.method, self.target, self.version = other.method, other.target, other.version
         self.path, self.query, self.host = other.path, other.query, other.host
-        self.headers, self._index = list(other.headers), other._index
+        self.headers, self._index = list(other.headers), other._index  # shared: `replace_host` creates a new one
         self.content_length, self.keep_alive = other.content_length, other.keep_alive
         self.expects_continue = other.expects_continue
 
@@ -152,8 +152,8 @@ class Head:
         self._index = {**self._index, "host": host}
         self._check_host()
         self.host = host
-        others = [(name, value) for name, value in self.headers if name.lower() != "host"]
-        self.headers = [("Host", host), *others]
+        kept = [(name, value) for name, value in self.headers if name.lower() != "host"]
+        self.headers = [("Host", host), *kept]
 
     def on_url(self, url: bytes) -> None:
         """Store the target; a callback of httptools."""
@@ -279,7 +279,7 @@ def decode_path(path: str) -> str:
     """Percent-decode a path, once.
 
     Raises:
-        BadRequest: a malformed escape, or an encoded slash, backslash or control character, whose only use is to bypass
+        BadRequest: a malformed escape, or an encoded slash, backslash or control character. These serve only to bypass
             checks of paths.
     """
     raw = _ESCAPE.sub(_decode_escape, path.encode("ascii"))
@@ -291,7 +291,7 @@ def _decode_escape(match: re.Match[bytes]) -> bytes:
     if digits is None:
         raise BadRequest("malformed percent escape in the path")
     code = int(digits, 16)
-    if code < 0x20 or code in (0x2F, 0x5C, 0x7F):
+    if code < 0x20 or code in b"/\\\x7f":
         raise BadRequest("encoded slash, backslash or control character in the path")
     return bytes((code,))
 

@@ -18,7 +18,7 @@ from typing import overload
 
 from smqrt.errors import SmqrtError
 
-# ---- Status codes, errors that handlers may raise, and error pages.
+# ---- Status codes, errors that handlers may raise, and error pages
 
 _HEAD = (
     '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>'
@@ -82,36 +82,19 @@ def _page(status: int, detail: str) -> bytes:
     return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
 
 
-# ---- Header fields.
+# ---- Header fields
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SET_BY_SERVER = ("content-length", "connection")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_MAX_CACHED = 1024
-MAX_RANGES = 10  # more in one request are an attack; the response is then the whole file
+_MAX_CACHED = 1024  # names that passed the check
+MAX_RANGES = 10  # a request with more is treated as an attack: the response is the whole file
 _RANGE = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
-_ONE_VALUE = frozenset(
-    [
-        "age",
-        "content-length",
-        "content-location",
-        "content-range",
-        "content-type",
-        "date",
-        "etag",
-        "expires",
-        "from",
-        "if-range",
-        "last-modified",
-        "location",
-        "max-forwards",
-        "referer",
-        "retry-after",
-        "server",
-        "set-cookie",
-        "user-agent",
-    ]
-)
+_ONE_VALUE = frozenset((
+    "age", "content-length", "content-location", "content-range", "content-type", "date", "etag", "expires", "from",
+    "if-range", "last-modified", "location", "max-forwards", "referer", "retry-after", "server", "set-cookie",
+    "user-agent",
+))  # fmt: skip
 _NO_FIELDS: Mapping[str, str] = {}
 _INVALID_IN_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
 
@@ -232,8 +215,14 @@ def check_field(name: str, value: str) -> str:
         ValueError: the field is invalid; the text names the field and the rule.
     """
     key = _checked_name(name)
-    if not (value.isascii() and value.isprintable()):  # a fast check that nearly all values pass
-        _check_value(name, value)
+    if value.isascii() and value.isprintable():  # a fast check that nearly all values pass
+        return key
+    if _CONTROL_CHARACTER.search(value) is not None:
+        raise ValueError(f"value of header {name} has a control character; a line end would start another header")
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(f"value of header {name} is not latin-1: percent-encode it") from None
     return key
 
 
@@ -245,15 +234,6 @@ def _checked_name(name: str) -> str:
     if key == "transfer-encoding":
         raise ValueError("header Transfer-Encoding is set by the server itself; set Content-Length or none")
     return key
-
-
-def _check_value(name: str, value: str) -> None:
-    if _CONTROL_CHARACTER.search(value) is not None:
-        raise ValueError(f"value of header {name} has a control character; a line end would start another header")
-    try:
-        value.encode("latin-1")
-    except UnicodeEncodeError:
-        raise ValueError(f"value of header {name} is not latin-1: percent-encode it") from None
 
 
 def http_date(unix_s: float) -> str:
@@ -308,16 +288,14 @@ def parse_ranges(header: str, size: int) -> list[Span] | None:
             return None
         if match[1] and match[2] and int(match[2]) < int(match[1]):
             return None
-        span = _span(match[1], match[2], size)
+        if match[1]:
+            span = Span(int(match[1]), min(int(match[2]) + 1, size) if match[2] else size)
+        else:  # "-500" means the last 500 bytes
+            span = Span(max(size - int(match[2]), 0), size)
         if span.first < span.end:
             spans.append(span)
-    return None if sum(map(len, spans)) > size else spans  # overlapping ranges: the whole content is smaller
-
-
-def _span(first: str, last: str, size: int) -> Span:
-    if not first:
-        return Span(max(size - int(last), 0), size)
-    return Span(int(first), min(int(last) + 1, size) if last else size)
+    # Overlapping ranges could multiply the bytes to send: the whole content is smaller.
+    return None if sum(map(len, spans)) > size else spans
 
 
 def cookie_of(fields: str, name: str) -> str | None:
@@ -341,9 +319,9 @@ def set_cookie_field(name: str, value: str, attributes: dict[str, str | None]) -
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"cookie name {name!r} is not a token: use letters, digits, '-' and '_'")
-    for what, text in {"value": value, **attributes}.items():
+    for part, text in {"value": value, **attributes}.items():
         if text is not None and _INVALID_IN_COOKIE.search(text) is not None:
             fault = "has a semicolon or a control character: percent-encode it"
-            raise ValueError(f"{what} {text!r} of cookie {name} {fault}")
+            raise ValueError(f"{part} {text!r} of cookie {name} {fault}")
     parts = [f"{key}={text}" if text is not None else key for key, text in attributes.items()]
     return "; ".join([f"{name}={value}", *parts])

@@ -97,23 +97,9 @@ class Request(Head, Posted):
     """
 
     __slots__ = (
-        "_body",
-        "_connection",
-        "_form",
-        "_is_over",
-        "_whole",
-        "cors",
-        "env",
-        "forwards",
-        "includes",
-        "is_fresh",
-        "peer",
-        "prefix",
-        "response",
-        "running",
-        "secure",
-        "transport",
-    )
+        "_body", "_connection", "_form", "_is_over", "_whole", "cors", "env", "forwards", "includes", "is_fresh",
+        "peer", "prefix", "response", "running", "secure", "transport",
+    )  # fmt: skip
 
     def __init__(self, head: bytes, connection: RequestConnection) -> None:
         self.copy_from(parse(head))
@@ -211,22 +197,21 @@ class Request(Head, Posted):
         return self._form
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
-        """Iterate over the body in pieces of up to `size_bytes`, without a limit of its size. Raises as `body`."""
+        """Iterate over the body in pieces of up to `size_bytes`, without a limit for the body. Raises as `body`."""
         if self._whole is not None:
-            whole = self._whole  # an authenticator has looked for a login form in it
+            whole = self._whole  # read before, for example by an authenticator that looked for a login form
             return (whole[at : at + size_bytes] for at in range(0, len(whole), size_bytes))
         return self.reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
-        """Return the parameters of the query, then those of a urlencoded body. Raises as
-        `body`."""
+        """Return the parameters of the query, then those of a urlencoded body. Raises as `body`."""
         return [(as_text(name), as_text(value)) for name, value in self.raw_params()]
 
     def raw_params(self) -> list[tuple[bytes, bytes]]:
         """Return the parameters like `params`, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
         if self.has_body and media_type(self) == URLENCODED:
-            pairs += parse_parameters(self.body(), Turn().yield_if_due)
+            pairs += parse_parameters(self.body(), Turn().yield_if_due)  # decoding 4 MiB would block the loop
         return pairs
 
     @property
@@ -298,7 +283,7 @@ class Request(Head, Posted):
         return self._connection.server.access
 
     def refuse_foreign(self, more: Origins | None = None) -> bool:
-        """Respond with 403 to a page of an origin that is not allowed, see `Access.check_origin`.
+        """Respond with 403 if the page that sent the request has a denied origin, see `Access.check_origin`.
 
         Returns:
             whether the request was rejected.
@@ -320,12 +305,11 @@ class Request(Head, Posted):
             subprotocol: the sub-protocol; None for the response's field Sec-WebSocket-Protocol, if set.
 
         Raises:
-            HttpError: 400, the client has not offered the sub-protocol (RFC 6455 §4.2.2) and would close the
-                connection.
+            HttpError: 400, the client has not offered the sub-protocol. It would close the connection (RFC 6455 §4.1).
         """
         fields = [(name, value) for name, value in self.response.headers if name.lower() == "set-cookie"]
         chosen = subprotocol
-        if chosen is None:
+        if chosen is None:  # the application may have set the field of the response instead
             chosen = ", ".join(v for name, v in self.response.headers if name.lower() == _SUBPROTOCOL.lower())
         if chosen:
             offered = [one.strip() for one in (self.get(_SUBPROTOCOL) or "").split(",")]
@@ -360,13 +344,13 @@ class Request(Head, Posted):
         self.response.ended = True
         slot = self.env.get("slot")
         if slot is not None:
-            slot.close()  # the request does not count for the limit of its application any more
+            slot.close()  # a detached connection does not count for the request limit of its application
         transport, watcher, data = self._connection.release()
         secure, server = self._connection.secure, self._connection.server
         return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)
 
     def skip_body(self) -> bool:
-        """Skip the rest of the body as far as it has arrived; return whether that was all of it.
+        """Discard the bytes of the body that have arrived, without waiting; return whether the body is complete.
 
         Raises:
             BadRequest: the chunked body is malformed.
@@ -379,13 +363,13 @@ class Request(Head, Posted):
         return self.content_length == 0 or self.reader().is_here
 
     def tapped(self) -> bytes:
-        """Return the copy of the body that `Body.tap` has kept."""
+        """Return the copied beginning of the body, see `Body.tap`."""
         return b"" if self._body is None else self._body.tapped
 
     def forget(self) -> None:
-        """End the request: release the memory of its body, and the values in `env` before garbage collection."""
+        """End the request: release the memory of its body and the values in `env`."""
         self._is_over = True
-        self.env.clear()
+        self.env.clear()  # values in it may refer to the request; without this they need garbage collection
         self._whole = self._form = None
         if self._body is not None:
             self._body.forget()
@@ -407,9 +391,9 @@ class Request(Head, Posted):
 def report_failure(request: Request, language: str, failure: str) -> None:
     """Log a failure of a page or a directory function with a number, and write it into the open response.
 
-    `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head
-    is sent: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Afterwards: a
-    block of HTML at the end.
+    `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head is
+    sent, the response is status 500 with plain text. For a request by a script it is `{"error": "lua", "emsg": ...}`.
+    After the head, the failure is appended as a block of HTML.
 
     Args:
         request: the request of the page or function.
@@ -442,7 +426,7 @@ class UploadError(Exception):
 
     Attributes:
         word: error word for applications (spec: bas-api §15).
-        detail: a sentence for people.
+        detail: the cause, as a sentence.
     """
 
     def __init__(self, word: str, detail: str) -> None:
@@ -487,13 +471,22 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
         if boundary is None:
             if not name or name.endswith("/"):
                 raise IoError("invalidname", "a body that is not a form has no file name: add one")
-            _receive_file(request.chunks(_RECEIVED_BYTES), io, name, watcher)
+            pieces = request.chunks(_RECEIVED_BYTES)
+            if not watcher.begin(name):
+                return
+            with _Target(io, name) as target:
+                for piece in pieces:
+                    if not watcher.wants_more():
+                        return
+                    target.write(piece)
+                target.finish()
+            watcher.end()
         else:
             _receive_form(request, boundary, io, name, watcher)
     except IoError as error:
         raise UploadError(error.word, str(error)) from None
     except OSError as error:
-        if isinstance(error, ClientGoneError):
+        if isinstance(error, ClientGoneError):  # a ConnectionError, and so an OSError too
             raise
         raise UploadError(IoError.of(error, name).word, str(error)) from None
     except MultipartError as error:
@@ -504,19 +497,8 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
         raise UploadError("timeout" if error.status == 408 else "mem", str(error)) from None
 
 
-def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: UploadWatcher) -> None:
-    if not watcher.begin(name):
-        return
-    with _Target(io, name) as target:
-        for piece in pieces:
-            if not watcher.wants_more():
-                return
-            target.write(piece)
-        target.finish()
-    watcher.end()
-
-
 def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher: UploadWatcher) -> None:
+    # `hold` counts the values of fields, which are kept in memory; files are written in pieces.
     events = read_form(request.chunks(_RECEIVED_BYTES), boundary, request.reader().hold)
     event = next(events, None)
     found = False
@@ -526,7 +508,11 @@ def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher:
             event = next(events, None)
             continue
         found = True
-        path = _path_of(name, event)
+        path = name
+        if not name or name.endswith("/"):
+            if event.filename.startswith(".") or not event.filename:
+                raise IoError("invalidname", f"file name {event.filename!r} in the form is hidden or empty")
+            path += event.filename
         if not watcher.begin(path):
             return
         with _Target(io, path) as target:
@@ -542,16 +528,8 @@ def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher:
     watcher.end()
 
 
-def _path_of(name: str, file: File) -> str:
-    if name and not name.endswith("/"):
-        return name
-    if file.filename.startswith(".") or not file.filename:
-        raise IoError("invalidname", f"file name {file.filename!r} in the form is hidden or empty")
-    return name + file.filename
-
-
 class _Target:
-    """A file that is written in larger pieces than those that arrive. An incomplete file is removed."""
+    """A buffered file for an upload. The context manager removes it if it is incomplete."""
 
     def __init__(self, io: Io, name: str) -> None:
         self._file = NewFile(io, name)

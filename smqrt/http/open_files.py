@@ -24,15 +24,15 @@ from smqrt.loop.threads import DiskThreads
 
 # ---- Local disks
 #
-# The loop itself may stat and open files on a file system of this machine's kernel. All other file systems (network,
-# FUSE) may block for long, so threads use them.
+# The loop itself may stat and open files on a file system of this machine's kernel. Other file systems (network, FUSE)
+# may block for long, so threads do that.
 
 _LOCAL = """
 aufs bcachefs btrfs devtmpfs erofs exfat ext2 ext3 ext4 f2fs iso9660 jfs nilfs2 ntfs3 overlay ramfs rootfs squashfs
 tmpfs udf vfat xfs zfs"""
 LOCAL_TYPES = frozenset(_LOCAL.split())
-"""File systems that need neither a network nor a program. All others are slow, including `proc` and `sysfs`, where
-reading a file may wait for an event. On systems without a table of mounts, every file system is slow."""
+"""File systems that need neither a network nor a program. All others count as slow, including `proc` and `sysfs`, where
+reading a file may wait for an event. On systems without a table of mounts, every file system counts as slow."""
 CACHED_S = 5.0
 """How long the mount of a folder is cached. A new mount over it takes effect after this time."""
 MAX_FOLDERS = 4096
@@ -98,7 +98,7 @@ class Disks:
         return known[1]
 
     def find_mount(self, path: str) -> None:
-        """Cache the mount of the folder of `path`; blocks as long as the disk does."""
+        """Cache the mount of the folder of `path`; blocks until the disk responds."""
         folder = path[: path.rfind("/")]
         mounts = self._mounts()
         mount = mount_of(os.path.realpath(folder or "/"), mounts)
@@ -106,7 +106,7 @@ class Disks:
         self._folders[folder] = monotonic() + CACHED_S, mount, mounts.get(mount, False)
 
     def threads(self, path: str) -> DiskThreads:
-        """Return the threads for operations on `path`. Folders whose mount is unknown share threads of their own."""
+        """Return the threads for operations on `path`. All folders with an unknown mount share the same threads."""
         known = self._folders.get(path[: path.rfind("/")])
         mount = known[1] if known is not None else "?"
         found = self._threads.get(mount)
@@ -116,8 +116,7 @@ class Disks:
         return found
 
     def doing(self, path: str, function: Callable[..., T]) -> Callable[..., T]:
-        """Return `function`, or one that finds the mount of `path` first where it is unknown. To be called in a
-        thread."""
+        """Return a function for a thread: `function`, or one that first finds the unknown mount of `path`."""
         known = self._folders.get(path[: path.rfind("/")])
         if known is not None and monotonic() < known[0]:
             return function
@@ -132,7 +131,7 @@ class Disks:
         """Call a function that blocks on the disk of `path` in a thread of that disk; blocks this greenlet.
 
         Returns:
-            what the function returns.
+            the result of the function.
 
         Raises:
             TimeoutError: the disk did not respond in time.
@@ -156,7 +155,7 @@ def call_blocking(io: Io, name: str, function: Callable[..., T], *args: object) 
     The functions of an io with `in_loop` are called directly.
 
     Returns:
-        what the function returns.
+        the result of the function.
 
     Raises:
         IoError: "ioerror", the disk did not respond in time.
@@ -219,7 +218,7 @@ class DiskFile:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the system has all written bytes."""
+        """Whether all written bytes were passed to the system."""
         return not self._unwritten
 
     def read_now(self, size_bytes: int) -> bytes | None:
@@ -242,7 +241,8 @@ class DiskFile:
         count = self._copy(0, wanted)
         if count is None:
             return None
-        is_unclear = count < wanted or size_bytes < 0  # the end of the file, or is the rest not in the page cache?
+        # Fewer bytes mean the end of the file, or that the rest is not in the page cache. One more byte shows which.
+        is_unclear = count < wanted or size_bytes < 0
         if count and is_unclear and self._copy(count, 1) != 0:
             return None
         self._position += count
@@ -327,7 +327,7 @@ class DiskFile:
         self._position = position
 
     def close(self) -> None:
-        """Write the collected bytes and close the file, also if writing fails. Raises as `flush`."""
+        """Write the collected bytes and close the file even if that fails. Raises as `flush`."""
         try:
             self.flush()
         finally:
@@ -341,10 +341,10 @@ PREFIX = ".smqrt-upload-"
 
 
 class NewFile:
-    """A file that is being written; blocks the greenlet. As a context manager, it removes an unfinished file.
+    """A file that is being written. Its methods block. As a context manager, it removes an unfinished file.
 
-    On a disk the file has a temporary name and is renamed at the end. Other ios have no atomic rename: there it is
-    written in place.
+    On a disk the file has a temporary name and is renamed at the end. Other ios have no atomic rename, so there the
+    file is written in place.
 
     Args:
         io: stores the file.
@@ -372,7 +372,7 @@ class NewFile:
         call_blocking_file(self._io, self._name, lambda: self.file.writelines(pieces))
 
     def finish(self) -> None:
-        """Close the file and give it its name. Raises IoError."""
+        """Close the file and rename it to its final name. Raises IoError."""
         call_blocking_file(self._io, self._name, self._close_and_rename)
         self._is_finished = True
 
@@ -425,7 +425,7 @@ def _try_unlink(path: str) -> None:
 # ---- Special files: named pipes, serial lines
 
 _READ, _WRITE = 1, 2
-_POLL_S = 0.05  # interval of trying to open a pipe for writing: the system has no event for its first reader
+_POLL_S = 0.05  # interval of attempts to open a pipe for writing: the system has no event for its first reader
 MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may have no end
 
 

@@ -17,7 +17,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.access import Private
 from smqrt.transport.tls_contexts import self_signed_pair
 
-_WORDS = {
+_WORDS = {  # error words of applications; any other error is "ioerror"
     errno.ENOENT: "notfound",
     errno.ENOTDIR: "notfound",
     errno.EISDIR: "noaccess",
@@ -62,7 +62,7 @@ class Stat:
         size: in bytes.
         mtime: time of the last change, in seconds since 1970.
         isdir: whether it is a directory.
-        version: a value that differs if the content may differ.
+        version: a value that changes whenever the content may have changed.
     """
 
     name: str
@@ -102,8 +102,8 @@ class Io:
     private = Private()
     """Rules for files that clients cannot see, besides hidden ones."""
     in_loop = False
-    """Whether operations run in the thread of the loop, as for an io in Lua. They block only the greenlet. All others
-    are for threads, see `smqrt.http.open_files`."""
+    """Whether operations run in the thread of the loop and block only the greenlet, as for an io in Lua. Otherwise a
+    thread runs them, see `smqrt.http.open_files`."""
 
     def place(self, name: str = "") -> str:
         """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""
@@ -138,8 +138,10 @@ class Io:
         raise IoError("noimplementation", f"cannot open {path}")
 
     def published(self, name: str) -> Stat:
-        """Return the stat of a file or directory that clients may see under this name, without links out of the
-        tree."""
+        """Return the stat of a file or directory if clients may see it under this name.
+
+        A link that leads out of the tree is "notfound".
+        """
         self._reject_private("/".join(segments(name)))
         return self.stat(name)
 
@@ -186,11 +188,11 @@ class Io:
         raise IoError("noaccess", f"{old}: read only")
 
     def realpath(self, name: str = "") -> str:
-        """Return the path in the operating system."""
+        """Return the path of a file in the operating system."""
         raise IoError("noimplementation", f"{name} has no path")
 
 
-# ---- Files that are generated when they are read: the io objects "vm" of applications.
+# ---- Files that are generated when they are read: the io objects "vm" of applications
 
 
 class VirtualIo(Io):
@@ -206,7 +208,7 @@ class VirtualIo(Io):
     def __init__(self, files: Mapping[str, Callable[[], bytes]], prefix: str = "") -> None:
         self._files = files
         self._prefix = prefix
-        self._created_s = int(time.time())
+        self._created_s = int(time.time())  # time of all files, which have none of their own
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
@@ -261,14 +263,11 @@ class VirtualIo(Io):
 
 
 def server_io() -> VirtualIo:
-    """Return the files of every server: a self-signed certificate for tests of TLS (spec: bas-api §10)."""
+    """Return the files that every server has: a self-signed certificate for tests of TLS (spec: bas-api §10)."""
 
     def certificate(part: int) -> bytes:
         return Path(self_signed_pair("localhost")[part]).read_bytes()
 
     return VirtualIo(
-        {
-            ".certificate/MakoServer.pem": lambda: certificate(0),
-            ".certificate/MakoServer.key": lambda: certificate(1),
-        }
+        {".certificate/MakoServer.pem": lambda: certificate(0), ".certificate/MakoServer.key": lambda: certificate(1)}
     )

@@ -1,4 +1,4 @@
-"""HTTP responses: buffered, and sent at once with their length if they fit."""
+"""Buffered HTTP responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Draft(NamedTuple):
 
 
 class Response:
-    """A response: buffered, and sent at once with its length if it fits.
+    """A buffered response. A body up to BUFFER_BYTES is sent at once, with its length.
 
     Attributes:
         status: the status code.
@@ -46,27 +46,13 @@ class Response:
         size: bytes of the body so far.
         close: whether to close the connection after the response.
         before_send: called before anything is sent; must not block.
-        finishers: called with the header lines, to add those of every response. `reset` keeps them.
+        finishers: each receives the header lines and returns them with its own added. `reset` keeps the finishers.
     """
 
     __slots__ = (
-        "_buffered",
-        "_chunked",
-        "_connection",
-        "_headers",
-        "_missing",
-        "_parts",
-        "_is_head",
-        "before_send",
-        "close",
-        "committed",
-        "ended",
-        "finishers",
-        "_version",
-        "secure",
-        "size",
-        "status",
-    )
+        "_buffered", "_chunked", "_connection", "_headers", "_is_head", "_missing", "_parts", "_version", "before_send",
+        "close", "committed", "ended", "finishers", "secure", "size", "status",
+    )  # fmt: skip
 
     def __init__(self, connection: ResponseConnection, method: str, version: str) -> None:
         self._connection = connection
@@ -124,7 +110,17 @@ class Response:
             return
         if self.before_send is not None:
             self.before_send()
-        head = b"" if self.committed else self._begin_stream()
+        head = b""
+        if not self.committed:
+            self._missing = self._declared_length()
+            if self._missing is not None:
+                framing = b"Content-Length: %d\r\n" % self._missing
+            elif self._version == "1.0":
+                self.close, framing = True, b""  # HTTP/1.0 has no chunks: the end of the stream ends the body
+            else:
+                self._chunked, framing = True, b"Transfer-Encoding: chunked\r\n"
+            head = self._head(b"" if self.status in (204, 304) else framing)
+            self.committed = True
         self._send(head + self._framed(self._take()))
 
     def end(self, data: bytes = b"") -> None:
@@ -139,7 +135,13 @@ class Response:
         self.ended = True
         if not self.committed:
             self.committed = True
-            self._send(self._head(self._length_line(len(body))) + (b"" if self._has_no_body else body))
+            length = len(body)
+            if self._is_head and not length:
+                length = self._declared_length() or 0  # the length that a GET would have
+            # RFC 9110 §8.6: a response 1xx or 204 must not have a length, and 304 needs none.
+            has_length = self.status not in (204, 304) and self.status >= 200
+            head = self._head(b"Content-Length: %d\r\n" % length if has_length else b"")
+            self._send(head + (b"" if self._has_no_body else body))
             return
         has_body = not self._has_no_body
         self._send(self._framed(body) + (b"0\r\n\r\n" if self._chunked and has_body else b""))
@@ -147,7 +149,7 @@ class Response:
             self.close = True  # shorter than announced: only closing the connection shows that to the client
 
     def hand_over(self, more: bytes) -> tuple[bytes, bool]:
-        """End a response whose head was sent, because another owner of its connection continues the body.
+        """End a response whose head was sent. The new owner of the connection continues the body.
 
         Args:
             more: further bytes of the body.
@@ -170,7 +172,7 @@ class Response:
         self.committed = self.ended = True
         self.size = len(body)
         if self._is_head:
-            body = b""
+            body = b""  # the length in the head is that of a GET
         for finish in self.finishers:
             head = finish(head)
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
@@ -250,8 +252,9 @@ class Response:
         self.end(text)
 
     def stream(self, pieces: Iterable[bytes | str]) -> None:
-        """Send each piece as soon as it exists, then end the response; blocks the greenlet while the client does not
-        read. A generator is closed when the client disconnects. Raises as `write`.
+        """Send each piece when it is produced, then end the response. Raises as `write`.
+
+        Blocks the greenlet while the client does not read. A generator is closed when the client disconnects.
 
         Args:
             pieces: pieces of the body.
@@ -289,7 +292,7 @@ class Response:
         Args:
             name, value: name and value of the cookie.
             path, domain: paths and hosts to which the browser sends it.
-            max_age_s: lifetime; 0 deletes the cookie, None keeps it until the browser ends.
+            max_age_s: lifetime; 0 deletes the cookie, None keeps it until the browser is closed.
             secure: whether the browser sends it over TLS only. None: if the client uses TLS for this request.
             httponly: whether scripts have no access to it.
             samesite: "Lax", "Strict", or "None", which browsers accept for secure cookies only.
@@ -326,25 +329,13 @@ class Response:
         if data:
             self._connection.send(data)
 
-    def _begin_stream(self) -> bytes:
-        self._missing = self._declared_length()
-        if self._missing is not None:
-            framing = b"Content-Length: %d\r\n" % self._missing
-        elif self._version == "1.0":
-            self.close, framing = True, b""
-        else:
-            self._chunked, framing = True, b"Transfer-Encoding: chunked\r\n"
-        head = self._head(b"" if self.status in (204, 304) else framing)
-        self.committed = True
-        return head
-
     def _framed(self, data: bytes) -> bytes:
         if not data or self._has_no_body:
             return b""
         if self._chunked:
             return b"%x\r\n%b\r\n" % (len(data), data)
         if self._missing is not None:
-            data = data[: self._missing]
+            data = data[: self._missing]  # the client would read more as the next response
             self._missing -= len(data)
         return data
 
@@ -352,13 +343,6 @@ class Response:
         """Return the Content-Length that the handler has set, None without a valid one."""
         declared = self.headers.get("content-length")
         return int(declared) if declared is not None and declared.isascii() and declared.isdigit() else None
-
-    def _length_line(self, length: int) -> bytes:
-        if self.status in (204, 304) or self.status < 200:
-            return b""
-        if self._is_head and not length:
-            length = self._declared_length() or 0  # the length that a GET would have
-        return b"Content-Length: %d\r\n" % length
 
     def _head(self, framing: bytes) -> bytes:
         status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()

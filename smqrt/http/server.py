@@ -40,7 +40,7 @@ _READ, _WRITE = 1, 2
 _HEAD_END = b"\r\n\r\n"
 _CR = 13
 _CHECKED_BODY_BYTES = 16384  # bytes of a chunked body, received with its head, that are checked before the handler runs
-_REQUESTS_AT_ONCE = 4  # before other connections have a turn
+_REQUESTS_AT_ONCE = 4  # pipelined requests handled in a row before other connections have a turn
 _buffer = bytearray(65536)  # shared by all connections: received bytes are copied before the next receive
 _view = memoryview(_buffer)
 _TIMED_OUT = object()
@@ -133,7 +133,9 @@ class HttpServer:
         self._deadlines.forget(connection)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
-        """Respond to requests that have arrived, also in part, and close all other connections; blocks the greenlet.
+        """Respond to requests that have arrived completely or in part. Close all other connections.
+
+        Blocks the greenlet.
 
         Returns:
             whether all connections were closed in time.
@@ -149,7 +151,7 @@ class HttpServer:
             gevent.sleep(0.02)
 
     def release_idle(self) -> Iterator[tuple[Transport, tuple[str, int], bytes]]:
-        """Detach the idle connections without TLS. The others are served here and closed after their response.
+        """Detach the idle connections without TLS. This server closes the others after their response.
 
         Yields:
             transport, address of the client, and the received bytes of the next request.
@@ -267,22 +269,20 @@ class HttpConnection:
         data = self.data
         if data[0] == _CR and data[:2] == b"\r\n" and not self._skipped:
             self._skipped, self.data, data = True, data[2:], data[2:]  # RFC 9112 §2.2: some clients send one empty line
+        # The checked part has no empty line, but its last three bytes may begin one. `end` is 3 without any.
         end = data.find(_HEAD_END, self._checked - 3 if self._checked > 3 else 0) + 4
         limit = self.server.limits.head_bytes
         if end > limit or (end < 4 and len(data) > limit):
             raise BadRequest(f"the head is longer than {limit} bytes", status=431)
         if end < 4:
-            self._await_more(data)
+            if not self._checked:  # the first bytes of a head: its deadline replaces that of the connection
+                self.deadline_s = monotonic() + self.server.limits.header_s
+            check_beginning(data, self._checked)
+            self._checked = len(data)
             return None
         self._checked, self._skipped = 0, False
         self.data = data[end:]
         return data[:end]
-
-    def _await_more(self, data: bytes) -> None:
-        if not self._checked:
-            self.deadline_s = monotonic() + self.server.limits.header_s
-        check_beginning(data, self._checked)
-        self._checked = len(data)
 
     def _begin(self, request: Request) -> None:
         if self.server.proxies is not None:
@@ -355,7 +355,7 @@ class HttpConnection:
             request.cors = self.server.root.cors(request.path)
             find = self.server.challenge_answer
             if find is not None and (found := find(request.path)) is not None:
-                # A certificate authority: before logins and redirects of applications, and for every host name.
+                # A certificate authority may request any host name, so this precedes Host checks, logins and redirects.
                 response.headers.set("Content-Type", "application/octet-stream")
                 response.headers.set("Cache-Control", "no-store")
                 response.write(found)
@@ -380,7 +380,7 @@ class HttpConnection:
     def _respond_error(self, request: Request, error: HttpError) -> None:
         response = request.response
         if self._busy is not request:
-            return  # detached: another owner responds
+            return  # detached: the new owner responds
         if response.committed or error.close:
             response.close = True
         if not response.committed:
@@ -441,13 +441,13 @@ class HttpConnection:
             self._send_rest(memoryview(data)[sent:])
 
     def _send_rest(self, rest: memoryview) -> None:
-        late = ClientGoneError("the client does not read")
+        timeout = ClientGoneError("the client does not read")
         if self._writable is None:
             self._writable = get_hub().loop.io(self.transport.fileno(), _WRITE)
         if self.life is Life.OPEN:
             self.life = moved(self.life, Life.BLOCKED)
         while rest or (self.secure and self.transport.wants_write):
-            self._wait(self._writable, self.server.limits.send_idle_s, late)
+            self._wait(self._writable, self.server.limits.send_idle_s, timeout)
             transport = self._open_transport()
             try:
                 if rest:
@@ -465,15 +465,15 @@ class HttpConnection:
         """Send 100 Continue."""
         self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _wait(self, watcher: Any, idle_s: float, late: BaseException) -> None:
-        """Block this greenlet until the watcher fires. Raises `late` after `idle_s` seconds."""
+    def _wait(self, watcher: Any, idle_s: float, timeout: BaseException) -> None:
+        """Block this greenlet until the watcher fires. Raises `timeout` after `idle_s` seconds."""
         self._waiting = getcurrent()
         self._watcher.stop()
         self.deadline_s = monotonic() + idle_s
         watcher.start(self._waiting.switch)
         try:
             if get_hub().switch() is _TIMED_OUT:
-                raise late
+                raise timeout
         finally:
             watcher.stop()
             self._waiting = None
@@ -488,8 +488,8 @@ class HttpConnection:
         """Detach the connection from HTTP and return transport, stopped READ watcher and unused bytes."""
         return self._detach_transport(Life.CLOSED)
 
-    def _detach_transport(self, to: Life) -> tuple[Transport, Watcher, bytes]:
-        self.life = moved(self.life, to)
+    def _detach_transport(self, state: Life) -> tuple[Transport, Watcher, bytes]:
+        self.life = moved(self.life, state)
         transport, data = self.transport, self.data
         self._watcher.stop()
         self.transport, self._busy, self.data = None, None, b""
@@ -500,7 +500,7 @@ class HttpConnection:
     # Closing
 
     def expired(self) -> None:
-        """End the wait that has exceeded the deadline."""
+        """End the wait of the greenlet, reject an incomplete head, or close an idle connection."""
         if self._waiting is not None:
             self._waiting.switch(_TIMED_OUT)
         elif self._busy is None and self._checked:
@@ -527,7 +527,7 @@ class HttpConnection:
             self._close_gracefully()
 
     def close_if_idle(self) -> None:
-        """Close, unless a request is being handled or has arrived, also in part."""
+        """Close, unless a request is being handled or has arrived completely or in part."""
         if self._is_idle and not self.data:
             self._receive()
         if self._is_idle and not self.data:
@@ -549,6 +549,7 @@ class HttpConnection:
         self.server.forget(self)
         transport.close()
         if self._waiting is not None:
+            # By the loop, because `throw` would switch to the waiting greenlet in the middle of the caller.
             get_hub().loop.run_callback(self._waiting.throw, ClientGoneError("the connection was closed"))
 
     def _close_writable(self) -> None:

@@ -20,10 +20,10 @@ from smqrt.settings.limits import Limit
 
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
-MAX_SESSIONS = 10_000  # bounds the memory if a page creates one for each visitor; the least recently used one ends
-MAX_PER_ADDRESS = 1000  # so that one visitor cannot displace the sessions of all others
+MAX_SESSIONS = 10_000  # bounds the memory if a page creates a session for each client
+MAX_PER_ADDRESS = 1000  # so that one client cannot displace the sessions of all other clients
 Note = Callable[[bytes, bytes], object]
-"""Sends a note to other workers, or receives one: called with its name and its data."""
+"""Sends a note to other workers, or receives one. The arguments are its name and its data."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class HttpSessions:
         self.on_login: Callable[[HttpSession, Any], object] = lambda session, record: None
         self._by_peer: dict[str, dict[str, HttpSession]] = {}
         self._next_number = itertools.count(self._first_number()).__next__
-        self._by_id: dict[str, HttpSession] = {}
+        self._by_id: dict[str, HttpSession] = {}  # ordered by last use, see `_move_to_end`
         self._by_number: dict[int, HttpSession] = {}
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ class HttpSessions:
         return next(iter(sessions.values()))
 
     def find(self, session_id: str) -> HttpSession | None:
-        """Return the session with this id and note its use; None if it does not exist or has ended."""
+        """Return the session with this id and record its use; None if it does not exist or has ended."""
         session = self._alive(self._by_id.get(session_id))
         if session is not None:
             session.uses += 1
@@ -177,7 +177,7 @@ class HttpSessions:
         return sorted(self._by_number)
 
     def touch(self, session: HttpSession) -> None:
-        """Note the use of a session."""
+        """Record the use of a session."""
         session.accessed_s = self._now()
         self._move_to_end(session)
 
@@ -188,7 +188,7 @@ class HttpSessions:
             of_peer[session.id] = of_peer.pop(session.id)
 
     def touch_each_second(self, session: HttpSession) -> None:
-        """Note the use of a session at most once a second, for sessions with many requests."""
+        """Record the use of a session at most once a second, for sessions with many requests."""
         if not 0 <= self._now() - session.accessed_s < 1:
             self.touch(session)
 
@@ -241,7 +241,7 @@ class HttpSessions:
         """Send the login of a session to other workers."""
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Lock out other workers inside a `with` block, which must not switch greenlets.
+        """Exclude other workers inside a `with` block, which must not switch greenlets.
 
         Returns:
             the context; its value is whether the lock was obtained.
@@ -249,7 +249,7 @@ class HttpSessions:
         return nullcontext(True)
 
     def share_notes(self, kind: bytes, keep_s: float, arrived: Note) -> Note:
-        """Share notes that belong to no session.
+        """Share notes that are not part of a session.
 
         Args:
             kind: one byte that identifies this kind of notes.
@@ -321,7 +321,7 @@ class RequestSessions(HttpSessions):
         return session
 
     def change_id(self, request: SessionRequest) -> None:
-        """Change the id and the cookie of a request's session, so that the old id becomes useless."""
+        """Change the id and the cookie of a request's session. This invalidates the old id."""
         session = self.of(request)
         if session is not None:
             self.renew(session)
@@ -343,7 +343,7 @@ class RequestSessions(HttpSessions):
             self._timer.again(greenlets.start, self._expire)
 
     def _expire(self) -> None:
-        """End expired sessions, in a pooled greenlet: functions of applications for ended sessions take time."""
+        """End expired sessions; runs in a pooled greenlet, because functions of applications may take time."""
         self._timer.stop()
         try:
             self.expire(Turn().yield_if_due)

@@ -34,17 +34,17 @@ LUA = b"l"
 TICK_S = 1.0
 """Interval of sending the uses of sessions, and changes outside of requests."""
 SLACK_S = 2 * TICK_S
-"""Sessions expire later by this time, because the note of a use at another worker may arrive that late."""
+"""Delay before an unused session expires, because another worker may report a use that late."""
 LOCK_S = 5 * TICK_S  # validity of another worker's lock, which that worker renews with each tick
 MAX_VALUE_BYTES = 256 << 10
-_PURGE_TICKS = 10
-_MAX_COMPARED = 100
+_PURGE_TICKS = 10  # between two deletions of obsolete rows
+_MAX_COMPARED = 100  # sessions, to find the least recently used one; comparing all would block the loop
 _BATCHES, _TICK_BATCHES, _FIRST_BATCHES = 4, 500, 10_000  # of other workers' rows, read per call
-_FRESH_S = 0.005
-_MAX_DEPTH = 20
+_FRESH_S = 0.005  # how long `by_number` relies on the last check for changes
+_MAX_DEPTH = 20  # of nested lists and dicts
 _NUMBERS_PER_WORKER = 1_000_000_000  # session numbers
-_use = struct.Struct(">dI?")  # last use of a session, number of uses in that worker, whether that worker has a lock
-_scalars = (str, int, float, bool, bytes, type(None))
+_USE = struct.Struct(">dI?")  # last use of a session, number of uses in that worker, whether that worker has a lock
+_SCALARS = (str, int, float, bool, bytes, type(None))
 _lines = LineLimit()
 
 
@@ -54,10 +54,10 @@ class SharedSession(HttpSession):
     Attributes:
         known: its rows that all workers have, by name.
         changes: number of changes of Lua attributes by other workers.
-        locked_s: time of another worker's last note of a lock.
+        locked_s: time of the last report of a lock by another worker.
         own_uses: part of `uses` in this worker.
         has_rows: whether other workers may have rows of Python attributes or of `max_inactive_s`.
-        changed: called when an attribute is set or read.
+        changed: called when an attribute is set or read, because a list or dict that was read may be changed.
     """
 
     def __init__(self, session_id: str, number: int, peer: str, created_s: float, changed: Callable[[Any], object]):
@@ -124,7 +124,7 @@ class SharedSessions(RequestSessions):
         self._ticker = get_hub().loop.timer(TICK_S, TICK_S, ref=False)
         self._ticker.start(greenlets.start, self._tick)
 
-    # ---- changes from other workers
+    # ---- Changes from other workers
 
     def catch_up(self) -> None:
         """See `HttpSessions.catch_up`. The first call loads all sessions."""
@@ -133,9 +133,9 @@ class SharedSessions(RequestSessions):
         self._is_catching_up = True
         try:
             for _ in range(_BATCHES if self._is_loaded else _FIRST_BATCHES):
-                living = self._rows.living_if_missed()
-                if living is not None:
-                    for session in [one for number, one in self._by_number.items() if number not in living]:
+                present = self._rows.living_if_missed()
+                if present is not None:
+                    for session in [one for number, one in self._by_number.items() if number not in present]:
                         self._remove(session)
                 for row in self._rows.changes():
                     self._apply(row)
@@ -167,8 +167,8 @@ class SharedSessions(RequestSessions):
         if kind == _ID and data:
             self._rename(session, data.decode())
         elif kind == _USES and data:
-            accessed_s, uses, is_locked = _use.unpack(data)
-            session.uses += uses - (_use.unpack(session.known[name])[1] if name in session.known else 0)
+            accessed_s, uses, is_locked = _USE.unpack(data)
+            session.uses += uses - (_USE.unpack(session.known[name])[1] if name in session.known else 0)
             session.locked_s = time() if is_locked else 0.0
             if accessed_s > session.accessed_s:
                 session.accessed_s = accessed_s
@@ -178,12 +178,19 @@ class SharedSessions(RequestSessions):
         elif kind == _LOGIN:
             self.on_login(session, json.loads(data) if data else None)
         elif kind == _PYTHON:
-            _apply_attribute(session, name, data)
+            session.has_rows = True
+            attribute = name[1:].decode("utf-8", "surrogatepass")
+            if data is not None:
+                value = session.attributes[attribute] = marshal.loads(data)
+                # `save` compares bytes, and those of another worker may differ for an equal value, such as a set.
+                session.known[name] = marshal.dumps(value, 2)
+            elif session.known.pop(name, None) is not None:
+                session.attributes.pop(attribute, None)
             return
         session.changes += kind == LUA
         _set_known(session, name, data)
 
-    # ---- changes for other workers
+    # ---- Changes for other workers
 
     def save(self, session: HttpSession) -> None:
         """See `HttpSessions.save`. Compares all attributes: values such as lists change without a call."""
@@ -193,7 +200,12 @@ class SharedSessions(RequestSessions):
         if not session.attributes and session.max_inactive_s == MAX_INACTIVE_S and not session.has_rows:
             return  # most sessions
         session.has_rows = True
-        wanted = _attribute_rows(session)
+        wanted: dict[bytes, bytes] = {}  # rows of the Python attributes that can be shared
+        for attribute, value in session.attributes.items():
+            if isinstance(attribute, str) and is_plain(value):
+                data = marshal.dumps(value, 2)  # version 2 is deterministic: equal values give equal bytes
+                if is_small(data, session, attribute):
+                    wanted[_PYTHON + attribute.encode("utf-8", "surrogatepass")] = data
         removed = [name for name in session.known if name[:1] == _PYTHON and name not in wanted]
         with self._rows.together():
             if session.max_inactive_s != MAX_INACTIVE_S or _INACTIVE in session.known:
@@ -238,7 +250,7 @@ class SharedSessions(RequestSessions):
         self._send_uses(self._changed)
         self._rows.write()
 
-    # ---- the sessions
+    # ---- The sessions
 
     def of(self, request: SessionRequest) -> HttpSession | None:
         """See `RequestSessions.of`."""
@@ -316,7 +328,7 @@ class SharedSessions(RequestSessions):
         self._rows.end(session.number)
         return True
 
-    # ---- ticks
+    # ---- Ticks
 
     def _tick(self) -> None:
         self._ticker.stop()
@@ -342,12 +354,12 @@ class SharedSessions(RequestSessions):
             self._ticker.again(greenlets.start, self._tick)
 
     def _send_uses(self, sessions: Iterable[SharedSession], yield_turn: Callable[[], object] = bool) -> None:
-        living = [one for one in sessions if self._by_number.get(one.number) is one]
-        for at in range(0, len(living), MAX_WRITTEN):
+        present = [one for one in sessions if self._by_number.get(one.number) is one]
+        for at in range(0, len(present), MAX_WRITTEN):
             with self._rows.together():
-                for session in living[at : at + MAX_WRITTEN]:
+                for session in present[at : at + MAX_WRITTEN]:
                     self.save(session)
-                    row = _use.pack(session.accessed_s, session.own_uses, session.locks > 0)
+                    row = _USE.pack(session.accessed_s, session.own_uses, session.locks > 0)
                     self._rows.put(session.number, b"%b%d" % (_USES, self._rows.writer), row)
             yield_turn()
 
@@ -374,34 +386,13 @@ def _set_known(session: SharedSession, name: bytes, data: bytes | None) -> None:
         session.known[name] = data
 
 
-def _attribute_rows(session: SharedSession) -> dict[bytes, bytes]:
-    """Return the rows of the Python attributes that can be shared."""
-    found: dict[bytes, bytes] = {}
-    for name, value in session.attributes.items():
-        if isinstance(name, str) and is_plain(value):
-            data = marshal.dumps(value, 2)  # version 2 is deterministic: equal values give equal bytes
-            if is_small(data, session, name):
-                found[_PYTHON + name.encode("utf-8", "surrogatepass")] = data
-    return found
-
-
-def _apply_attribute(session: SharedSession, row: bytes, data: bytes | None) -> None:
-    name = row[1:].decode("utf-8", "surrogatepass")
-    session.has_rows = True
-    if data is not None:
-        value = session.attributes[name] = marshal.loads(data)
-        session.known[row] = marshal.dumps(value, 2)
-    elif session.known.pop(row, None) is not None:
-        session.attributes.pop(name, None)
-
-
 def is_plain(value: object, depth: int = 0) -> bool:
     """Return whether a Python value can be shared.
 
     That is None, texts, numbers, booleans, bytes, and lists, tuples, sets and dicts of such values.
     """
     kind = type(value)
-    if kind in _scalars:
+    if kind in _SCALARS:
         return True
     if depth >= _MAX_DEPTH:
         return False
@@ -418,6 +409,6 @@ def is_small(data: bytes, session: HttpSession, name: str) -> bool:
     if len(data) <= MAX_VALUE_BYTES:
         return True
     size_kib, max_kib = len(data) >> 10, MAX_VALUE_BYTES >> 10
-    what = f"attribute {name} of session {session.number} has {size_kib} KiB"
-    _lines.warn(f"{what}; attributes over {max_kib} KiB are not shared with other workers")
+    fault = f"attribute {name} of session {session.number} has {size_kib} KiB"
+    _lines.warn(f"{fault}; attributes over {max_kib} KiB are not shared with other workers")
     return False

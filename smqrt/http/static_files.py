@@ -25,8 +25,8 @@ from smqrt.loop.threads import in_thread
 MAX_KEPT_FILE = 256 << 10  # larger files are read from the disk each time; the system caches them
 MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
 MAX_KNOWN = 4096  # names of one resource reader
-_PIECE = 64 << 10
-MIN_PACKED_BYTES = 1024  # smaller responses fit into one packet anyway
+_PIECE_BYTES = 64 << 10
+MIN_PACKED_BYTES = 1024  # a smaller response fits into one packet without compression
 _MAX_PACKED_RATIO = 0.9  # compressed to original size; other files are not compressed
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # for zlib: a window of 15 bits, plus 16 for the gzip format
@@ -64,7 +64,7 @@ class StaticFile:
 
     Attributes:
         body: the content, while it is in memory.
-        packed: the compressed content. Empty if compression saves too little, None until a client accepts gzip.
+        packed: the compressed content. It is empty if compression saves too little, None until a client accepts gzip.
         head, packed_head: the prepared response heads, without `Date` and the empty line.
         fields: header fields of the reader in the heads.
     """
@@ -109,8 +109,18 @@ class StaticFiles:
         """Return the file or page of a name that clients may see, or None."""
         entry = self._known.get(name)
         if entry is None or call_blocking_unless_local(self._io, name, self._io.version, name) != entry.stat.version:
-            entry = self._look_up(name)
-        return None if entry is None or entry.stat.isdir else entry
+            self._remove(name)
+            try:
+                stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
+                entry = StaticFile(name, stat, is_page(name))
+                if not entry.stat.isdir and self._io.private.content(name, begin):
+                    return None
+            except IoError:
+                return None
+            if len(self._known) >= MAX_KNOWN:
+                self._remove(next(iter(self._known)))
+            self._known[name] = entry
+        return None if entry.stat.isdir else entry
 
     def serve(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         """Respond with a file that `find` has returned.
@@ -121,8 +131,12 @@ class StaticFiles:
             headers: fields to add to the response.
         """
         response = request.response
-        if request.includes:
-            self._send_include(request, entry)
+        if request.includes and entry.body is not None:
+            response.write(entry.body)
+        elif request.includes:
+            with call_blocking(self._io, entry.name, self._io.open_published, entry.name) as file:
+                for piece in _pieces(self._io, entry.name, file, Span(0, entry.stat.size)):
+                    response.write(piece)
         elif request.initial and request.method not in ("GET", "HEAD"):
             if request.method == "OPTIONS":
                 response.status = 204
@@ -154,24 +168,10 @@ class StaticFiles:
                 return bool(entry.packed)
             packed = in_thread(_gzip, entry.body)
         entry.packed = packed if len(packed) < _MAX_PACKED_RATIO * len(entry.body) else b""
-        if self._known.get(entry.name) is entry:  # else it was dropped meanwhile, and does not count
+        if self._known.get(entry.name) is entry:  # otherwise it was removed meanwhile, and does not count
             self._kept_bytes += len(entry.packed)
         _prepare_heads(entry, entry.fields or {})
         return bool(entry.packed)
-
-    def _look_up(self, name: str) -> StaticFile | None:
-        self._remove(name)
-        try:
-            stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
-            entry = StaticFile(name, stat, is_page(name))
-            if not entry.stat.isdir and self._io.private.content(name, begin):
-                return None
-        except IoError:
-            return None
-        if len(self._known) >= MAX_KNOWN:
-            self._remove(next(iter(self._known)))
-        self._known[name] = entry
-        return entry
 
     def _remove(self, name: str) -> None:
         entry = self._known.pop(name, None)
@@ -201,14 +201,6 @@ class StaticFiles:
                 break
         return True
 
-    def _send_include(self, request: Request, entry: StaticFile) -> None:
-        if entry.body is not None:
-            request.response.write(entry.body)
-            return
-        with call_blocking(self._io, entry.name, self._io.open_published, entry.name) as file:
-            for piece in _pieces(self._io, entry.name, file, Span(0, entry.stat.size)):
-                request.response.write(piece)
-
 
 class _FileResponse:
     """The response with a file: conditions, ranges, or the whole content."""
@@ -216,7 +208,10 @@ class _FileResponse:
     def __init__(self, io: Io, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         self.io, self.request, self.response = io, request, request.response
         self.name, self.stat = entry.name, entry.stat
-        self.type = _forwarded_type(entry.name) if request.forwards else content_type(entry.name)
+        file_name = entry.name.rpartition("/")[2]
+        # A page that forwards to a file without extension, or to an include file, sends HTML.
+        is_html = request.forwards and ("." not in file_name or file_name.lower().endswith(".shtml"))
+        self.type = "text/html; charset=utf-8" if is_html else content_type(entry.name)
         self.etag = etag(entry.stat)
         for field, value in (*headers.items(), *_fields(entry)):
             self.response.headers.set(field, value)
@@ -224,20 +219,28 @@ class _FileResponse:
     def send(self) -> None:
         """Send the response.
 
-        Conditions and ranges apply only to requests for this file, not if a handler has set the status and forwarded
+        Conditions and ranges apply only to a GET or HEAD of this file, not after a handler has set another status
         (RFC 9110 §13.2.1).
         """
-        if self.response.status != 200 or self.request.method not in ("GET", "HEAD"):
-            self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
-        elif _precondition_failed(self.request, self.stat):
-            self.response.error(412)
-        elif _not_modified(self.request, self.stat):
-            if _packed_tag(self.etag) in (self.request.get("if-none-match") or ""):
-                self.response.headers.set("ETag", _packed_tag(self.etag))
-            self.response.status = 304
-            self.response.end()
-        else:
-            self._send_spans()
+        request, response, stat = self.request, self.response, self.stat
+        if response.status != 200 or request.method not in ("GET", "HEAD"):
+            self._send(self.type, stat.size, [(b"", Span(0, stat.size))], b"")
+            return
+        # A field with tags has precedence over the one with a date (RFC 9110 §13.2.2).
+        tags = request.get("if-match")
+        since = parse_date(request.get("if-unmodified-since") or "") if tags is None else None
+        if (tags is not None and not _matches_file(tags, stat)) or (since is not None and stat.mtime > since):
+            response.error(412)
+            return
+        tags = request.get("if-none-match")
+        since = parse_date(request.get("if-modified-since") or "") if tags is None else None
+        if (tags is not None and _matches_file(tags, stat)) or (since is not None and stat.mtime <= since):
+            if _packed_tag(self.etag) in (tags or ""):
+                response.headers.set("ETag", _packed_tag(self.etag))
+            response.status = 304
+            response.end()
+            return
+        self._send_spans()
 
     def _send_spans(self) -> None:
         header, condition = self.request.get("range"), self.request.get("if-range")
@@ -256,7 +259,9 @@ class _FileResponse:
             self._send(self.type, len(span), [(b"", span)], b"")
         else:
             self.response.status = 206
-            heads = [_part_head(span, self.stat.size, self.type) for span in spans]
+            begin = f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {self.type}\r\nContent-Range: bytes "
+            ends = [f"{span.first}-{span.end - 1}/{self.stat.size}\r\n\r\n" for span in spans]
+            heads = [f"{begin}{end}".encode("latin-1") for end in ends]
             tail = f"\r\n--{_MULTIPART_BOUNDARY}--\r\n".encode()
             kind = f"multipart/byteranges; boundary={_MULTIPART_BOUNDARY}"
             length = sum(map(len, heads)) + sum(map(len, spans)) + len(tail)
@@ -348,9 +353,9 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
     file.seek(span.first)
     left, turn = len(span), Turn()
     while left:
-        piece = call_blocking_unless_local(io, name, file.read, min(left, _PIECE))
+        piece = call_blocking_unless_local(io, name, file.read, min(left, _PIECE_BYTES))
         if not piece:
-            return  # the file has become shorter: the connection is closed, as the announced length is not reached
+            return  # the file was shortened: the response closes the connection, because its body is incomplete
         left -= len(piece)
         yield piece
         turn.yield_if_due()
@@ -365,42 +370,14 @@ def _matches_file(header: str, stat: Stat) -> bool:
     return _matches(header, tag) or _matches(header, _packed_tag(tag))
 
 
-def _precondition_failed(request: Request, stat: Stat) -> bool:
-    match = request.get("if-match")
-    if match is not None:
-        return not _matches_file(match, stat)
-    since = parse_date(request.get("if-unmodified-since") or "")
-    return since is not None and stat.mtime > since
-
-
-def _not_modified(request: Request, stat: Stat) -> bool:
-    match = request.get("if-none-match")
-    if match is not None:
-        return _matches_file(match, stat)
-    since = parse_date(request.get("if-modified-since") or "")
-    return since is not None and stat.mtime <= since
-
-
 def content_type(name: str) -> str:
     """Return the content type for a file's name, with the character set for text."""
     kind, encoding = _types.guess_type(name, strict=True)
-    if kind is None or encoding is not None:  # a compressed file, which browsers must not unpack
+    if kind is None or encoding is not None:  # with an encoding, a compressed file, which browsers must not unpack
         return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
     return f"{kind}; charset=utf-8" if is_text(kind) and kind not in _WITHOUT_CHARSET else kind
-
-
-def _forwarded_type(name: str) -> str:
-    """Return the type of a file that a page forwards to. Without extension, or as .shtml, it is HTML."""
-    plain = name.rpartition("/")[2]
-    return "text/html; charset=utf-8" if "." not in plain or plain.lower().endswith(".shtml") else content_type(name)
 
 
 def is_text(kind: str) -> bool:
     """Return whether a content type is text, which compresses well."""
     return kind.startswith("text/") or kind.partition(";")[0] in _TEXT_TYPES
-
-
-def _part_head(span: Span, size: int, content_type: str) -> bytes:
-    """Return the head of one part of a multipart response."""
-    content_range = f"Content-Range: bytes {span.first}-{span.end - 1}/{size}"
-    return f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {content_type}\r\n{content_range}\r\n\r\n".encode("latin-1")

@@ -5,8 +5,8 @@
                                  byte 3: a later viewer has replaced this one
     GET                          the page
 
-Lines for slow viewers are bounded and dropped; logging never waits for a viewer. A server with several workers has one
-trace and one viewer: see the part about several workers.
+Lines that a slow viewer does not read are dropped beyond a limit, and logging never blocks. A server with several
+workers has one trace and one viewer: see the part about several workers.
 """
 
 from __future__ import annotations
@@ -91,12 +91,11 @@ class Lines:
             behind: copy only the lines added after this number; dropped ones among these are counted.
         """
         copy = Lines(max_bytes)
-        here = min(self.added - behind, len(self._lines))
-        for line in islice(self._lines, len(self._lines) - here, None):
+        present = min(self.added - behind, len(self._lines))
+        for line in islice(self._lines, len(self._lines) - present, None):
             copy.add(line)
-        copy._dropped = (
-            self.added - behind - here if behind else 0
-        )  # `behind` 0 requests the past, whose start is always missing
+        # `behind` 0 requests the past, whose beginning is always missing and does not count as dropped.
+        copy._dropped = self.added - behind - present if behind else 0
         return copy
 
     def add(self, line: Line) -> int:
@@ -136,13 +135,13 @@ class MergedLines:
     Until `begin`, it collects past lines.
 
     Args:
-        give: receives each line.
+        deliver: receives each line.
         past_bytes: limit for past lines; the oldest are dropped.
         max_bytes: limit for waiting lines; beyond it, the oldest is delivered early.
     """
 
-    def __init__(self, give: Callable[[Line], object], past_bytes: int, max_bytes: int) -> None:
-        self._deliver = give
+    def __init__(self, deliver: Callable[[Line], object], past_bytes: int, max_bytes: int) -> None:
+        self._deliver = deliver
         self._max_bytes, self._past_bytes = max_bytes, past_bytes
         self._waiting: list[tuple[float, int, Line]] = []
         self._bytes = 0
@@ -171,12 +170,12 @@ class MergedLines:
             self._deliver_due()
 
     def deliver_all(self) -> None:
-        """Deliver all waiting lines, because no more will follow."""
+        """Deliver all waiting lines; called before `close`."""
         while self._waiting:
             self._deliver(self._pop())
 
     def close(self) -> None:
-        """Deliver no more lines. A second call does nothing."""
+        """Discard the waiting lines, and ignore later ones. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._timer.stop()
@@ -209,11 +208,11 @@ class MergedLines:
 #     request     {uri, claim, behind: [start, number]}
 #                     the trace logger, the claim of the viewer (the latest one counts), the lines it has already
 #     responses   {do: "lines", start, number, missed, lines: [[at_s, data], …]}
-#                     first the past lines, also if there are none
+#                     the first one has the past lines, also if there are none
 #                 {do: "taken"}
 #                     there is a later viewer
 #
-# So each worker knows the one viewer of the server: its own, or that of another worker.
+# `TraceLogger._viewer` of each worker is the one viewer of the server: its own, or that of another worker.
 
 QUESTION = "trace lines"
 PAST_S = 0.5
@@ -249,7 +248,7 @@ class RemoteViewer:
         self._more.set()
 
     def end(self, is_taken: bool = False) -> None:
-        """End, because there is a later viewer or because the trace logger ends."""
+        """End `news`. `is_taken`: whether there is a later viewer; otherwise the trace logger is closed."""
         self._is_over, self._is_taken = True, is_taken
         self._more.set()
 
@@ -318,7 +317,7 @@ class WorkerLines:
         self._order.add(line)
 
     def deliver_all(self) -> None:
-        """Deliver all waiting lines, because the trace logger ends."""
+        """Deliver all waiting lines; called before the trace logger is closed."""
         self._order.deliver_all()
 
     def close(self) -> None:
@@ -334,13 +333,13 @@ class WorkerLines:
         behind = self._behind.get(number, ["", 0])
         return {"do": QUESTION, "uri": self._uri(), "claim": self._claim, "behind": behind}
 
-    def _receive(self, worker: int, said: Message) -> None:
-        if said == TAKEN:
+    def _receive(self, worker: int, message: Message) -> None:
+        if message == TAKEN:
             self._taken()
             return
-        self._behind[worker] = [said["start"], said["number"]]
-        self._missed(said["missed"])
-        for at_s, data in said["lines"]:
+        self._behind[worker] = [message["start"], message["number"]]
+        self._missed(message["missed"])
+        for at_s, data in message["lines"]:
             self._order.add(Line(at_s, data))
         self._without_past.discard(worker)
         if not self._without_past:
@@ -353,14 +352,14 @@ HISTORY_BYTES = 64 << 10  # of past lines for a new viewer
 WAITING_BYTES = 256 << 10  # of unsent lines; beyond it, the oldest are dropped
 FRAME_BYTES = 32 << 10
 LINE_BYTES = 16 << 10  # of one record; the rest is cut
-BODY_BYTES = 4 << 10  # of a request body, as far as the application has read it
+BODY_BYTES = 4 << 10  # of a request body: the beginning of the part that the application has read
 QUEUE_BYTES = 64 << 10  # in the send queue of the viewer's connection
 FOR_VIEWERS = "for_viewers"  # attribute of records that `on_line` does not receive
-PATIENCE_S = 30.0  # a viewer that reads nothing for this time is closed
+VIEWER_TIMEOUT_S = 30.0  # a viewer that reads nothing for this time is closed
 _MAX_MESSAGE_BYTES = 1024  # messages of viewers are ignored
 _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
 _PASSWORD = re.compile(rb"((?:^|[&?\s])[\w.-]{0,32}(?:password|passwd|pwd)=)[^&\s]+", re.IGNORECASE)  # in a form
-_SHOWN = 8  # characters of a secret, to distinguish secrets
+_SHOWN = 8  # characters of a secret, enough to distinguish two secrets in a trace
 _SERVICE = "/rtl/tracelogger.service/"  # placeholder in the page, which is also served as a file
 _QUIET = "no trace"  # in Request.env: requests of viewers are not traced
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'"
@@ -429,9 +428,10 @@ class TraceLogger(Directory):
         self._logger = logging.getLogger(logger)
         self._log_handler = _LogHandler(self)
         self._loop, self._thread = get_hub().loop, _thread_id()
+        # logging uses `lastResort` only without other handlers, so it is added to keep its output.
         self._last_resort = None if self._logger.hasHandlers() else logging.lastResort
         for handler in filter(None, (self._log_handler, self._last_resort)):
-            self._logger.addHandler(handler)  # `lastResort` too, which logging uses only without other handlers
+            self._logger.addHandler(handler)
 
     @property
     def taken(self) -> bool:
@@ -587,12 +587,12 @@ class TraceLogger(Directory):
 
     def _replace_viewer(self, viewer: _Viewer | RemoteViewer) -> bool:
         """Replace the present viewer unless it is a later one; return whether that was done."""
-        before = self._viewer
-        if before is not None and before.claim > viewer.claim:
+        previous = self._viewer
+        if previous is not None and previous.claim > viewer.claim:
             return False
-        if before is not None:
-            before.end(is_taken=True)
-            self.forget(before)
+        if previous is not None:
+            previous.end(is_taken=True)
+            self.forget(previous)
         self._viewer = viewer
         return True
 
@@ -649,7 +649,7 @@ class _Viewer:
             return True
         if not self._awaits_space:
             self._awaits_space = True
-            self._stream.writable(PATIENCE_S).then(self._on_writable)
+            self._stream.writable(VIEWER_TIMEOUT_S).then(self._on_writable)
         return False
 
     def _on_writable(self, _value: None, error: BaseException | None) -> None:
@@ -672,7 +672,7 @@ class _Viewer:
             self.end()
 
     def end(self, is_taken: bool = False) -> None:
-        """Close the connection, with a frame of its own if a later viewer has replaced this one."""
+        """Close the connection. `is_taken`: whether a later viewer replaces this one, which gets a frame TAKEN_OVER."""
         self._owner.forget(self)
         if not self._stream.closed:
             frame = self._codec.message(TAKEN_OVER, is_text=False) if is_taken else b""

@@ -59,7 +59,7 @@ class HiddenPathRoute:
     Attributes:
         directory: the directory.
         relpath: the path relative to it.
-        guards: the guards on the route from the outside, each with the path relative to its directory.
+        guards: the guards on the route, the outermost first, each with the path relative to its directory.
     """
 
     directory: Directory
@@ -68,8 +68,8 @@ class HiddenPathRoute:
 
     def serve(self, request: Request) -> bool:
         """Serve the request by the directory unless a guard stops it; return whether it was answered."""
-        stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
-        return stopped or self.directory.service(request, self.relpath)
+        is_stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
+        return is_stopped or self.directory.service(request, self.relpath)
 
 
 class Branch:
@@ -137,8 +137,7 @@ class Branch:
 
 
 class Directory(Branch):
-    """A virtual directory. Subclasses serve files in `_serve_own`, which calls `super()._serve_own` first, for the
-    guard.
+    """A virtual directory. Subclasses override `_serve_own`, and call `super()._serve_own` first, for the guard.
 
     Args:
         name: path segment of the directory; None or "" for every path.
@@ -148,7 +147,7 @@ class Directory(Branch):
         func: called first, with the request and the relative path; returns `False` if it did not respond.
         guard: called next; protects everything that follows.
         prefix: beginning of the paths of this directory; empty for every path.
-        is_file_server: whether it speaks WebDAV.
+        is_file_server: whether it is a WebDAV server.
     """
 
     is_file_server = False
@@ -218,14 +217,14 @@ class Directory(Branch):
 
     def file_servers(self, folder: str) -> Iterator[str]:
         """See `Branch.file_servers`."""
-        inside = folder.startswith(self.prefix)
-        if not inside and not self.prefix.startswith(folder):
+        is_inside = folder.startswith(self.prefix)
+        if not is_inside and not self.prefix.startswith(folder):
             return
-        rest, path_left = (folder[len(self.prefix) :], "") if inside else ("", self.prefix[len(folder) :])
+        rest, path_left = (folder[len(self.prefix) :], "") if is_inside else ("", self.prefix[len(folder) :])
         if self.is_file_server and not rest:
             yield path_left
-        for further in super().file_servers(rest):
-            yield path_left + further
+        for below in super().file_servers(rest):
+            yield path_left + below
 
     def refuse(self, request: Request) -> None:
         """Respond to a request that the authorizer has denied."""
@@ -250,7 +249,7 @@ class Directory(Branch):
             raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
         self.parent, self._siblings = parent, siblings
         siblings.append(self)
-        siblings.sort(key=lambda child: (-child.priority, not child.name))
+        siblings.sort(key=lambda child: (-child.priority, not child.name))  # stable: equal ones keep their order
 
     def unlink(self) -> bool:
         """Remove the directory from its tree; return whether it was in one."""
@@ -339,22 +338,17 @@ class ResourceReader(Directory):
             return True
         if self.guard is not None and not relpath.startswith(PUBLIC) and super()._serve_own(request, relpath):
             return True
-        entry = self._find(relpath)
+        if relpath and not relpath.endswith("/"):
+            entry = self._files.find(relpath)
+        else:
+            found = (self._files.find(relpath + index) for index in _INDEX)
+            entry = next((one for one in found if one is not None), None)
         if entry is None:
             return False
         if entry.is_page:
             return self._run(request, entry)
         self._files.serve(request, entry, self.headers)
         return True
-
-    def _find(self, relpath: str) -> StaticFile | None:
-        if relpath and not relpath.endswith("/"):
-            return self._files.find(relpath)
-        for index in _INDEX:
-            entry = self._files.find(relpath + index)
-            if entry is not None:
-                return entry
-        return None
 
     def _run(self, request: Request, entry: StaticFile) -> bool:
         if self.pages is None:
@@ -375,42 +369,33 @@ class Root(Branch):
         return super().cors(_relative(path)) if _with_cors else None
 
     def dispatch(self, request: Request) -> None:
-        """Respond by the first directory that serves the path, else with 302 to the path with a slash, else with
-        404."""
+        """Respond by the first directory that serves the path.
+
+        Without any, respond with 302 to the path with a slash, or with 404 if the path looks like a file.
+        """
         path = _relative(request.path)
         if request.method not in _REDIRECTED:
-            path = self._resolve_file_server(request, path)
+            folder = path if path.endswith("/") or not path else f"{path}/"
+            servers = set(self.file_servers(folder))
+            if request.method == "OPTIONS" and servers:  # also above file servers, where Windows looks for them first
+                request.response.finishers += (_add_dav_fields,)
+            if "" in servers:
+                path = folder  # WebDAV clients do not follow redirects
         if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", _ALLOW)
-        elif hidden(path):
-            self._serve_hidden(request, path)
+        elif hidden(path):  # 404, or a login is required as for other names (spec: bas-api §17 A4)
+            is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
+            route = self._find_hidden_route(self._children, path) if is_plain else None
+            if route is not None:  # to a file server, which has its own rules for hidden names
+                is_answered = route.serve(request)
+            else:
+                guards = self._guards(self._children, path)
+                is_answered = any(guard.stops(request, relpath) for guard, relpath in guards)
+            if not is_answered:
+                request.response.error(404)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
-
-    def _resolve_file_server(self, request: Request, path: str) -> str:
-        """Return `path` with a slash if that is the path of a file server: WebDAV clients do not follow redirects.
-
-        The response to OPTIONS has WebDAV fields also above file servers, where Windows looks for them first.
-        """
-        folder = path if path.endswith("/") or not path else f"{path}/"
-        servers = set(self.file_servers(folder))
-        if request.method == "OPTIONS" and servers:
-            request.response.finishers += (_add_dav_fields,)
-        return folder if "" in servers else path
-
-    def _serve_hidden(self, request: Request, path: str) -> None:
-        """Respond with 404, or with a request for a login like for other names (spec: bas-api §17 A4).
-
-        File servers have their own rules for hidden names.
-        """
-        is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
-        route = self._find_hidden_route(self._children, path) if is_plain else None
-        if route is not None:
-            if not route.serve(request):
-                request.response.error(404)
-        elif not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
-            request.response.error(404)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
         """Respond by another resource, for `response:forward`, `include` and `redirect` (spec: bas-api §2.2).
@@ -422,7 +407,7 @@ class Root(Branch):
             path: from the root of the server with a leading "/", else relative to `base`.
             base: the directory that serves the caller.
             mode: "forward" discards the body and keeps the header fields. "include" appends to the body. "redirect"
-                searches like for a new request and discards the header fields too. Status and cookies are always kept.
+                searches as for a new request and also discards the header fields. Status and cookies are always kept.
 
         Raises:
             DispatchError: no resource has the path, the nesting is too deep, or the response was committed before a

@@ -47,7 +47,7 @@ class WebSocket:
             that name, if it was set.
 
     Attributes:
-        close_code: close reason (RFC 6455 §7.4.1); None while it is open, or if it was closed without one.
+        close_code: close code (RFC 6455 §7.4.1); None while it is open, or if it was closed without one.
 
     Raises:
         HttpError: 426, the request is not for a WebSocket; 403, it is from a page of an origin that the setting
@@ -77,7 +77,7 @@ class WebSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed. Only `receive` notices that the client has closed it."""
+        """Whether the connection is closed. Only `receive` detects that the client has closed it."""
         return self._stream.closed
 
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:
@@ -94,7 +94,26 @@ class WebSocket:
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
         try:
-            return self._next_message(end_s)
+            while True:
+                Turn().yield_if_due()  # also if the next message is always in memory
+                message = self._codec.next()
+                if replies := self._codec.take_replies():
+                    self._stream.push_or_forget(replies)
+                if message is not None:
+                    self._pieces.append(message.data)
+                    if message.done_bytes == message.frame_bytes:
+                        data = b"".join(self._pieces)
+                        self._pieces.clear()
+                        return data.decode() if message.is_text else data
+                elif self._codec.close_code is not None:
+                    self.close_code = self._codec.close_code
+                    break
+                elif not self._codec.has_more:
+                    data = self._stream.read(timeout_s=None if end_s is None else max(end_s - monotonic(), 0.0))
+                    if not data:
+                        break
+                    self._codec.feed(data)
+            self.close()
         except ProtocolError as violation:
             self.close(websocket.close_code(violation.reason))
         except StreamError as error:
@@ -114,13 +133,13 @@ class WebSocket:
         Any greenlet may send.
 
         Raises:
-            WebSocketClosedError: the connection is closed. It was closed now if the client has read nothing for
+            WebSocketClosedError: the connection is closed. This call closes it if the client reads nothing for
                 `timeout_s`.
         """
         is_text = isinstance(message, str)
         data = message.encode() if isinstance(message, str) else bytes(message)
         self._write(self._codec.message(data, is_text), timeout_s)
-        Turn().yield_if_due()
+        Turn().yield_if_due()  # a loop of sends must not block other greenlets
 
     def send_control(self, opcode: int, data: bytes = b"") -> None:
         """Send a ping or a pong. Raises as `send`.
@@ -160,32 +179,9 @@ class WebSocket:
         self.close(INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream") and not self._stream.closed:  # any thread may run the garbage collector
+        if hasattr(self, "_stream") and not self._stream.closed:
+            # Any thread may run the garbage collector, and only the loop may use the stream.
             self._loop.run_callback_threadsafe(_close_stream, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
-
-    def _next_message(self, end_s: float | None) -> str | bytes | None:
-        while True:
-            Turn().yield_if_due()  # also if messages always are available
-            message = self._codec.next()
-            if replies := self._codec.take_replies():
-                self._stream.push_or_forget(replies)
-            if message is not None:
-                self._pieces.append(message.data)
-                if message.done_bytes == message.frame_bytes:
-                    data = b"".join(self._pieces)
-                    self._pieces.clear()
-                    return data.decode() if message.is_text else data
-            elif self._codec.close_code is not None:
-                self.close_code = self._codec.close_code
-                self.close()
-                return None
-            elif not self._codec.has_more:
-                timeout_s = None if end_s is None else max(end_s - monotonic(), 0.0)
-                data = self._stream.read(timeout_s=timeout_s)
-                if not data:
-                    self.close()
-                    return None
-                self._codec.feed(data)
 
 
 def _close_stream(stream: Stream, codec: WebSocketCodec, code: int, reason: str) -> None:

@@ -21,10 +21,10 @@ from smqrt.loop.scheduling import Turn
 from smqrt.smq.handshake import REQUEST, websocket_key
 from smqrt.wire import websocket
 
-# ---- `environ["wsgi.websocket"]`: WebSockets for WSGI applications, with the methods of gevent-websocket's object.
+# ---- `environ["wsgi.websocket"]`: WebSockets for WSGI applications, with the methods of gevent-websocket's object
 #
-# gevent-websocket responds to the handshake before it calls the application. Here the first receiving or sending method
-# does, so that the application may also respond with plain HTTP, or pass the request to a hub.
+# gevent-websocket responds to the handshake before it calls the application. Here the first call of `receive` or `send`
+# responds, so that the application may also respond with plain HTTP, or pass the request to a hub.
 
 log = logging.getLogger("smqrt.wsgi")
 
@@ -33,7 +33,7 @@ _CLOSED = "Connection is already closed"
 
 
 def websocket_error() -> type[OSError]:
-    """Return the class of errors: that of gevent-websocket if the application has imported it, else ours."""
+    """Return gevent-websocket's class of errors if the application has imported it, else `WebSocketClosedError`."""
     module = sys.modules.get("geventwebsocket.exceptions")
     found: type[OSError] = WebSocketClosedError if module is None else module.WebSocketError
     return found
@@ -178,7 +178,16 @@ class EnvironWebSocket:
         """
         sock = self._opened()  # before the check: programs send the None of `receive`, and expect WebSocketError
         as_text = isinstance(message, str) if binary is None else not binary
-        data = _text(message) if as_text else _binary(message)
+        data: str | bytes
+        if not as_text:
+            data = _binary(message)
+        elif not isinstance(message, bytes | bytearray | memoryview):
+            data = str(message)
+        else:
+            try:
+                data = bytes(message).decode()
+            except UnicodeDecodeError as error:
+                raise ArgumentError(f"message: not UTF-8 at byte {error.start + 1}; send it as binary") from None
         try:
             sock.send(data)
         except WebSocketClosedError as error:
@@ -246,15 +255,6 @@ class EnvironWebSocket:
         return self._sock
 
 
-def _text(message: object) -> str:
-    if not isinstance(message, bytes | bytearray | memoryview):
-        return str(message)
-    try:
-        return bytes(message).decode()
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"message: not UTF-8 at byte {error.start + 1}; send it as binary") from None
-
-
 def _binary(message: object) -> bytes:
     if isinstance(message, str):
         return message.encode()
@@ -263,7 +263,7 @@ def _binary(message: object) -> bytes:
     raise ArgumentError(f"message: {type(message).__name__} cannot be sent; use str or bytes")
 
 
-# ---- WSGI.
+# ---- WSGI
 
 Environ = dict[str, Any]
 """The environ of a WSGI request; values of any type."""
@@ -272,6 +272,7 @@ ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple
 Application = Callable[[Environ, Callable[..., Callable[[bytes], object]]], Iterable[bytes]]
 
 _STATUS = re.compile(r"([2-5][0-9]{2})(?: .*)?")
+# PEP 3333: only the server may send these.
 _HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
 _NOT_IN_ENVIRON = frozenset(("content-type", "content-length", "proxy"))  # "Proxy" would become HTTP_PROXY
 _FILE_PIECE_BYTES = 64 << 10
@@ -282,9 +283,9 @@ BODY_BYTES = 64 << 20
 class WsgiDirectory(Directory):
     """A directory that is served by a WSGI application.
 
-    The application runs in the greenlet of its request and may block it. `wsgi.input` is the body as it arrives, under
-    the server's time limits. A body that is read as a whole counts as memory for bodies. An exception has the same
-    response as that of a directory function. `wsgi.websocket` is the WebSocket of a WebSocket request.
+    The application runs in the greenlet of its request and may block it. `wsgi.input` reads the body while it arrives,
+    within the server's time limits. A body that is read as a whole counts as memory for bodies. An exception has the
+    same response as that of a directory function. `wsgi.websocket` is the WebSocket of a WebSocket request.
 
     Args:
         application: a WSGI application. `SCRIPT_NAME` is this directory; `PATH_INFO` begins with a slash.
@@ -351,7 +352,7 @@ def answer(
         response.send(pieces)
         is_failed = False
     except Exception as error:
-        if body.failure is not None:  # a framework replaces it by an exception of its own
+        if body.failure is not None:  # `error` is then often an exception that a framework has raised instead
             raise body.failure from None
         if sock is None or not sock.closed or not isinstance(error, websocket_error()):
             raise
@@ -395,7 +396,7 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
     if (login := request.user()) is not None:
         environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
     for name, value in request.fields():
-        if name.lower() not in _NOT_IN_ENVIRON and "_" not in name:  # in environ "_" is the same as "-"
+        if name.lower() not in _NOT_IN_ENVIRON and "_" not in name:  # "X_A" would get the same key as "X-A"
             environ["HTTP_" + name.upper().replace("-", "_")] = value
     return environ
 
@@ -417,13 +418,11 @@ class FileWrapper:
 
 
 class Input(io.BufferedReader):
-    """`wsgi.input`: the body as it arrives. Unread bytes slow down the client by TCP.
+    """`wsgi.input`: reads the body while it arrives. TCP slows down a client whose bytes are not read.
 
     One call returns at most the server's limit for bodies in memory, because applications pass the Content-Length of a
     client as the size.
 
-    Attributes:
-        failure: the error that ended the body, if it is incomplete.
     """
 
     def __init__(self, request: Request, limit_bytes: int | None) -> None:
@@ -433,7 +432,7 @@ class Input(io.BufferedReader):
 
     @property
     def failure(self) -> HttpError | None:
-        """See the class."""
+        """The error that ended the body, if it is incomplete."""
         return self._arriving.failure
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -450,7 +449,7 @@ class Input(io.BufferedReader):
 
 
 class _ArrivingBody(io.RawIOBase):
-    """The body as it arrives; at most one piece of it is in memory."""
+    """Reader of a body that arrives; at most one piece of it is in memory."""
 
     def __init__(self, request: Request, limit_bytes: int | None) -> None:
         self._request = request
@@ -475,7 +474,7 @@ class _ArrivingBody(io.RawIOBase):
     def readall(self) -> bytes:
         """Read the whole rest, which counts as memory for bodies. Raises as `Request.body`."""
         rest, self._rest = bytes(self._rest), memoryview(b"")
-        if self._request.is_read:  # an authenticator has looked for a login form in it
+        if self._request.is_read:  # in memory, because an authenticator has looked for a login form in it
             return rest + self._guarded(lambda: b"".join(self._pieces))
         return rest + self._guarded(lambda: self._request.reader().whole(self._request.body_limit_bytes))
 
@@ -518,14 +517,13 @@ class _WsgiResponse:
 
     @property
     def _is_over(self) -> bool:
-        """Whether a hub or a WebSocket has responded or detached the connection. Output of the application is then
-        ignored."""
+        """Whether a hub or a WebSocket has responded or detached the connection; then later output is ignored."""
         return self._response.ended or (not self._started and self._response.committed)
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExceptionInfo | None = None
     ) -> Callable[[bytes], object]:
-        """`start_response`.
+        """Set status and header fields: the `start_response` of PEP 3333.
 
         Raises:
             RuntimeError: a second call without `exc_info`.
@@ -571,7 +569,7 @@ class _WsgiResponse:
         is_single = isinstance(pieces, list | tuple) and len(pieces) == 1
         if is_single and self._started and not response.size and "content-length" not in response.headers:
             response.headers.set("Content-Length", str(len(pieces[0])))  # type: ignore[index]
-        for piece in pieces:  # a generator may use its WebSocket only now
+        for piece in pieces:  # the code of a generator runs only now, and may use its WebSocket
             if piece and not self._is_over:
                 self._send(piece)
                 is_whole = response.headers.get("content-length") == str(response.size)
@@ -579,7 +577,7 @@ class _WsgiResponse:
                     response.flush()
                 turn.yield_if_due()
         if not self._started and self._sock is not None:
-            self._sock.close()  # with gevent-websocket, the handshake would be complete
+            self._sock.close()  # gevent-websocket would have completed the handshake before calling the application
         elif not self._started:
             raise RuntimeError("the application did not call start_response")
         self._response.end()

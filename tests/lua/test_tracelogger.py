@@ -161,7 +161,7 @@ def test_other_threads_may_log(app: AppServer) -> None:
 
 
 def test_a_viewer_that_takes_nothing_is_disconnected(app: AppServer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "VIEWER_TIMEOUT_S", 0.05)
     client = greeted(app)
     page = f"<?lsp for i = 1, 60 do trace('{'z' * 4000}') end ?>"
 

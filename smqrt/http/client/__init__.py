@@ -1,1 +1,1 @@
-"""An HTTP client for code in greenlets: one conversation at a time, bodies streamed both ways."""
+"""HTTP client for code in greenlets: one request at a time, with streamed bodies."""

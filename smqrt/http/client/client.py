@@ -26,7 +26,7 @@ from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import websocket
 from smqrt.wire.addresses import Url
 
-# ---- A client for one request at a time: connect, send a request and its body, read the response.
+# ---- A client for one request at a time: connect, send a request and its body, read the response
 
 READ_BYTES = 65536
 LARGE_BYTES = 1 << 20  # after reading a larger body as a whole, other greenlets run
@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 FETCH_S = 5.0
 MAX_BODY_BYTES = 64 << 20
 MIN_BYTES_PER_S = 1024  # average rate of a body that is read as a whole; slower servers cause a timeout
-_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))  # safe to send twice (RFC 9110 §9.2.1)
 _CONNECTION_LOST = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
 
 
@@ -106,10 +106,10 @@ class HttpConversation:
         self._response = ClientResponse()
         self._key = ""
         self._unsent: int | None = 0  # announced and unsent bytes of the body, None for chunks
-        self._is_repeatable = False  # whether a reused connection that the server has just closed is replaced
+        self._is_repeatable = False  # whether to repeat the request if the server has just closed the reused connection
         self._number = 0  # of the last connection; `close` changes it while another greenlet connects
 
-    # ---- sending a request
+    # ---- Sending a request
 
     def ask(self, request: ClientRequest) -> None:
         """Send the head of a request.
@@ -125,7 +125,16 @@ class HttpConversation:
             self._key = websocket.new_key()
             request = request.as_websocket(self._key)
         self.request = request
-        stream = self._reusable_stream(request.url)
+        stream = self._stream
+        if stream is not None:
+            is_reusable = self._response.persistent and self._origin == request.url.origin
+            try:
+                is_reusable = is_reusable and stream.try_read() is None  # neither closed nor unexpected bytes
+            except StreamError:
+                is_reusable = False
+            if not is_reusable:
+                self.close()
+                stream = None
         self._is_repeatable = stream is not None and request.method in _REPEATABLE and request.length == 0
         if stream is None:
             stream = self._connect(request)
@@ -143,27 +152,18 @@ class HttpConversation:
             stream.write(head, self.options.timeout_s)
         except StreamError as error:
             if not (self._is_repeatable and error.word in _CONNECTION_LOST):
-                raise  # otherwise reading the response fails too, and repeats the request
-
-    def _reusable_stream(self, url: Url) -> Stream | None:
-        """Return the open connection if it can carry another request; else close it and return None."""
-        stream = self._stream
-        if stream is None:
-            return None
-        usable = self._response.persistent and self._origin == url.origin
-        try:
-            if usable and stream.try_read() is None:  # neither closed nor unexpected bytes
-                return stream
-        except StreamError:
-            pass
-        self.close()
-        return None
+                raise  # otherwise `status` fails with the same error, and repeats the request
 
     def _connect(self, request: ClientRequest) -> Stream:
         self._number += 1
         number, url = self._number, request.url
-        stream = self._open_connection(url)
-        if number != self._number:
+        options, proxy = self.options, self.options.proxy
+        if proxy is not None and self._proxy_authorization(url) is None:
+            stream = open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
+        else:
+            host, port = (url.host, url.port) if proxy is None else (proxy.host, proxy.port)
+            stream = Stream.connect(host, port, options.timeout_s, options.source, options.ipv6)
+        if number != self._number:  # `close` was called while this greenlet was connecting
             stream.close()
             raise StreamError("socketclosed")
         self._stream, self._origin, self._host = stream, url.origin, self.options.host or url.host
@@ -173,23 +173,17 @@ class HttpConversation:
             stream.starttls(self.options.tls.context(), self._host, timeout_s=self.options.timeout_s)
         return stream
 
-    def _open_connection(self, url: Url) -> Stream:
-        options, proxy = self.options, self.options.proxy
-        if proxy is None:
-            return Stream.connect(url.host, url.port, options.timeout_s, options.source, options.ipv6)
-        if self._proxy_authorization(url) is not None:
-            return Stream.connect(proxy.host, proxy.port, options.timeout_s, options.source, options.ipv6)
-        return open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
-
     def _proxy_authorization(self, url: Url) -> str | None:
-        """Return the authorization for a proxy that forwards requests, "" without one; None for a tunnel or no
-        proxy."""
+        """Return the authorization for a proxy that forwards requests, "" if it needs none.
+
+        Return None for a tunnel and without a proxy.
+        """
         proxy = self.options.proxy
         if proxy is None or proxy.socks or self.options.tunnel or url.secure or url.websocket:
             return None
         return proxy.authorization or ""
 
-    # ---- the body of the request
+    # ---- The body of the request
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body.
@@ -206,7 +200,7 @@ class HttpConversation:
             self._unsent -= len(data)
         stream.write(data, self.options.timeout_s)
 
-    # ---- the response
+    # ---- The response
 
     def status(self) -> int:
         """Wait for the head of the response and return its status code."""
@@ -221,24 +215,22 @@ class HttpConversation:
                         raise  # otherwise the server may have sent a response before it stopped reading
             end_s = monotonic() + self.options.timeout_s
             while response.status is None:
-                response = self._receive_head(response, end_s)
+                try:
+                    self._receive(response, end_s)
+                except StreamError as error:
+                    request = self.request
+                    is_lost = error.word in _CONNECTION_LOST and not response.started
+                    if not (self._is_repeatable and is_lost and request):
+                        raise
+                    self._is_repeatable = False
+                    self.close()
+                    self._begin(self._connect(request), request)
+                response = self._response
             is_upgrade = response.switches and self.request is not None and self.request.url.websocket
             if is_upgrade and response.get("sec-websocket-accept") != websocket.accept_key(self._key):
                 self.close()
                 raise StreamError("invalidresponse", "the server answered the WebSocket upgrade with a wrong key")
         return response.status
-
-    def _receive_head(self, response: ClientResponse, end_s: float) -> ClientResponse:
-        try:
-            self._receive(response, end_s)
-        except StreamError as error:
-            request = self.request
-            if not (self._is_repeatable and error.word in _CONNECTION_LOST and request and not response.started):
-                raise
-            self._is_repeatable = False
-            self.close()
-            self._begin(self._connect(request), request)
-        return self._response
 
     def read(self, size_bytes: int = READ_BYTES) -> bytes | None:
         """Return the next bytes of the body, at most `size_bytes`; None at its end."""
@@ -259,8 +251,9 @@ class HttpConversation:
                 limit, response = self.options.max_body_bytes, self._response
                 if max(len(body), 0 if response.complete else response.announced_bytes) > limit:
                     self.close()
-                    what = f"the body is over {limit} bytes; read it in pieces, or set maxsize"
-                    raise StreamError("toomuchdata", what)
+                    raise StreamError(
+                        "toomuchdata", f"the body is over {limit} bytes; read it in pieces, or set maxsize"
+                    )
                 wanted = READ_BYTES if size_bytes is None else min(READ_BYTES, size_bytes - len(body))
                 data = self._next(wanted, began_s + len(body) / MIN_BYTES_PER_S)
                 if data is None:
@@ -272,7 +265,7 @@ class HttpConversation:
             raise
         whole = bytes(body)
         if len(whole) > LARGE_BYTES:
-            share().wait()  # copying 64 MiB has blocked the loop for 20 ms, and the caller will copy them again
+            share().wait()  # copying 64 MiB blocks the loop for 20 ms, and the caller will copy them again
         return whole
 
     def skip(self, max_bytes: int | None = None) -> None:
@@ -321,7 +314,7 @@ class HttpConversation:
         """Return the header field of a name in the response."""
         return self._response.get(name)
 
-    # ---- the connection
+    # ---- The connection
 
     def trust(self) -> Trust | None:
         """Return whether the server is trusted; None without TLS."""
@@ -393,7 +386,7 @@ def fetched(url: str, max_bytes: int) -> bytes:
         conversation.close()
 
 
-# ---- Redirects, cookies and challenges.
+# ---- Redirects, cookies and challenges
 
 MAX_REDIRECTS = 9
 MAX_CHALLENGES = 100  # cached challenges, one per server; a server sends a removed one again
@@ -409,7 +402,7 @@ _HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 class HttpClient(HttpConversation):
     """A client that follows up to nine redirects and responds to one Digest challenge.
 
-    It does neither if it would have to send a body again. Later requests use its cookies and challenges.
+    It does neither if it would have to send a body again. Later requests send its cookies and use its challenges.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
@@ -445,7 +438,15 @@ class HttpClient(HttpConversation):
             if answered or self._current is None:
                 return status
             self._jar.keep(self._current.url, self.headers)
-            following = self._authenticated_request() if status == 401 else self._redirected_request(status)
+            location = self.get("location")
+            following: ClientRequest | None = None
+            if status == 401:
+                following = self._authenticated_request()
+            elif status in _REDIRECTS and location is not None and self._redirects < MAX_REDIRECTS:
+                self._redirects += 1
+                self._has_authenticated = False  # the other URL may send a challenge too
+                url = joined(self._current.url, location.encode("latin-1").decode("utf-8", "replace"))
+                following = self._current.redirected(status, url)
             if following is None:
                 return status
             self.skip(_MAX_SKIPPED_BYTES)
@@ -455,16 +456,6 @@ class HttpClient(HttpConversation):
     def url(self) -> Url | None:
         """URL of the last request."""
         return self._current.url if self._current else None
-
-    def _redirected_request(self, status: int) -> ClientRequest | None:
-        location = self.get("location")
-        if status not in _REDIRECTS or location is None or self._redirects >= MAX_REDIRECTS:
-            return None
-        assert self._current is not None
-        self._redirects += 1
-        self._has_authenticated = False
-        url = joined(self._current.url, location.encode("latin-1").decode("utf-8", "replace"))
-        return self._current.redirected(status, url)
 
     def _authenticated_request(self) -> ClientRequest | None:
         """Return the request to repeat with credentials, or None."""
@@ -502,43 +493,52 @@ class CookieJar:
     def keep(self, url: Url, headers: Iterable[tuple[str, str]]) -> None:
         """Store or remove the cookies that a response of `url` sets."""
         for cookie in parse_cookies(headers, url):
-            key = (url.host, cookie.path, cookie.name)
-            if cookie.expires_s is not None and cookie.expires_s <= time.time():
+            key, now_s = (url.host, cookie.path, cookie.name), time.time()
+            if cookie.expires_s is not None and cookie.expires_s <= now_s:
                 self._cookies.pop(key, None)
-            elif not (cookie.secure and not url.secure) and (key in self._cookies or self._has_room(url.host)):
-                self._cookies[key] = cookie
-
-    def _has_room(self, host: str) -> bool:
-        if len(self._cookies) >= MAX_COOKIES:
-            now_s = time.time()
-            self._cookies = {key: one for key, one in self._cookies.items() if (one.expires_s or now_s + 1) > now_s}
-        of_host = sum(key[0] == host for key in self._cookies)
-        return of_host < MAX_COOKIES_OF_HOST and len(self._cookies) < MAX_COOKIES
+                continue
+            if cookie.secure and not url.secure:
+                continue
+            if key not in self._cookies:
+                if len(self._cookies) >= MAX_COOKIES:  # remove expired ones
+                    self._cookies = {
+                        other: one for other, one in self._cookies.items() if (one.expires_s or now_s + 1) > now_s
+                    }
+                of_host = sum(other[0] == url.host for other in self._cookies)
+                if of_host >= MAX_COOKIES_OF_HOST or len(self._cookies) >= MAX_COOKIES:
+                    continue
+            self._cookies[key] = cookie
 
     def value(self, url: Url) -> str:
         """Return the Cookie field for a request to `url`, empty without cookies. Longer paths come first."""
-        fitting = [cookie for (host, _, _), cookie in self._cookies.items() if host == url.host and _fits(cookie, url)]
+        now_s, path = time.time(), url.target.partition("?")[0]
+        fitting = [
+            cookie
+            for (host, _, _), cookie in self._cookies.items()
+            if host == url.host
+            and (url.secure or not cookie.secure)
+            and (cookie.expires_s is None or cookie.expires_s > now_s)
+            and (path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/"))
+        ]
         fitting.sort(key=lambda cookie: -len(cookie.path))
         return "; ".join(f"{cookie.name}={cookie.value}" for cookie in fitting)
 
 
 def parse_cookies(headers: Iterable[tuple[str, str]], url: Url | None = None) -> list[Cookie]:
     """Return the cookies that the header fields of a response set. `url` is that of the response."""
-    path = url.target.partition("?")[0].rpartition("/")[0] or "/" if url else "/"
-    found = (_cookie(value, path) for name, value in headers if name.lower() == "set-cookie")
-    return [cookie for cookie in found if cookie]
-
-
-def _cookie(text: str, default_path: str) -> Cookie | None:
-    pair, *attributes = text.split(";")
-    name, equals, value = pair.partition("=")
-    if not equals or not name.strip() or len(pair) > MAX_COOKIE_BYTES:
-        return None
-    known = {key.strip().lower(): word.strip() for key, _, word in (one.partition("=") for one in attributes)}
-    path = known.get("path", "")
-    if not path.startswith("/") or len(path) > MAX_COOKIE_BYTES:
-        path = default_path
-    return Cookie(name.strip(), value.strip(), path, "secure" in known, _expiry(known))
+    default_path = url.target.partition("?")[0].rpartition("/")[0] or "/" if url else "/"
+    cookies: list[Cookie] = []
+    for text in [value for name, value in headers if name.lower() == "set-cookie"]:
+        pair, *attributes = text.split(";")
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip() or len(pair) > MAX_COOKIE_BYTES:
+            continue
+        known = {key.strip().lower(): word.strip() for key, _, word in (one.partition("=") for one in attributes)}
+        path = known.get("path", "")
+        if not path.startswith("/") or len(path) > MAX_COOKIE_BYTES:
+            path = default_path
+        cookies.append(Cookie(name.strip(), value.strip(), path, "secure" in known, _expiry(known)))
+    return cookies
 
 
 def _expiry(attributes: dict[str, str]) -> float | None:
@@ -551,13 +551,6 @@ def _expiry(attributes: dict[str, str]) -> float | None:
         return parsedate_to_datetime(attributes["expires"]).timestamp()
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
-
-
-def _fits(cookie: Cookie, url: Url) -> bool:
-    if cookie.secure and not url.secure or (cookie.expires_s is not None and cookie.expires_s <= time.time()):
-        return False
-    path = url.target.partition("?")[0]
-    return path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/")
 
 
 @dataclass(slots=True)

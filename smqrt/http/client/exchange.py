@@ -152,6 +152,7 @@ class ClientRequest:
         Credentials and cookies are not sent to another origin.
         """
         headers, method = self.headers, self.method
+        # As browsers do (RFC 9110 §15.4): 303 means GET, and 301 or 302 changes a POST to a GET.
         if status == 303 and method != "HEAD" or (status in (301, 302) and method == "POST"):
             method = "GET"
             headers = [pair for pair in headers if not pair[0].lower().startswith(_BODY_FIELDS)]
@@ -223,7 +224,19 @@ class ClientResponse:
             if self.complete:
                 self.tail += data
             elif data:
-                self._feed_body(data)
+                if self._chunks is None:
+                    self._parser.feed_data(data)
+                else:  # the server's decoder: llhttp rejects extensions and blanks that RFC 9112 §7.1 allows
+                    piece = self._chunks.feed(data)
+                    if piece:
+                        self._pieces.append(piece)
+                    if self._chunks.complete:
+                        self.complete, self._has_unexpected = True, bool(self._chunks.rest)
+                self._framing_bytes = 0 if self._pieces else self._framing_bytes + len(data)
+                if self._framing_bytes > MAX_FRAMING_BYTES:
+                    raise _too_much(f"sent {self._framing_bytes} bytes of chunk sizes or trailers without a body")
+        except BadRequest as error:
+            raise StreamError("invalidresponse", error.detail) from None
         except httptools.HttpParserError as error:
             if not self.complete:
                 raise StreamError("invalidresponse", str(error)) from None
@@ -232,22 +245,6 @@ class ClientResponse:
             if self._pieces:
                 self._body, self._at = self._body[self._at :] + b"".join(self._pieces), 0
                 self._pieces = []
-
-    def _feed_body(self, data: bytes) -> None:
-        if self._chunks is None:
-            self._parser.feed_data(data)
-        else:  # the server's decoder: llhttp rejects extensions and blanks that RFC 9112 §7.1 allows
-            try:
-                piece = self._chunks.feed(data)
-            except BadRequest as error:
-                raise StreamError("invalidresponse", error.detail) from None
-            if piece:
-                self._pieces.append(piece)
-            if self._chunks.complete:
-                self.complete, self._has_unexpected = True, bool(self._chunks.rest)
-        self._framing_bytes = 0 if self._pieces else self._framing_bytes + len(data)
-        if self._framing_bytes > MAX_FRAMING_BYTES:
-            raise _too_much(f"sent {self._framing_bytes} bytes of chunk sizes or trailers without a body")
 
     def end(self) -> None:
         """End the response because the server has closed the connection.
@@ -306,31 +303,28 @@ class ClientResponse:
         while self.status is None:
             before = len(self._head)
             self._head += data
+            # Only bytes after the first `before` are scanned, here and below, to avoid quadratic time.
             match = _HEAD_END.search(self._head, max(before - 3, 0))
-            self._check_head(before, match)
+            end = len(self._head) if match is None else match.end()
+            if not b"HTTP/".startswith(self._head[:5]):
+                raise StreamError("invalidresponse", "the response of the server is not HTTP")
+            if self._heads_bytes + end > MAX_HEAD_BYTES:
+                raise _too_much(f"sent a head over {MAX_HEAD_BYTES} bytes")
+            self._head_lines += self._head.count(b"\n", before, end)
+            if self._head_lines > MAX_FIELDS + 2:  # the status line and the empty line are not fields
+                raise _too_much(f"sent a head of more than {MAX_FIELDS} fields")
             if match is None:
                 return b""
             head, data = bytes(self._head[: match.end()]), bytes(self._head[match.end() :])
             self._heads_bytes, self._head, self._head_lines = self._heads_bytes + len(head), bytearray(), 0
-            with suppress(httptools.HttpParserUpgrade):  # the status shows the same
+            with suppress(httptools.HttpParserUpgrade):  # the caller sees the upgrade by the status
                 self._parser.feed_data(head)
         return data
 
-    def _check_head(self, before: int, match: re.Match[bytes] | None) -> None:
-        """Check the limits of a head. Only bytes after the first `before` are scanned, to avoid quadratic time."""
-        end = len(self._head) if match is None else match.end()
-        if not b"HTTP/".startswith(self._head[:5]):
-            raise StreamError("invalidresponse", "the response of the server is not HTTP")
-        if self._heads_bytes + end > MAX_HEAD_BYTES:
-            raise _too_much(f"sent a head over {MAX_HEAD_BYTES} bytes")
-        self._head_lines += self._head.count(b"\n", before, end)
-        if self._head_lines > MAX_FIELDS + 2:
-            raise _too_much(f"sent a head of more than {MAX_FIELDS} fields")
-
-    # ---- callbacks of the parser
+    # ---- Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        """Note the beginning of a response: of this one, or of an unexpected one."""
+        """Record the beginning of a response: of this one, or of an unexpected one."""
         self._has_unexpected = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -356,6 +350,7 @@ class ClientResponse:
         is_chunked = "chunked" in (self.get("transfer-encoding") or "").lower()
         if is_chunked and not self.complete and status not in (204, 304):
             self._chunks = ChunkedDecoder()
+        # Without a length and chunks, the end of the stream ends the body (RFC 9112 §6.3).
         framed = self.get("content-length") is not None or is_chunked
         self._until_end = not (framed or self._bodiless or status in (_SWITCHING, 204, 304))
 
@@ -365,10 +360,10 @@ class ClientResponse:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Note the end of a response, perhaps of an interim one."""
+        """Record the end of the response. The end of an interim response is ignored."""
         if self.status is not None:
             self.complete = True
 
 
-def _too_much(what: str) -> StreamError:
-    return StreamError("invalidresponse", f"the server {what}")
+def _too_much(violation: str) -> StreamError:
+    return StreamError("invalidresponse", f"the server {violation}")

@@ -74,7 +74,7 @@ class DavDirectory(Directory):
         self.io = io
         self._max_uploads, self._uploads = max_uploads, 0
         self._locking = _Locking(io, lockdir, max_locks) if lockdir else None
-        self._views: dict[bool, _View] = {}
+        self._views: dict[bool, _View] = {}  # by whether the client has logged in here, see `_view`
         import smqrt.http.dav.engine  # noqa: F401 -- needs 10 MB, so it is imported only for file servers
 
     @property
@@ -87,13 +87,21 @@ class DavDirectory(Directory):
         _error(request, 403)
 
     def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
-        """See `Directory.hidden_route`. The share decides which names it shows."""
+        """See `Directory.hidden_route`. `DavShare.shows` decides which names clients see."""
         return HiddenPathRoute(self, relpath, [])
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        base, rest = self._without_session(request, relpath)
-        if rest != relpath and not self._allows_also(request, request.method, rest):
-            raise HttpError(403)  # outer guards have checked the path with the session id, not this one
+        base, rest = self.baseuri(), relpath
+        first, slash, below = relpath.partition("/")
+        is_folder = slash or request.method not in _READING  # GET and HEAD are redirected to the URL with a slash
+        sessions = request.logins.sessions
+        session = sessions.find(first) if len(first) == SESSION_ID and is_folder else None
+        if session is not None:  # a session URL
+            sessions.adopt(request, session)
+            self._on_session_url(session)
+            base, rest = f"{base}{first}/", below
+            if not self._allows_also(request, request.method, rest):
+                raise HttpError(403)  # outer guards have checked the path with the session id, not this one
         if super()._serve_own(request, rest):
             return True
         return self._serve(DavRequest(request, base, canonical(rest), rest.endswith("/") or not rest))
@@ -104,50 +112,44 @@ class DavDirectory(Directory):
             if self._read(target):
                 return True
             if request.initial and hidden(target.name):
-                raise HttpError(404)  # the search must not continue with directories that would show it
+                raise HttpError(404)  # the search must not continue with directories that serve hidden names
             return False
         if request.method == "OPTIONS":
             for field, value in (*DAV_FIELDS.items(), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
                 request.response.headers.set(field, value)
             request.response.headers.set("Content-Length", "0")
             request.response.end()
-        elif request.method in _ENGINE_METHODS:
-            self._change(target)
-        else:
+        elif request.method not in _ENGINE_METHODS:
             request.response.error(405, headers={"Allow": _METHODS})
+        elif request.method == "LOCK" and self._locking is None:
+            raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
+        elif request.method != "PUT":
+            self._run(target)
+        elif self._uploads >= self._max_uploads:
+            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
+        else:
+            self._uploads += 1
+            try:
+                self._run(target)
+            finally:
+                self._uploads -= 1
         return True
 
-    def _without_session(self, request: Request, relpath: str) -> tuple[str, str]:
-        """Split off the id of a session URL; return the path of the share and the rest."""
-        base = self.baseuri()
-        first, slash, rest = relpath.partition("/")
-        is_folder = slash or request.method not in _READING  # GET and HEAD are redirected to the URL with a slash
-        sessions = request.logins.sessions
-        session = sessions.find(first) if len(first) == SESSION_ID and is_folder else None
-        if session is None:
-            return base, relpath
-        sessions.adopt(request, session)
-        self._on_session_url(session)
-        return f"{base}{first}/", rest
-
     def _on_session_url(self, session: HttpSession) -> None:
-        """Called for a request with the URL of a session."""
+        """Hook for a request with the URL of a session."""
 
     def _view(self, request: Request) -> _View:
-        owner = self._is_owner(request)
-        if owner not in self._views:
-            share = DavShare(self.io, self._locking.folder if self._locking else None, owner)
-            self._views[owner] = _View(share, StaticFiles(share.io))
-        return self._views[owner]
-
-    def _is_owner(self, request: Request) -> bool:
-        """Return whether a guard of this directory or of an outer one has permitted the request."""
         around: list[GuardedDirectory] = []
         directory: Branch | None = self
         while isinstance(directory, Directory):
             around.append(directory)
             directory = directory.parent
-        return any(guard.directory in around for guard in passed(request))
+        # Clients that have logged in at this directory or at an outer one see hidden files too.
+        is_owner = any(guard.directory in around for guard in passed(request))
+        if is_owner not in self._views:
+            share = DavShare(self.io, self._locking.folder if self._locking else None, is_owner)
+            self._views[is_owner] = _View(share, StaticFiles(share.io))
+        return self._views[is_owner]
 
     def _allows_also(self, request: Request, method: str, name: str) -> bool:
         """Return whether the guards that have permitted a request also permit a method for another file."""
@@ -172,25 +174,10 @@ class DavDirectory(Directory):
         return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)
 
     def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
-        """Respond to GET of a folder; return whether that was done. Plain WebDAV does not."""
+        """Respond to GET of a folder; return whether that was done. Without the web file manager it is not."""
         return False
 
     # All other methods
-
-    def _change(self, target: DavRequest) -> None:
-        request = target.request
-        if request.method == "LOCK" and self._locking is None:
-            raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
-        if request.method != "PUT":
-            self._run(target)
-            return
-        if self._uploads >= self._max_uploads:
-            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
-        self._uploads += 1
-        try:
-            self._run(target)
-        finally:
-            self._uploads -= 1
 
     def _run(self, target: DavRequest) -> None:
         from wsgidav.dav_error import DAVError
@@ -201,6 +188,7 @@ class DavDirectory(Directory):
         locking, login = self._locking, request.user()
         engine = Engine(*((locking.manager(), locking.properties) if locking else (None, None)))
         user = login.name if login is not None else ""
+        # A Destination may name the session URL of the request, or the URL without a session.
         bases = (target.base,) if target.base == self.baseuri() else (target.base, self.baseuri())
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
@@ -234,7 +222,7 @@ class DavRequest:
 
 
 class _View:
-    """The files that one kind of client sees: owners or others."""
+    """The files that one kind of client sees: clients that have logged in here, or all others."""
 
     def __init__(self, share: DavShare, files: StaticFiles) -> None:
         self.share, self.files = share, files
@@ -243,7 +231,7 @@ class _View:
 class _Locking:
     """The locks, and the properties that clients set, with the folder that stores them.
 
-    The folder is read at the first use, which may block. If it cannot be created, the state is in memory only.
+    The first use reads the folder, which may block. If the folder cannot be created, the state is in memory only.
     """
 
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
@@ -302,7 +290,7 @@ def _respond_error(request: Request, error: Any) -> None:
     if error.value == 500:
         log.error("WebDAV %s %s failed", request.method, request.path, exc_info=error.src_exception)
     response = request.response
-    if response.committed:
+    if response.committed:  # only closing the connection shows the failure to the client
         response.close = response.ended = True
         return
     headers = dict(error.add_headers or ())
@@ -442,20 +430,16 @@ class WfsDirectory(DavDirectory):
         title = escape(parts[-1] if parts else self.name or "Files")
         uris = (("Help", self.helpuri), ("Log out", self.logouturi))
         links = " ".join(f'<a href="{escape(uri)}">{text}</a>' for text, uri in uris if uri)
-        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", target.base, parts), links=links)
+        names = [self.name or "Files", *parts]
+        urls = [href(target.base + "".join(f"{part}/" for part in parts[:count])) for count in range(len(names))]
+        crumbs = [f'<li><a href="{escape(url)}">{_shown(name)}</a></li>' for url, name in zip(urls, names, strict=True)]
+        crumbs[-1] = f'<li aria-current="page"><h1>{_shown(names[-1])}</h1></li>'
+        yield _HEAD.format(title=title, crumbs="".join(crumbs), links=links)
         if parts:
             yield _UP
         for start in range(0, len(found), _BATCH):
             yield "".join([_row(stat) for _, stat in found[start : start + _BATCH]])
         yield _TAIL.format(hidden=" hidden" if found else "")
-
-
-def _crumbs(top: str, base: str, parts: list[str]) -> str:
-    names = [top, *parts]
-    urls = [href(base + "".join(f"{part}/" for part in parts[:count])) for count in range(len(names))]
-    links = [f'<li><a href="{escape(url)}">{_shown(name)}</a></li>' for url, name in zip(urls, names, strict=True)]
-    links[-1] = f'<li aria-current="page"><h1>{_shown(names[-1])}</h1></li>'
-    return "".join(links)
 
 
 def _row(stat: Stat) -> str:

@@ -34,7 +34,7 @@ Start = Callable[..., Any]
 
 BLOCK_BYTES = 1 << 20
 """Bytes of an upload that are written at once."""
-MAX_FIELD_CHARACTERS = 2048  # of If, Timeout and others: 15 ms in WsgiDAV, whose expressions take quadratic time
+MAX_FIELD_CHARACTERS = 2048  # of If, Timeout and others: WsgiDAV parses these in 15 ms, and in quadratic time
 _STATUSES = {
     "notfound": 404,
     "noaccess": 403,
@@ -114,7 +114,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         self.set_lock_manager(locks)
 
     def resolve_provider(self, path: str) -> tuple[str, _Provider]:
-        """See the method of WsgiDAV's applications."""
+        """See the method of WsgiDAV's applications. This object is the only provider."""
         return "", self
 
     def get_resource_inst(self, path: str | None, environ: Environ) -> _Folder | _File | None:
@@ -142,7 +142,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
 
 
 class _Resource:
-    """Base class of files and folders, before WsgiDAV's class in the method resolution order."""
+    """Base class of files and folders. It precedes WsgiDAV's class in the method resolution order."""
 
     provider: _Provider
     environ: Environ
@@ -172,11 +172,10 @@ class _Resource:
         return ElementTree.fromstring(text.replace("<D:lockdiscovery>", '<D:lockdiscovery xmlns:D="DAV:">', 1))
 
     def set_property_value(self, name: str, value: Any, *, dry_run: bool = False) -> bool:
-        """Set a property. Those of Windows are ignored: it sets them after an upload, and reports a rejection as a
-        failure."""
+        """Set a property. Properties of Windows are ignored."""
         properties = self.provider.properties
         if name.startswith(_WIN32):
-            return True
+            return True  # Windows sets them after an upload, and reports a rejection as a failure of the upload
         if name.startswith("{DAV:}") or properties is None:
             raise DAVError(403, "this file server has no folder for properties")
         text = None if value is None else ElementTree.tostring(value, "unicode")
@@ -187,7 +186,7 @@ class _Resource:
         return True
 
     def handle_delete(self) -> bool:
-        """Delete the file or folder; locks of files inside must permit it."""
+        """Delete the file or folder, unless a lock of it or of a file inside forbids that."""
         manager = self.provider.lock_manager
         if manager is not None:
             tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
@@ -232,11 +231,11 @@ class _Resource:
         target = unescaped(path).strip("/")
         if not target or self.own_name.startswith(target + "/"):
             raise DAVError(403, "the destination contains the source")
-        there = _with_dav_errors(lambda: self.share.look(target))
-        self.environ["smqrt.created"] = there is None
-        if there is not None and there.isdir:
+        existing = _with_dav_errors(lambda: self.share.look(target))
+        self.environ["smqrt.created"] = existing is None
+        if existing is not None and existing.isdir:
             _with_dav_errors(lambda: self.share.remove_tree(target))
-        elif there is not None and self.is_collection:
+        elif existing is not None and self.is_collection:
             _with_dav_errors(lambda: self.share.remove(target, False))
         return target
 
@@ -248,11 +247,11 @@ class _Resource:
 
 class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
     def get_member_names(self) -> list[str]:
-        """Return nothing: listings are made by `Properties`."""
+        """Return no names, because `Properties` lists folders."""
         return []
 
     def create_empty_resource(self, name: str) -> _File:
-        """Create an empty file for LOCK. For PUT, the file is created when all of it has arrived."""
+        """Create an empty file for LOCK. For PUT, the file is created after all of its bytes have arrived."""
         path = _child_path(self.own_name, unescaped(name))
         if self.environ["smqrt.path"].endswith("/"):
             raise DAVError(409, "the name of a file must not end with a slash")
@@ -282,7 +281,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
         return self.stat.size if self.stat else None
 
     def get_content(self) -> BytesIO:
-        """Return nothing: downloads are served as static files."""
+        """Return an empty file, because `StaticFiles` serves downloads."""
         return BytesIO()
 
     def get_etag(self) -> str | None:
@@ -337,21 +336,17 @@ class _Methods(RequestServer):  # type: ignore[misc]
         properties = listing.Properties(environ["smqrt.xml"], locks_of, dead_of)
         found = [(resource.own_name, resource.stat)]
         if resource.is_collection and depth != "0":
-            found += self._content_of(resource, depth)
+            share, folder = resource.share, resource.own_name
+            try:
+                found += _with_dav_errors(lambda: share.list(folder) if depth == "1" else list(share.walk(folder)))
+            except DAVError:
+                if depth == "1":
+                    raise
+                raise DAVError(403, err_condition="{DAV:}propfind-finite-depth") from None
         start("207 Multi-Status", [("Content-Type", "application/xml; charset=utf-8"), ("Cache-Control", "no-store")])
         yield listing.HEAD
         yield from listing.entries(properties, found, provider.bases[0])
         yield listing.TAIL
-
-    def _content_of(self, folder: _Folder | _File, depth: str) -> list[tuple[str, Stat]]:
-        try:
-            return _with_dav_errors(
-                lambda: folder.share.list(folder.own_name) if depth == "1" else list(folder.share.walk(folder.own_name))
-            )
-        except DAVError:
-            if depth == "1":
-                raise
-            raise DAVError(403, err_condition="{DAV:}propfind-finite-depth") from None
 
     def _send_response(self, environ: Environ, start: Start, resource: Any, code: int, errors: list[Any]) -> Any:
         """Send 201 instead of WsgiDAV's 204 if a file was created. Raise an error of the whole request."""
@@ -363,7 +358,7 @@ class _Methods(RequestServer):  # type: ignore[misc]
 
 
 def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
-    """Check values that WsgiDAV does not check, and set the body and the destination for it.
+    """Check values that WsgiDAV does not check, and replace the body and the destination.
 
     Raises:
         HttpError: 400, 403, 413 or 502.

@@ -91,14 +91,14 @@ def _read(io: Io, folder: str, file: str) -> bytes:
 
 
 def _write(io: Io, folder: str, file: str, text: bytes) -> None:
-    name = f"{folder}/{file}"
+    name = f"{folder}/{file}"  # replaced by renaming, so that a crash leaves the old file or the new one
     with io.open(name + ".new", "w") as new:
         new.write(text)
     io.rename(name + ".new", name)
 
 
 MAX_LOCK_S = 3600
-"""Longest lifetime of a lock, also the one that Windows requests. Locks of crashed clients expire after it."""
+"""Longest lifetime of a lock, which is also the one that Windows requests. Locks of crashed clients expire after it."""
 _BUSY = 503
 
 
@@ -118,8 +118,8 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         self._max_locks = max_locks
 
     def open(self) -> None:
-        """Open the storage. The lock manager calls this again, which must not remove the locks."""
-        if self._dict is None:
+        """Open the storage. A second call does nothing."""
+        if self._dict is None:  # the lock manager calls this again, which must not remove the locks
             LockStorageDict.open(self)
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
 
     def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
-        """Return path, owner text of the client, whether shared, whether recursive, and seconds left, of each lock."""
+        """Return for each lock: path, owner text of the client, is shared, is recursive, seconds until it expires."""
         now_s = time.time()
         return [
             (
@@ -146,9 +146,11 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
 
     def guards(self, name: str) -> bool:
         """Return whether a name is locked, by itself or by a folder that contains it."""
-        return any(
-            _path(lock) == name or (lock["depth"] == "infinity" and _inside(name, _path(lock))) for lock in self.all()
-        )
+        for lock in self.all():
+            path = _path(lock)
+            if path == name or (lock["depth"] == "infinity" and (not path or name.startswith(path + "/"))):
+                return True
+        return False
 
     def release(self, name: str) -> bool:
         """Remove the locks of a name; return whether there were any."""
@@ -182,7 +184,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         """See `SavedState`."""
         if not isinstance(value, list):
             raise TypeError
-        for lock in [_from_json(each) for each in value][: self._max_locks]:
+        for lock in [_from_json(each) for each in value][: self._max_locks]:  # all or none, because any may be damaged
             self._dict[lock["token"]] = lock
             self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
 
@@ -200,10 +202,6 @@ def owner_text(owner: bytes) -> str:
 
 def _path(lock: dict[str, Any]) -> str:
     return unescaped(unquote(lock["root"])).strip("/")
-
-
-def _inside(name: str, folder: str) -> bool:
-    return not folder or name.startswith(folder + "/")
 
 
 def _bounded(timeout_s: float) -> float:
@@ -309,7 +307,7 @@ class DeadProperties(SavedState):
             self.changed = True
 
     def copy(self, old: str, new: str, deep: bool = True) -> None:
-        """Copy the properties of a file or folder, as far as the limit permits."""
+        """Copy the properties of a file or folder, up to the limit."""
         self.forget(new)
         for name in self._below(old) if deep else [old]:
             for key, value in self.of(name).items():
@@ -388,9 +386,25 @@ class Properties:
 
     def entry(self, url: str, name: str, stat: Stat) -> str:
         """Return the response element of a file or folder."""
-        found, missing = self._dead(name)
+        dead = self._dead_of(name)
+        found: list[str] = []
+        missing = self._missing
+        if dead and self._all:
+            found, missing = [_empty(key) for key in dead] if self._names_only else list(dead.values()), ""
+        elif dead:
+            found = [dead[key] for key in self._others if key in dead]
+            missing = "".join(_empty(key) for key in self._others if key not in dead)
         for wanted in self._wanted:
-            text = f"<D:{wanted}/>" if self._names_only else self._value(wanted, name, stat)
+            text: str | None
+            if self._names_only:
+                text = f"<D:{wanted}/>"
+            elif wanted == "supportedlock":
+                text = _SUPPORTED
+            elif wanted == "lockdiscovery":
+                text = lock_discovery(self._locks_of(name) if self._locks_of else [])
+            else:
+                value = _LIVE[wanted](name, stat)
+                text = None if value is None else f"<D:{wanted}>{value}</D:{wanted}>"
             if text is None:
                 missing += f"<D:{wanted}/>"
             else:
@@ -400,20 +414,11 @@ class Properties:
         )
         return f"<D:response><D:href>{xml_text(url)}</D:href>{groups}</D:response>"
 
-    def _dead(self, name: str) -> tuple[list[str], str]:
-        """Return the properties that clients have set, and the elements of the missing ones."""
-        dead = self._dead_of(name)
-        if not dead:
-            return [], self._missing
-        if self._all:
-            return [_empty(key) for key in dead] if self._names_only else list(dead.values()), ""
-        found = [dead[key] for key in self._others if key in dead]
-        return found, "".join(_empty(key) for key in self._others if key not in dead)
-
     def _known(self) -> list[str]:
         return [*_LIVE, *(("lockdiscovery", "supportedlock") if self._locks_of else ())]
 
     def _read(self, body: bytes) -> list[str]:
+        """Return the requested names in Clark notation; set `_all` and `_names_only`."""
         everything = [_DAV + name for name in self._known()]
         if not body:
             self._all = True
@@ -434,14 +439,6 @@ class Properties:
             raise HttpError(400, "propfind needs allprop, propname or prop")
         self._all = True
         return everything
-
-    def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
-        if wanted == "supportedlock":
-            return _SUPPORTED
-        if wanted == "lockdiscovery":
-            return lock_discovery(self._locks_of(name) if self._locks_of else [])
-        text = _LIVE[wanted](name, stat)
-        return None if text is None else f"<D:{wanted}>{text}</D:{wanted}>"
 
 
 def lock_discovery(locks: list[dict[str, Any]]) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from copy import copy
 from itertools import islice
-from typing import IO
 from urllib.parse import quote_from_bytes, unquote
 from xml.sax.saxutils import escape
 
@@ -16,7 +15,7 @@ from smqrt.http.headers import BadRequest, HttpError
 from smqrt.http.open_files import NewFile, call_blocking, call_blocking_file
 from smqrt.http.resources import Io, IoError, Stat, segments
 
-# ---- File names for the WebDAV engine, URLs and XML
+# ---- File names: for the WebDAV engine, in URLs and in XML
 
 _URL_SYNTAX = re.compile("[%?;#\udc80-\udcff]")
 _SAFE = "/!*'(),$-_.~+@:=&"
@@ -94,7 +93,7 @@ _ROOT = Stat("", 0, 0, True, (0,))
 
 
 class DavShare:
-    """The files of an io that a client may see. Private and hidden files do not exist for it and cannot be created.
+    """The files of an io that a client may see. Private and hidden files appear as missing and cannot be created.
 
     Every operation blocks the greenlet and raises `IoError`.
 
@@ -107,7 +106,7 @@ class DavShare:
     def __init__(self, io: Io, state_folder: str | None = None, owner: bool = False) -> None:
         self.io = io
         if owner:
-            self.io = copy(io)
+            self.io = copy(io)  # the io of the application keeps its rules
             self.io.private = NothingPrivate()
         self._state_folder = state_folder
         self._owner = owner
@@ -116,7 +115,11 @@ class DavShare:
         """Return whether the client may see and create a file of this name."""
         if self._state_folder is not None and (name == self._state_folder or name.startswith(self._state_folder + "/")):
             return False
-        return self._owner or not (_hidden(name) or is_page(name) or self.io.private.name(name))
+        folder, _, own = name.rpartition("/")
+        # macOS writes files of these names when it copies, so only their folder decides whether they are hidden.
+        is_from_macos = own.startswith("._") or own == ".DS_Store"
+        is_hidden = hidden(f"{folder}/" if is_from_macos else name)
+        return self._owner or not (is_hidden or is_page(name) or self.io.private.name(name))
 
     def look(self, name: str) -> Stat | None:
         """Return the stat of a file or folder, None if the client may see no such file."""
@@ -166,7 +169,7 @@ class DavShare:
             return sum(entry.name not in (".", "..") for entry in self.io.files(folder))
 
         for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
-            if len(self.list(path)) != call_blocking(self.io, path, count, path):
+            if len(self.list(path)) != call_blocking(self.io, path, count, path):  # `list` omits invisible files
                 return True
         return False
 
@@ -182,7 +185,7 @@ class DavShare:
 
     def remove_tree(self, name: str) -> None:
         """Remove a folder with its visible content. Raises "notempty" if it has other content."""
-        folders = [(name, False)]
+        folders = [(name, False)]  # each twice: to remove its content, then to remove the folder itself
         while folders:
             path, is_emptied = folders.pop()
             if is_emptied:
@@ -205,8 +208,18 @@ class DavShare:
         """Copy a file; replaces an existing file."""
         with self.new_file(new) as upload:
             source = call_blocking(self.io, old, self.io.open_published, old)
+
+            def copy_some() -> bool:
+                """Copy the next COPIED_BYTES, in a thread; return whether there may be more."""
+                for _ in range(COPIED_BYTES // _PIECE_BYTES):
+                    data = source.read(_PIECE_BYTES)
+                    if not data:
+                        return False
+                    upload.file.write(data)
+                return True
+
             try:
-                while call_blocking_file(self.io, new, lambda: _copy_some(source, upload.file)):
+                while call_blocking_file(self.io, new, copy_some):
                     pass
             finally:
                 call_blocking(self.io, old, source.close)
@@ -218,7 +231,10 @@ class DavShare:
         return NewFile(self.io, name)
 
     def check_new(self, name: str) -> None:
-        """Reject a name that the client may not create or replace, also because of an invisible file such as a link."""
+        """Raise IoError if the client may not create or replace a file of this name.
+
+        It may not replace an invisible file, such as a link out of the share.
+        """
         self._check(name)
         if self.look(name) is None and call_blocking(self.io, name, self._exists, name):
             raise IoError("noaccess", f"{name!r} is private")
@@ -239,7 +255,8 @@ class DavShare:
         found = list(islice(self.io.files(name), MAX_LISTED + 1))
         if len(found) > MAX_LISTED:
             raise IoError("toomuchdata", f"more than {MAX_LISTED} entries in {name}")
-        for entry in sorted(found, key=_sort_key):
+        # Folders first. The keys are no tuples: sorting 100,000 of them blocks the loop for 80 ms.
+        for entry in sorted(found, key=lambda entry: ("0" if entry.isdir else "1") + entry.name.casefold()):
             path = prefix + entry.name
             if entry.name in (".", "..") or not self.shows(path):
                 continue
@@ -247,24 +264,3 @@ class DavShare:
                 yield path, entry if self.io.in_loop else self.io.published(path)
             except IoError:  # a link that leads out of the folder
                 continue
-
-
-def _sort_key(entry: Stat) -> str:
-    """Return the sort key of an entry, folders first. Not a tuple: sorting 100,000 tuples blocks the loop for 80 ms."""
-    return ("0" if entry.isdir else "1") + entry.name.casefold()
-
-
-def _hidden(name: str) -> bool:
-    """Return `hidden`, except for the files that macOS needs for copying."""
-    folder, _, own = name.rpartition("/")
-    return hidden(f"{folder}/") if own.startswith("._") or own == ".DS_Store" else hidden(name)
-
-
-def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
-    """Copy the next COPIED_BYTES; return whether there may be more."""
-    for _ in range(COPIED_BYTES // _PIECE_BYTES):
-        data = source.read(_PIECE_BYTES)
-        if not data:
-            return False
-        target.write(data)
-    return True

@@ -1,4 +1,4 @@
-"""Logins: users, authenticators, authorizers, for applications in Lua and Python alike (spec: bas-api §5).
+"""Logins: users, authenticators and authorizers, for applications in Lua and Python (spec: bas-api §5).
 
     from smqrt.http.logins import Acl, Authenticator, UserTable
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # ---- Default login page
 
-
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -100,7 +99,7 @@ class AuthInfo:
         type: "basic", "digest" or "form".
         realm: realm of the authenticator.
         loginattempts: failed logins of the client's address since its last successful one.
-        denied: whether there were too many; then the present credentials were not checked.
+        denied: whether there were too many failed logins; then the present credentials were not checked.
         seed, seedkey: values for a form that hashes the password; None for the other types.
         username, password: credentials that the client sent, or None.
         upwd: secret in the user database; None for an unknown user.
@@ -145,7 +144,7 @@ class Authenticator:
             hashed passwords; "auth" to choose by the client; "dav" to choose without a form.
         realm: name in the browser's login dialog, and part of every HA1.
         page: writes the login page, or the page of a 401. None for the default page.
-        tracker: whether, after four failed logins, an address must wait ten minutes before each further one.
+        tracker: whether an address must wait ten minutes before each further attempt after four failed logins.
 
     Raises:
         ArgumentError: the kind is unknown, or unsuitable for the server's users; or the realm has a quote or a control
@@ -173,7 +172,7 @@ class Authenticator:
         self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
         self._header_realm = as_bytes(realm).decode("latin-1")  # header fields are encoded as latin-1
         self._users = users_of(users)
-        self._has_ha1 = False  # an HA1 is MD5, so Digest must then use MD5
+        self._has_ha1 = False  # whether an HA1 was found: it is an MD5 hash, so Digest must then use MD5
 
     def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
         """Return the login of a request. Without one, send a login page or a challenge and return None. May block.
@@ -187,28 +186,23 @@ class Authenticator:
             HttpError: the form cannot be read.
         """
         try:
-            return self._authenticate(request, path, directory)
+            accepts_clear_text = self.kind != "sform" or request.secure
+            credentials = form_of(request, accepts_clear_text) if self._has_form else None
+            present = request.logins.of(request)
+            if credentials is None:
+                if present is not None and not present.needs_credentials:
+                    return present
+                kind = self._kind_for(request, path)
+                if kind == BASIC:
+                    credentials = basic_of(request)
+                elif kind == DIGEST:
+                    credentials = digest_of(request, self.realm)
+                if credentials is None:
+                    self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
+                    return None
+            return self._attempt(request, credentials, present, directory)
         except Answered:
             return None
-
-    def _authenticate(self, request: Request, path: str, directory: object) -> Login | None:
-        accepts_clear_text = self.kind != "sform" or request.secure
-        form = form_of(request, accepts_clear_text) if self._has_form else None
-        present = request.logins.of(request)
-        if form is not None:
-            return self._attempt(request, form, present, directory)
-        if present is not None and not present.needs_credentials:
-            return present
-        kind = self._kind_for(request, path)
-        credentials: Credentials | None = None
-        if kind == BASIC:
-            credentials = basic_of(request)
-        elif kind == DIGEST:
-            credentials = digest_of(request, self.realm)
-        if credentials is None:
-            self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
-            return None
-        return self._attempt(request, credentials, present, directory)
 
     # Kind of login
 
@@ -236,13 +230,13 @@ class Authenticator:
     def _attempt(
         self, request: Request, credentials: Credentials, present: Login | None, directory: object
     ) -> Login | None:
-        request.logins.sessions.catch_up()  # with guesses at other workers
+        request.logins.sessions.catch_up()  # the guesses at other workers count too
         freshness = self._freshness(request, credentials)
         if freshness is not State.GOOD:
             self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
             return None
         throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
-        # Guesses of other clients do not lock out a client that is logged in.
+        # A client that is logged in is not throttled, so that guesses of other clients cannot lock it out.
         is_trusted = present is not None and present.name == name and present.kind == credentials.kind
         if not is_trusted and not throttle.take(peer, name):
             info, wait_s = self._info_of(credentials, directory), throttle.wait_s(peer, name)
@@ -257,7 +251,11 @@ class Authenticator:
             return None
         if not is_trusted or throttle.failures(peer):
             throttle.succeeded(peer, name)
-        if not self._use_credentials(request, credentials):
+        is_used = False  # whether an outer authenticator has used the nonce for this request
+        if isinstance(credentials, Digest):
+            is_used = request.logins.noted_nonce(request) == credentials.nonce
+            request.logins.note_nonce(request, credentials.nonce)
+        if not is_used and not credentials.use(request.logins):
             self._request_login(request, self._info_of(credentials, directory, State.STALE), is_stale=True)
             return None
         return self._begin(request, credentials, account, directory)
@@ -283,6 +281,7 @@ class Authenticator:
             return None
         if credentials.kind != FORM:
             return login
+        # Redirect to the same URL with GET, so that a reload of the page does not send the password again.
         response = request.response
         response.status = 302
         scheme = "https" if request.secure else "http"
@@ -302,25 +301,14 @@ class Authenticator:
                 return State.GOOD  # an outer authenticator has used it for this request
         return credentials.freshness(request.logins)
 
-    def _use_credentials(self, request: Request, credentials: Credentials) -> bool:
-        if not isinstance(credentials, Digest):
-            return credentials.use(request.logins)
-        if request.logins.noted_nonce(request) == credentials.nonce:
-            return True
-        request.logins.note_nonce(request, credentials.nonce)
-        return credentials.use(request.logins)
-
     # Responses without a login
 
     def _info_of(
-        self,
-        credentials: Credentials,
-        directory: object,
-        freshness: State = State.GOOD,
-        account: Account | None = None,
+        self, credentials: Credentials, directory: object, freshness: State = State.GOOD, account: Account | None = None
     ) -> AuthInfo:
         info = AuthInfo(credentials.kind, self.realm, directory=directory)
-        if freshness is not State.STALE or credentials.kind == FORM:  # else the client repeats the request itself
+        # After a stale Digest, the client repeats the request by itself. Otherwise the page shows the failed attempt.
+        if freshness is not State.STALE or credentials.kind == FORM:
             info.username, info.password = credentials.name, credentials.password
         if account is not None:
             info.upwd, info.maxusers = account.secret, account.maxusers
@@ -347,12 +335,13 @@ class Authenticator:
             return [basic]
         nonce = request.logins.nonces.issue()
         stale = ", stale=true" if is_stale else ""
-        algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")
+        algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")  # clients use the first one that they support
         digests = [
             f'Digest realm="{self._header_realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
             f'opaque="0", charset=UTF-8{stale}'
             for algorithm in algorithms
         ]
+        # Basic sends the password in clear text, so these kinds offer it over TLS only.
         return [*digests, basic] if self.kind in ("auth", "dav") and request.secure else digests
 
     def _send_page(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
@@ -441,8 +430,8 @@ class _Rule:
 class Acl:
     """Access control list: roles and methods for patterns of paths.
 
-    The most specific matching pattern decides alone. Several entries with the same pattern permit what one of them
-    permits. A path without a matching pattern is denied.
+    Only the most specific matching pattern decides. If several entries have it, the request is permitted if one of them
+    permits it. A path without a matching pattern is denied.
 
     Args:
         users: provides the roles of users.
@@ -462,35 +451,29 @@ class Acl:
 
     def set(self, rules: Mapping[str, Any]) -> None:
         """Replace all rules. Raises as the constructor, and then keeps the old rules."""
-        found = [(_weight(url), url, rule) for name, entry in rules.items() for url, rule in _rules(name, entry)]
+        # Weights: longer patterns first, then those without a star. Patterns that match with equal weight are equal.
+        found = [
+            ((len(url.removesuffix("*")), not url.endswith("*")), url, rule)
+            for name, entry in rules.items()
+            for url, rule in _rules(name, entry)
+        ]
         self._rules = sorted(found, key=lambda entry: entry[0], reverse=True)
 
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
         """See `Authorizer.allows`. Here `path` may begin with a slash."""
         roles = self._users.roles(login.name)
-        path = "/" + path.lstrip("/")
+        path = "/" + (path if self.is_case_sensitive else path.lower()).lstrip("/")
         decisive: tuple[int, bool] | None = None
         for weight, pattern, rule in self._rules:
             if decisive is not None and weight != decisive:
                 break
-            if self._fits(pattern, path):
+            pattern = pattern if self.is_case_sensitive else pattern.lower()
+            is_folder = pattern.endswith("/*") and path == pattern[:-2]  # a rule for its content governs its deletion
+            if is_folder or (path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern):
                 decisive = weight
                 if rule.allows(method, roles):
                     return True
         return False
-
-    def _fits(self, pattern: str, path: str) -> bool:
-        if not self.is_case_sensitive:
-            pattern, path = pattern.lower(), path.lower()
-        if pattern.endswith("/*") and path == pattern[:-2]:
-            return True  # the folder itself: a rule for its content also governs its deletion
-        return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
-
-
-def _weight(pattern: str) -> tuple[int, bool]:
-    """Return how specific a pattern is: by its length, then without a star. Two that match with the same weight are
-    equal."""
-    return len(pattern.removesuffix("*")), not pattern.endswith("*")
 
 
 def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:

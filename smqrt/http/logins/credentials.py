@@ -59,10 +59,10 @@ class Credentials(Protocol):
         """Return whether the credentials match the account; takes the same time for every account."""
 
     def freshness(self, logins: Logins) -> State:
-        """Return whether the credentials are new, as far as the server can tell."""
+        """Return whether the credentials are new; a value of unknown origin counts as stale."""
 
     def use(self, logins: Logins) -> bool:
-        """Note their use for a login; return whether it is the first use."""
+        """Record their use for a login; return whether it is the first use."""
 
     def can_be_proven(self, account: Account) -> bool:
         """Return whether the client's hash can be compared with the stored secret of the account."""
@@ -181,7 +181,7 @@ class Digest:
 
 
 def _same_hash(given: str, expected: str) -> bool:
-    return compare_digest(as_bytes(given.lower()), expected.encode("ascii"))
+    return compare_digest(as_bytes(given.lower()), expected.encode("ascii"))  # clients may send upper-case digits
 
 
 def basic_of(request: Request) -> Credentials | None:
@@ -198,13 +198,22 @@ def basic_of(request: Request) -> Credentials | None:
 
 
 def digest_of(request: Request, realm: str) -> Digest | None:
-    """Return the Digest credentials of a request; None if they are missing, malformed, or for another URL, realm or
-    algorithm."""
+    """Return the Digest credentials of a request.
+
+    Return None if they are missing, malformed, or for another URL, realm or algorithm.
+    """
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
         return None
     text = text if text.isascii() else _text(text.encode("latin-1"))
-    fields = _plain_parameters(text) or _parameters(text)
+    fields = _plain_parameters(text)
+    if not fields:
+        # Commas and escapes in values, spaces around "=", names in capitals. Malformed parts are skipped: if such a
+        # part matters, the response does not match.
+        found = _PARAMETER.findall(text)
+        fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
+        if len(fields) != len(found):
+            return None  # a duplicate name
     if not _REQUIRED.issubset(fields):
         return None
     algorithm = fields.get("algorithm", "MD5").upper()
@@ -230,16 +239,6 @@ def _plain_parameters(text: str) -> dict[str, str] | None:
             return {}
         fields[name] = value
     return fields if _REQUIRED.issubset(fields) else None
-
-
-def _parameters(text: str) -> dict[str, str]:
-    """Parse parameters with commas and escapes in values, spaces around "=", and names in capitals.
-
-    Returns nothing for a duplicate name. It skips malformed parts; if such a part matters, the response does not match.
-    """
-    found = _PARAMETER.findall(text)
-    fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
-    return fields if len(fields) == len(found) else {}
 
 
 def _text(data: bytes) -> str:
@@ -273,4 +272,4 @@ def form_of(request: Request, accepts_clear_text: bool = True) -> Credentials | 
     seed, seedkey = fields.get(b"ba_seed"), fields.get(b"ba_seedkey")
     if seed and seedkey and re.fullmatch(r"[0-9a-fA-F]{40}", password):
         return FormHash(name, password, seed, seedkey)
-    return FormClearText(name, password) if accepts_clear_text else FormHash(name, "", "", "")
+    return FormClearText(name, password) if accepts_clear_text else FormHash(name, "", "", "")  # matches no secret

@@ -22,8 +22,8 @@ NAME_LIMIT = GuessLimit(10, 10.0)
 ADDRESS_LIMIT = GuessLimit(60, 1.0)
 ANYWHERE_LIMIT = GuessLimit(300, 1.0)
 """Guesses of one name from all addresses. It does not delay addresses from which the user has logged in before."""
-TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
-_GUESS_NOTE_S = 60.0  # how long notes of guesses at other workers are kept
+TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # of the login tracker (spec: runtime §1.2)
+_GUESS_NOTE_S = 60.0  # how long reports of guesses at other workers are kept
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
 
@@ -36,7 +36,7 @@ class Login:
         password: password that the client sent, or else the secret in the user database; None if unknown.
         kind: "basic", "digest", "form" or "?".
         peer: IP address for which it is valid.
-        session: its session, which also ends the login.
+        session: its session; the login ends with it.
         identity: identity of a user of the server's users file, with which a browser can connect to hubs.
         is_nameless: whether it is anonymous. Its name is `ANONYMOUS`, and its sessions are not counted.
     """
@@ -101,8 +101,8 @@ class Logins:
         # Share nonces, seeds, guesses and logins with the other workers of the server.
         self.sessions.on_login = self._apply_record
         share = self.sessions.share_notes
-        self.nonces.kept.tell = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
-        self.seeds.kept.tell = share(b"d", SEED_LIFETIME_S, self.seeds.kept.arrived)
+        self.nonces.kept.on_use = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
+        self.seeds.kept.on_use = share(b"d", SEED_LIFETIME_S, self.seeds.kept.arrived)
         for kind, throttle in ((b"f", self.throttle), (b"t", self.tracker)):
             throttle.tell = share(kind, _GUESS_NOTE_S, throttle.arrived)
 
@@ -161,9 +161,14 @@ class Logins:
         peer = str(request.peer[0])
         login = self._find_continued(request, name, kind, peer) if name else None
         if login is None:
-            with self.sessions.alone():
-                if name and not self._end_surplus(request, name, maxusers, recycle):
-                    return None
+            with self.sessions.alone():  # otherwise logins at two workers at the same time could exceed `maxusers`
+                if name:
+                    own = self._session_of_same_address(request)
+                    others = [session for session in self.sessions_of(name) if session is not own]
+                    if len(others) >= maxusers and not recycle:
+                        return None
+                    for session in others[: max(0, len(others) - maxusers + 1)]:
+                        self.sessions.terminate(session)
                 login = self._create(request, name, kind, peer)
                 self._update(login, password, inactive_s, identity)
         else:
@@ -199,14 +204,14 @@ class Logins:
             self.sessions.terminate(session)
         return login is not None
 
-    def recheck_clients(self, still: Callable[[Identity], str | None]) -> None:
+    def recheck_clients(self, revalidate: Callable[[Identity], str | None]) -> None:
         """End the logins of users that have become invalid, after the server's users file has changed.
 
         Args:
-            still: returns why an identity is invalid, None for a valid one.
+            revalidate: returns why an identity is invalid, None for a valid one.
         """
         for login in [login for logins in self._by_name.values() for login in logins]:
-            if login.identity is not None and still(login.identity) is not None:
+            if login.identity is not None and revalidate(login.identity) is not None:
                 self.sessions.terminate(login.session)
 
     def note_nonce(self, request: SessionRequest, nonce: str) -> None:
@@ -219,8 +224,7 @@ class Logins:
         return nonce
 
     def _find_continued(self, request: SessionRequest, name: str, kind: str, peer: str) -> Login | None:
-        """Return the login that a request of Basic or Digest continues, with or without a cookie; None if there is
-        none."""
+        """Return the login that a request of Basic or Digest continues, with or without a cookie, or None."""
         if kind not in (BASIC, DIGEST):
             return None
         session = self.sessions.of(request)
@@ -232,15 +236,6 @@ class Logins:
                 return login
         return None
 
-    def _end_surplus(self, request: SessionRequest, name: str, maxusers: int, recycle: bool) -> bool:
-        own = self._session_of_same_address(request)
-        others = [session for session in self.sessions_of(name) if session is not own]
-        if len(others) >= maxusers and not recycle:
-            return False
-        for session in others[: max(0, len(others) - maxusers + 1)]:
-            self.sessions.terminate(session)
-        return True
-
     def _session_of_same_address(self, request: SessionRequest) -> HttpSession | None:
         """Return the session of a request. A session of another address is ignored: its cookie may be stolen."""
         session = self.sessions.of(request)
@@ -250,13 +245,13 @@ class Logins:
         session = self._session_of_same_address(request)
         before = session.login if session is not None else None
         if session is not None and before is not None and not before.is_nameless and before.name != name:
-            self.sessions.terminate(session)  # no attribute of one user becomes visible to another
+            self.sessions.terminate(session)  # its attributes must not become visible to another user
             session = None
         if session is None:
             session = self.sessions.begin(request)
         else:
             self._remove(session)
-            self.sessions.change_id(request)
+            self.sessions.change_id(request)  # against session fixation: the old id may be known to an attacker
         return self._add(Login(name or ANONYMOUS, None, kind, peer, session, not name))
 
     def _add(self, login: Login) -> Login:

@@ -19,12 +19,13 @@ from enum import Enum
 NONCE_LIFETIME_S = 300.0
 SEED_LIFETIME_S = 12 * 3600.0  # a login page may be open overnight
 _MAX_KEPT = 10_000  # used values, with about 300 bytes each
-_MAX_CHECKED = 1024  # nonces whose signature was checked
+_MAX_CHECKED = 1024  # cached nonces whose signature was checked
 _WINDOW = 256  # requests with one nonce that may arrive out of order; browsers send about ten at the same time
 _TIME_BYTES, _RANDOM_BYTES, _MAC_BYTES = 8, 8, 16
 
 
 Alone = Callable[[], AbstractContextManager[bool]]
+"""A lock against other workers, see `HttpSessions.alone`."""
 
 
 def no_other_workers() -> AbstractContextManager[bool]:
@@ -43,7 +44,7 @@ class State(Enum):
 
 
 class Signer:
-    """Signer with a secret key that ends with the server.
+    """Signer with a secret key, which is in memory only.
 
     Args:
         key: key shared by the workers of a server; None for a random one.
@@ -61,15 +62,12 @@ class Signer:
         return hmac.compare_digest(self.sign(data), signature)
 
 
-_uses = struct.Struct(">d?I32s")
+_PACKED_USES = struct.Struct(">d?I32s")
 
 
 @dataclass(slots=True)
 class _Uses:
-    """The used counts of a nonce: the highest, and a bit for each of the `_WINDOW` counts up to it.
-
-    Also the time of issue, and whether the nonce was ended.
-    """
+    """The used counts of a nonce: the highest one, and a bit for each of the `_WINDOW` counts up to it."""
 
     made_s: float
     highest: int = 0
@@ -88,23 +86,23 @@ class _Uses:
             self.bits |= 1 << -ahead
 
     def packed(self) -> bytes:
-        return _uses.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
+        return _PACKED_USES.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
 
     @classmethod
     def of(cls, data: bytes) -> _Uses:
-        made_s, is_over, highest, bits = _uses.unpack(data)
+        made_s, is_over, highest, bits = _PACKED_USES.unpack(data)
         return cls(made_s, highest, int.from_bytes(bits), is_over)
 
 
 class Kept:
-    """Used values with their counts, bounded. Values as old as the removed ones count as used.
+    """Bounded storage of used values with their counts. Values as old as the removed ones count as used.
 
     Attributes:
-        tell: called with each used value and its packed counts, for `arrived` at the other workers of a server.
+        on_use: called with each used value and its packed counts, for `arrived` at the other workers of a server.
     """
 
     def __init__(self) -> None:
-        self.tell: Callable[[bytes, bytes], object] = lambda text, uses: None
+        self.on_use: Callable[[bytes, bytes], object] = lambda text, uses: None
         self._uses: OrderedDict[str, _Uses] = OrderedDict()
         self._removed_s = 0.0
 
@@ -116,7 +114,7 @@ class Kept:
     def put(self, text: str, uses: _Uses) -> None:
         """Store the counts of a value, and send them to other workers."""
         self._store(text, uses)
-        self.tell(text.encode(), uses.packed())
+        self.on_use(text.encode(), uses.packed())
 
     def arrived(self, text: bytes, uses: bytes) -> None:
         """Store the counts that another worker has sent."""
@@ -139,7 +137,7 @@ class Nonces:
     Args:
         now: returns the time in seconds.
         key: see `Signer`.
-        alone: locks out the other workers of a server, see `HttpSessions.alone`.
+        alone: excludes the other workers of a server, see `HttpSessions.alone`.
 
     Attributes:
         kept: the used nonces.
@@ -156,10 +154,10 @@ class Nonces:
         return urlsafe_b64encode(data + self._signer.sign(data)).decode("ascii")
 
     def state(self, nonce: str, count: int) -> State:
-        """Return whether a request may use a nonce with this count."""
+        """Return the state of a nonce for a request with this count."""
         made_s = self._made_s(nonce)
         if made_s is None:
-            return State.STALE  # perhaps issued before a restart of this server
+            return State.STALE  # it may be from before a restart of this server
         if not 0 <= self._now() - made_s <= NONCE_LIFETIME_S:
             return State.STALE
         uses = self.kept.get(nonce, made_s)
@@ -168,7 +166,7 @@ class Nonces:
         return State.FOREIGN if uses.is_over else State.GOOD
 
     def use(self, nonce: str, count: int) -> bool:
-        """Note the use of a nonce with this count; return whether it is the first use."""
+        """Record the use of a nonce with this count; return whether it is the first use."""
         made_s = self._made_s(nonce)
         if made_s is None:
             return False
@@ -225,7 +223,7 @@ class Seeds:
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
-        """Note the use of a seed by a login; return whether it is the first use."""
+        """Record the use of a seed by a login; return whether it is the first use."""
         made_s = self._made_s(seed, key)
         if made_s is None:
             return False

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 
-MAX_USERS = 5  # default limit of a user's sessions at the is_same_secret time
+MAX_USERS = 5  # default limit of a user's sessions at the same time
 _HA1 = re.compile(r"[0-9a-fA-F]{32}")
 
 
 class Answered(Exception):
-    """Raised by a user database or a login page that has answered the request itself."""
+    """Raised by a user database or a login page that has already sent the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Account:
         password: password in clear text.
         ha1: MD5(user:realm:password), 32 hexadecimal digits, if the clear text is not stored.
         is_verified: whether the database has verified the password itself.
-        maxusers: largest number of sessions at the is_same_secret time.
+        maxusers: largest number of sessions at the same time.
         recycle: whether a further login ends the oldest session; otherwise it is rejected.
         inactive_s: seconds without a request after which the login ends; None for the default.
         identity: identity of a user of the server's users file.
@@ -66,7 +66,7 @@ class Users(Protocol):
             request: the request.
 
         Raises:
-            Answered: the database has answered the request itself.
+            Answered: the database has sent the response itself.
         """
 
 
@@ -147,7 +147,18 @@ def _entry(name: str, value: Any) -> _Entry:
     fields = {"pwd": value} if isinstance(value, str) else value
     if not isinstance(fields, Mapping):
         raise ArgumentError(f"user {name!r}: must be a table with a field 'pwd'")
-    password, ha1 = _secret(name, fields.get("pwd"))
+    secret, password, ha1 = fields.get("pwd"), None, None
+    if isinstance(secret, str):
+        password = secret
+    elif (
+        isinstance(secret, list | tuple)
+        and len(secret) == 1
+        and isinstance(secret[0], str)
+        and _HA1.fullmatch(secret[0])
+    ):
+        ha1 = secret[0].lower()
+    else:
+        raise ArgumentError(f"user {name!r}: 'pwd' must be a text, or a list with an HA1 of 32 hexadecimal digits")
     roles = fields.get("roles") or ()
     if not isinstance(roles, Iterable) or isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
         raise ArgumentError(f"user {name!r}: 'roles' must be a list of texts")
@@ -161,18 +172,11 @@ def _entry(name: str, value: Any) -> _Entry:
     return _Entry(account, frozenset(roles))
 
 
-def _secret(name: str, value: Any) -> tuple[str | None, str | None]:
-    if isinstance(value, str):
-        return value, None
-    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], str) and _HA1.fullmatch(value[0]):
-        return None, value[0].lower()
-    raise ArgumentError(f"user {name!r}: 'pwd' must be a text, or a list with an HA1 of 32 hexadecimal digits")
-
-
 def _number(name: str, fields: Mapping[str, Any], field: str, default: Any) -> Any:
     value = fields.get(field, default)
     if value is default:
         return default
+    # A number of Lua may be a float, which is exact up to 2^53.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 1 << 53:
         raise ArgumentError(f"user {name!r}: '{field}' must be a number of at least 1")
     return int(value)
@@ -200,7 +204,7 @@ def ha1_of(name: str, realm: str, password: str) -> str:
 
 
 def is_same_secret(left: str, right: str) -> bool:
-    """Compare two secrets in a time that is independent of their difference and their length."""
+    """Return whether two secrets are equal. The time does not depend on their difference or their length."""
     return compare_digest(sha256(as_bytes(left)).digest(), sha256(as_bytes(right)).digest())
 
 
@@ -210,6 +214,7 @@ UNKNOWN_USER = Account(password="", ha1="0" * 32)
 
 def proves_clear_text(account: Account, name: str, realm: str, password: str) -> bool:
     """Return whether `password` is that of the account; takes the same time for every kind of account."""
+    # Each comparison comes before the check for None, so that both are always made.
     by_password = is_same_secret(account.password or "", password) and account.password is not None
     by_ha1 = is_same_secret(account.ha1 or "", ha1_of(name, realm, password)) and account.ha1 is not None
     return account.is_verified or by_password or by_ha1
@@ -234,7 +239,7 @@ class ServerUsers:
         self._service = service
 
     def find(self, name: str, password: str | None, request: Request) -> Account | None:
-        """See `Users.find`. Responds with 503 to too many logins at once."""
+        """See `Users.find`. Responds with 503 while too many passwords are being checked."""
         if password is None:
             return None
         try:
