@@ -210,7 +210,7 @@ def test_wrong_calls(nodes: tuple[Node, Node]) -> None:
         "shark, sshark: links over TLS need both": lambda: conn.create(one.links, 0, sshark=1),  # type: ignore[arg-type]
         "name: 1001 bytes; the name of a cluster": lambda: cluster.create(hub.create(), one.links, name="x" * 1001),
         "is not text": lambda: cluster.create(hub.create(), one.links, name="\udcff"),
-        "these links belong to the server": lambda: conn.create(mtl.server(), 0),
+        "these are the links of the server": lambda: conn.create(mtl.server(), 0),
     }
     for message, call in wrong.items():
         with pytest.raises(ArgumentError, match=message):

@@ -36,7 +36,7 @@ def start() -> Iterator[Start]:
     def start_one(**plan: Any) -> ProcessCluster:
         one = ProcessCluster()
         started.append(one)
-        one.follow(ClusterPlan(password="of the test", **plan))
+        one.set_plan(ClusterPlan(password="of the test", **plan))
         one.opened()
         return one
 
