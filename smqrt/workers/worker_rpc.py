@@ -49,7 +49,7 @@ class WorkerPlace:
         secret: 32 random bytes that only the workers of this server have; empty for a single process.
         directory: for Unix sockets between the workers, accessible to this user only, and deleted with the server. None
             for a single process.
-        start: the number of earlier processes with this number; during a hot restart, the new process has the greater one.
+        start: the number of earlier processes with this number; greater in the new process of a hot restart.
     """
 
     number: int = 0

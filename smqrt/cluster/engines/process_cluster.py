@@ -123,11 +123,8 @@ class ProcessCluster:
 
     def opened(self) -> Mesh:
         """Return the mesh of the process, opened if necessary. Raises ArgumentError when the plan is invalid."""
-        if self.mesh is None:
-            self.mesh = self._open()
-        return self.mesh
-
-    def _open(self) -> Mesh:
+        if self.mesh is not None:
+            return self.mesh
         plan = self.plan
         if not plan.joins and "gunicorn" in sys.modules:  # its workers are the children of one process
             parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -157,6 +154,7 @@ class ProcessCluster:
         for node in plan.nodes:
             if "://" not in node:
                 mesh.dial(*address(node), tls.client if tls else None, any_name=True)
+        self.mesh = mesh
         return mesh
 
     def wait_until_joined(self, within_s: float) -> None:
