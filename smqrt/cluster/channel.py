@@ -109,6 +109,7 @@ class AppPeer:
         self._release(wire.parse_u64(packet))
 
     def _release(self, size: int) -> None:
+        # A node may report too many bytes, which must not change the sums of other channels.
         size = min(size, self._unhandled_bytes)
         self._unhandled_bytes -= size
         self.send_queue.link.unhandled_bytes -= size
@@ -130,7 +131,7 @@ class AppPeer:
     def deliver(self, batch: bytes) -> None:
         """Queue a batch of messages for the application."""
         self._waiting_bytes += len(batch)
-        if self._waiting_bytes > WINDOW_BYTES:
+        if self._waiting_bytes > WINDOW_BYTES:  # `send` of the other node prevents that
             text = f"a node sent more than {WINDOW_BYTES} bytes on a channel before they were handled"
             raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, text)
         self.channel.add_event(_Event(self, batch))
@@ -161,7 +162,7 @@ class AppChannel:
         on_close: removes the channel from the links; called with the text for the other nodes.
 
     Attributes:
-        closed: whether this side has closed it: there are no more events.
+        closed: whether this side has closed it; then no events follow.
         sent: messages sent, counted for each node.
         received: messages that were passed to `on_data`.
         refused: messages that were not sent to a node because it does not keep up.

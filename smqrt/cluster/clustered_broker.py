@@ -29,8 +29,9 @@ T = TypeVar("T")
 BATCH_ITEMS, BATCH_BYTES = 64, 1 << 14
 """The maximum number of topics or clients, and their bytes, that one background step of a snapshot sends."""
 MAX_STAMP = 1 << 63
+"""The limit of connect times from other nodes, so that a later time always fits a u64."""
 MAX_SUBSCRIBERS = 1 << LOCAL_BITS
-"""The maximum number of subscribers of a topic at one node: a node has no more ETIDs."""
+"""The maximum number of subscribers of a topic at one node, which is the number of ETIDs of a node."""
 
 
 class ClusteredBroker:
@@ -196,7 +197,7 @@ class ClusteredBroker:
         if oldest is None or (self.state.epoch, self.number) <= _seniority(oldest):
             return True
         if origin is None:
-            ptid = int.from_bytes(frame[7:11], "big")  # u16 length, u8 type, u32 tid, u32 ptid
+            ptid = int.from_bytes(frame[smq.PTID], "big")
             oldest.send_queue.put(wire.rewritten(frame, oldest.once[key], self.state.public_etid(ptid)))
         return False
 
@@ -427,7 +428,7 @@ def _peers(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
                 CloseReason.UNKNOWN_PACKET, f"a client's connect time is out of range: {announced.stamp}"
             )
         before = node.phantoms.get(announced.etid)
-        # After a reconnect a snapshot repeats clients that are known already.
+        # A snapshot may repeat a client that was announced when it connected.
         if before is None or before.stamp != announced.stamp:
             if before is not None:
                 node.grow(-before.size_bytes)
@@ -501,15 +502,17 @@ def _value(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
 def _value_at(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     if len(packet) < smq.PUBLISH_HEADER_BYTES - 2 + 8:  # the u64 stamp precedes
         raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node is too short")
+    # u8 type, u64 stamp, then the frame without its length and type
     _restore_value(cluster, node, smq.frame(bytes((smq.Type.PUBLISH,)) + packet[9:]), _stamp_of(packet))
 
 
 def _restore_value(cluster: ClusteredBroker, node: RemoteNode, frame: bytes, stamp: int | None) -> None:
     frame = wire.with_subtopics(frame, node.subtopics) if node.subtopics else frame
     # The node may have sent the value before it received the number that this hub uses for the topic.
-    topic = node.renumbered.get(frame[3:7])
-    if topic is not None and frame[3:7] not in cluster.broker.topic_table.by_key:
-        frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))
+    tid = frame[smq.TID]
+    topic = node.renumbered.get(tid)
+    if topic is not None and tid not in cluster.broker.topic_table.by_key:
+        frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[smq.PTID], "big"))
     cluster.values.restore(frame, stamp, node.send_queue.epoch)
 
 
@@ -539,7 +542,7 @@ def _clock(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
 
 
 def _stamp_of(packet: bytes) -> int:
-    stamp = int.from_bytes(packet[1:9], "big")
+    stamp = int.from_bytes(packet[1:9], "big")  # u8 type, u64 stamp
     if len(packet) < 9 or stamp >= MAX_VALUE_STAMP:
         raise ProtocolError(CloseReason.SHORT_PACKET, "the time of another node is missing or out of range")
     return stamp

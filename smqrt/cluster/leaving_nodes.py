@@ -38,7 +38,7 @@ class NodeEvents:
         self._known: set[RemoteNode] = set()
         """Nodes whose joining was reported."""
         self._lost: dict[object, None] = {}
-        """Ids, processes and places of lost nodes; those of the node that was lost first come first."""
+        """Ids, processes and places of lost nodes, the earliest loss first."""
         self._complaints = LineLimit()
 
     def synced(self, node: RemoteNode) -> None:
@@ -241,7 +241,7 @@ class AbsentNodes:
         return bool(copies)
 
     def has_client(self, etid: int) -> bool:
-        """Return whether an unknown ETID belongs to a client of a lost node."""
+        """Return whether an unknown ETID is that of a client of a lost node."""
         number = node_of(etid)
         if not number or not any(one.number == number for one in self.nodes):
             return False
@@ -261,7 +261,7 @@ class AbsentNodes:
 #     SUCCEEDED, then the kept messages ───────────────────────▶ delivers them
 #
 # Packets identify a predecessor by its node number. A process with a fixed number, or with links through NATS, makes
-# its links only after the old process has closed its own. When the migration fails, the old process is its successor.
+# its links only after the old process has closed all links. When the migration fails, the old process is its successor.
 
 MOVE_S = 10.0
 """How long a node keeps messages for a hub that migrates. Later they count as `LINK_LOST`."""
@@ -286,7 +286,7 @@ class ForwardingQueue(list[bytes]):
 
 
 class HubMigration:
-    """The migrations in which one hub of a cluster takes part: those of other nodes' hubs, and its own.
+    """The migrations in which one hub of a cluster takes part: those of hubs of other nodes, and that of this hub.
 
     Attributes:
         nodes: unreachable nodes whose hub migrates to a process that is not linked yet.
@@ -359,9 +359,7 @@ class HubMigration:
         while at < len(kept) and not node.gone and not before.gone:  # `kept` may grow meanwhile
             for batch in kept[at : at + RUNS_PER_STEP]:
                 if batch[2] in _KEPT:
-                    node.send_queue.put(
-                        batch
-                    )  # in order, since Clock and End packets refer to the messages beside them
+                    node.send_queue.put(batch)  # in order, so that Clock and End packets stay between the same messages
             at += RUNS_PER_STEP
             if at < len(kept):
                 yield

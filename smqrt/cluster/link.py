@@ -59,7 +59,7 @@ class OwnSiblings(Protocol):
 
 
 class LinkNode(Protocol):
-    """The node of a link, as the link sees it; see `smqrt.cluster.node.Node`."""
+    """The node of a link, with the attributes that the link uses; see `smqrt.cluster.node.Node`."""
 
     key: bytes
     id: bytes
@@ -327,7 +327,7 @@ class Link:
         if self.remote is None:
             self.drop_unaddressed()
             return False
-        return (self.remote.routes.get(batch[3:7]) or self.remote.resolve(batch[3:7])).deliver(batch)
+        return (self.remote.routes.get(batch[smq.TID]) or self.remote.resolve(batch[smq.TID])).deliver(batch)
 
     def drop_unaddressed(self) -> None:
         """Drop a message for a hub that has left the cluster. Raises ProtocolError before the handshake is complete."""
@@ -417,6 +417,7 @@ class Link:
         """
         if self.state is LinkState.CLOSED:
             return
+        # First, since the calls below may call `lose` and `send` again.
         self.state, self.why, self.code = LinkState.CLOSED, why, code
         unacked, self.unacked = self.unacked, deque()
         # In the background: counting a full queue takes longer than one turn may.

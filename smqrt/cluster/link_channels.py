@@ -73,7 +73,7 @@ class Carried(Protocol):
 
 
 class ChannelNode(Protocol):
-    """The node of a link, as channels see it; see `smqrt.cluster.node.Node`."""
+    """The node of a link, with the attributes that channels use; see `smqrt.cluster.node.Node`."""
 
     @property
     def queue_bytes(self) -> int: ...
@@ -107,7 +107,7 @@ class Transport(Protocol):
 
 
 class ChannelLink(Protocol):
-    """A link, as its channels see it; see `smqrt.cluster.link.Link`."""
+    """A link, with the attributes that channels use; see `smqrt.cluster.link.Link`."""
 
     number: int
     unhandled_bytes: int

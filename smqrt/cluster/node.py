@@ -408,7 +408,7 @@ class Node:
     def _draw(self, taken: Iterable[int]) -> int:
         refused = set(taken)
         while True:
-            number = int.from_bytes(self.random(2), "big") & MAX_NODE
+            number = int.from_bytes(self.random(2), "big") & MAX_NODE  # all bits of a node number are set in MAX_NODE
             if number and number not in refused:
                 return number
 

@@ -250,7 +250,7 @@ class RenumberedRoute:
 
     def deliver(self, batch: bytes) -> bool | None:
         """Deliver the batch with the new destination."""
-        return self._route.deliver(rewritten(batch, self._tid, int.from_bytes(batch[7:11], "big")))
+        return self._route.deliver(rewritten(batch, self._tid, int.from_bytes(batch[smq.PTID], "big")))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -275,7 +275,7 @@ class Phantom:
         node: the node to which it is connected.
         stamp: when it connected, in ms; see `Announced`.
         older: the next older client of the same uid, until its node has closed it.
-        newer: the next newer client of the same uid, which has taken over from this one.
+        newer: the next newer client of the same uid.
     """
 
     __slots__ = ("etid", "extra", "identity", "info", "newer", "node", "older", "pending", "stamp", "uid")
@@ -326,7 +326,7 @@ class RemoteNode:
         phantoms: its clients, by ETID.
         interest: the number of its topics with subscribers.
         synced: whether its snapshot has arrived.
-        gone: whether it is lost.
+        gone: whether it was removed: its routes are stale.
         kept_bytes: the memory that this hub uses for it, about.
         watched: topics whose numbers of subscribers are sent to it.
         pressing: topics whose publishers have to wait for its clients, and since when.

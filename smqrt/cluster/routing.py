@@ -68,7 +68,7 @@ class Backpressure:
         self._state.broker.call_later(Pressure.max_wait_s, give_up)
 
     def caught_up(self, node: RemoteNode) -> None:
-        """Resume the publishers that wait for a node, which has caught up or is gone."""
+        """Resume the publishers that wait for a node, since it has caught up or was removed."""
         queue = node.send_queue
         self._given_up.discard(queue)
         waiting = self.full.pop(queue, [])

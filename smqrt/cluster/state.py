@@ -274,9 +274,7 @@ class SubscriberCounts:
 
 # ---- Last values
 
-# Positions in a frame: u16 length, u8 type, u32 tid, u32 ptid, u32 stid.
-_TID, _PTID, _STID = slice(3, 7), slice(7, 11), slice(11, 15)
-_BODY = slice(3, None)
+_BODY = slice(3, None)  # a frame without u16 length and u8 type
 
 
 class ValueSync:
@@ -295,10 +293,10 @@ class ValueSync:
                 self.name_topic(node, values.topic, key)
                 number = node.numbers.get(key, key[0])
                 for frame in [*(one for one, _ in values.newest.values()), *removed]:
-                    ptid = int.from_bytes(frame[_PTID], "big")
+                    ptid = int.from_bytes(frame[smq.PTID], "big")
                     value = wire.rewritten(frame, number, self._state.public_etid(ptid))
                     if knows_stamps:
-                        stamp = values.stamp(frame[_STID]).to_bytes(8, "big")
+                        stamp = values.stamp(frame[smq.STID]).to_bytes(8, "big")
                         node.send_queue.send([bytes((LinkType.VALUE_AT,)) + stamp + value[_BODY]])
                     else:
                         node.send_queue.send([bytes((LinkType.VALUE,)) + value[_BODY]])
@@ -330,12 +328,12 @@ class ValueSync:
             since: when that node started, ns since 1970. Without a stamp, the value replaces one from a file of an
                 older release if that node started before this one: it may be newer than the file.
         """
-        values, topic = self._state.broker.last_values, self._state.broker.topic_table.by_key.get(frame[_TID])
+        values, topic = self._state.broker.last_values, self._state.broker.topic_table.by_key.get(frame[smq.TID])
         if values is None or topic is None or not values.selects(topic):
             return
         kept = values.of(topic)
         if stamp is not None:
             clock.heard(stamp)
             kept.merge_remote(frame, stamp)
-        elif frame[_STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[_STID])):
+        elif frame[smq.STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[smq.STID])):
             kept.take_frame(frame, None)

@@ -27,7 +27,7 @@ from smqrt.loop.scheduling import Turn
 log = logging.getLogger("smqrt")
 
 MAX_IDLE = 256  # after a burst, greenlets beyond this end; each holds a few KB of stack
-_POOL = "smqrt_idle_greenlets"  # the attribute of the hub that holds its pool: threads have hubs of their own
+_POOL = "smqrt_idle_greenlets"  # the attribute of a hub with its pool; each thread has a hub
 _REFERENCED = "smqrt_referenced_greenlets"
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def call(fn: Callable[..., T], *args: object) -> T | Deferred[T]:
         The value if `fn` ended without blocking, which is possible only in the Hub greenlet; otherwise a `Deferred`.
 
     Raises:
-        Exception: what `fn` raised without blocking; later exceptions reject the `Deferred`.
+        Exception: the error of `fn`, if it did not block first; later errors reject the `Deferred`.
     """
     pending: Deferred[T] = Deferred()
     start(_settle, pending, fn, args)
@@ -82,7 +82,7 @@ def wait(pending: Deferred[T]) -> T:
 
 
 def in_hub(fn: Callable[..., T], *args: object) -> T:
-    """Call `fn(*args)` in the Hub greenlet, where it must not block, and return its value. Raises what `fn` raises."""
+    """Call `fn(*args)` in the Hub greenlet, where it must not block, and return its value. Raises its errors."""
     waiter: Waiter[T] = Waiter()
 
     def run() -> None:

@@ -24,7 +24,7 @@ TICK_S = 0.25
 TURN_S = 0.004
 """The time that all busy tasks together may use in one turn."""
 _SHORTEST_S = 1e-6  # of a timer: the loop checks sockets and other timers first, unlike with `run_callback`
-_SHARE = "smqrt_share"  # the attribute of the hub that holds its share: threads have hubs of their own
+_SHARE = "smqrt_share"  # the attribute of a hub with its share; each thread has a hub
 
 Job = tuple[Callable[..., object], tuple[object, ...]]
 
@@ -97,7 +97,7 @@ class Turn:
         self._share = share()
 
     def yield_if_due(self) -> bool:
-        """Let other greenlets run if the share of this turn is used up; return whether that was done."""
+        """Yield to other greenlets if the share of this turn is used up; return whether it was."""
         if not self._share.spent():
             return False
         self._share.wait()
@@ -194,7 +194,7 @@ class GarbageCollector:
     def __init__(self) -> None:
         loop: Any = get_hub().loop
         self._timer = loop.timer(YOUNG_S, YOUNG_S)
-        self._timer.ref = False
+        self._timer.ref = False  # the timer alone does not keep the loop running
         self._made = 0
         self._rests_until_s = 0.0
 

@@ -202,7 +202,7 @@ class Threads:
             start_thread(_run_jobs, (self._jobs, self._done, self._wake))
 
     def _mark_slow(self) -> None:
-        """Mark jobs that have run for more than a tick as slow, so that others may begin beside them."""
+        """Mark jobs that have run for more than a tick as slow, so that other jobs of their groups may begin."""
         for job in self._running:
             if job.tick < self._tick and not job.is_slow:
                 job.is_slow = True
@@ -324,7 +324,7 @@ class _Returns:
         self._share = share()
         loop: Any = hub.loop
         self._wake = loop.async_()
-        self._wake.ref = False
+        self._wake.ref = False  # the timers of the jobs keep the loop running
         self._wake.start(self._deliver)
 
     @staticmethod
@@ -442,7 +442,7 @@ class Inlet:
         self._lock = new_lock()
         loop: Any = get_hub().loop
         self._wake = loop.async_()
-        self._wake.ref = False
+        self._wake.ref = False  # an idle inlet does not keep the loop running
         self._wake.start(self._run_portion)
 
     def put(self, size_bytes: int, function: Callable[..., object], *arguments: object) -> bool:

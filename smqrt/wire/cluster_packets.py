@@ -250,7 +250,7 @@ class LinkType(IntEnum):
     INTEREST = 0x41
     """`(u32 tid, u32 check)*`: the sender has subscribers of these topics now."""
     NO_INTEREST = 0x42
-    """The same format: the sender has no more subscribers of these topics."""
+    """The same format: topics whose last subscriber at the sender has left."""
     NUMBERED = 0x43
     """`(u32 tid, u32 check, u32 number)*`: topics whose id at the sender is not the one derived from their name."""
     SUBTOPICS = 0x44

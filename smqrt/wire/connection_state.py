@@ -31,7 +31,7 @@ class Life(Enum):
     """State of a connection.
 
     Attributes:
-        over: whether it is closed for its owner, which reads and writes no more data.
+        over: whether it is closed for its owner: no data is passed on in either direction.
         moves: the legal next states.
     """
 

@@ -21,7 +21,7 @@ from smqrt.errors import ArgumentError, NatsError
 
 PING, PONG = b"PING\r\n", b"PONG\r\n"
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
-"""Default of servers; each server sends its own limit in INFO."""
+"""The default of servers; a server sends its limit in INFO."""
 LARGEST_PAYLOAD_BYTES = 64 << 20
 """The largest limit that a server can be configured for."""
 MAX_LINE_BYTES = 64 << 10
@@ -39,7 +39,7 @@ _QUEUE = re.compile(r"[^\s\x00-\x20\x7f]+")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _HEADER_VALUE = re.compile(r"[^\r\n\0]*")
 _HEADER_LINE = b"NATS/1.0"
-_MAX_NUMBER_DIGITS = 10
+_MAX_NUMBER_DIGITS = 10  # larger numbers are invalid, and `int` of many digits is slow
 
 
 # ---- encoding
@@ -181,7 +181,7 @@ class ServerInfo:
     Attributes:
         server_id, server_name, version, cluster: empty when they are missing.
         max_payload_bytes: largest message that the server accepts.
-        auth_required, tls_required, tls_available, headers: what the server requires and supports.
+        auth_required, tls_required, tls_available, headers: requirements and features of the server.
         nonce: the text that clients with an nkey sign; empty for none.
         connect_urls: "host:port" of the servers of its cluster.
         is_lame_duck: whether the server shuts down soon; clients should connect to another one.
@@ -280,7 +280,7 @@ class NatsDecoder:
     def __init__(self, events: NatsEvents, max_payload_bytes: int = LARGEST_PAYLOAD_BYTES) -> None:
         self.events, self._max_payload_bytes = events, max_payload_bytes
         self._data, self._at = b"", 0
-        self._next = b"", 0  # data behind `_data`, and where to continue in it
+        self._next = b"", 0  # data that follows `_data`, and the position where it continues
         self._held = bytearray()  # an incomplete line or message
         self._needed_bytes = 0  # size of that message
         self._is_line = True  # whether it is a line

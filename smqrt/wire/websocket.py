@@ -322,7 +322,7 @@ class _LargeFrame:
         return mask(data, self.key[shift:] + self.key[:shift]) if self.key else data
 
     def fragment(self, piece: bytes) -> Frame:
-        """Return a piece as a fragment of the message to which this frame belongs."""
+        """Return a piece as a fragment of the message of this frame."""
         opcode, self.opcode = self.opcode, CONTINUATION
         return Frame(self.fin and self.done == self.size, opcode, piece)
 

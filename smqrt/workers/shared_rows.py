@@ -62,8 +62,11 @@ CREATE TABLE IF NOT EXISTS rows (
 CREATE INDEX IF NOT EXISTS ends ON rows (until_s) WHERE until_s IS NOT NULL;
 CREATE TABLE IF NOT EXISTS writers (writer INTEGER PRIMARY KEY AUTOINCREMENT);
 """
+# A deleted row has NULL as its data until `ENDED_S` have passed, so that other workers read the deletion. Each write has
+# a new version, by which `changes` finds it.
 _NEW = "SELECT version, owner, name, data, writer FROM rows WHERE version > ? ORDER BY version LIMIT ?"
 _PUT = "INSERT OR REPLACE INTO rows (owner, name, data, writer, until_s) SELECT ?1, ?2, ?3, ?4, ?5"
+# Only while the head row (?6) of the owner exists: another worker may have ended the owner.
 _PUT_IF = f"{_PUT} WHERE EXISTS (SELECT 1 FROM rows WHERE owner = ?1 AND name = ?6 AND data IS NOT NULL)"
 _END = "DELETE FROM rows WHERE owner = ?"
 _OLD = "DELETE FROM rows WHERE version IN (SELECT version FROM rows WHERE until_s < ? LIMIT ?)"

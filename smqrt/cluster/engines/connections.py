@@ -83,8 +83,8 @@ class LinkConnection(RawConnection):
     link: Link
 
     def __init__(self, sock: Transport) -> None:
-        # Priority 1: links are read before clients. A client of another worker that has its answer may tell a client
-        # here, whose next request must find the state that the other worker has sent.
+        # Priority 1: links are read before clients. When a client of another worker has its answer, a request to this
+        # worker may depend on it: by then, this worker must have processed the packets of the other one.
         super().__init__(sock, get_hub().loop.io(sock.fileno(), READ, priority=1))
         self.handshake = None
         self.life = Life.OPEN

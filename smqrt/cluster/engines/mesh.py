@@ -73,7 +73,7 @@ class ExpectedLinks:
         self._logged: set[str] = set()
 
     def missing(self) -> list[Missing]:
-        """Return the missing links; the one that is missing for the longest time comes first."""
+        """Return the missing links; the longest outage is first."""
         if self._mesh.has_begun:
             self._compare()
         return sorted(self._missing.values(), key=lambda one: one.since_s)
@@ -144,7 +144,7 @@ class ExpectedLinks:
             dialer = by_address.get((host, port))
             is_found = (
                 node_id == origin.leads_to_id
-            )  # the process behind the address itself, whose own port may differ (port forwarding)
+            )  # the process at the address itself; it may announce another port (port forwarding)
             if dialer is None and not is_found and len(self._mesh.dialers) < MAX_DIALERS:
                 dialer = self._mesh.dial(host, port, tls, any_name, origin)
             if dialer is not None:
@@ -179,7 +179,7 @@ this node.
 ACCEPT_PAUSE_S = 0.5
 """The pause after `accept` has failed because no file descriptors are left."""
 LASTED_S = 0.3
-"""After at least this time, a link that ends is made again at once."""
+"""A link of at least this duration is made again without a delay."""
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
 """The delay before the end of a link is reported. Nodes that connect to each other at the same time keep one of two
@@ -327,7 +327,7 @@ class Mesh:
             address: the address of the other side.
         """
         connection = connection_of(sock)
-        connection.budget_bytes = self.node.unacked_bytes  # larger than the link's own limits
+        connection.budget_bytes = self.node.unacked_bytes  # above the limits of `Link`, which are checked first
         link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
@@ -411,7 +411,7 @@ class Dialer:
     Attributes:
         up: whether there is a link to the node at this address.
         why: why the last link ended, or could not be made.
-        is_self: whether the address is this node's own.
+        is_self: whether the address leads to this node.
         place: host, port and TLS of the address, see `Mesh.dial`; None for another kind of address.
         origin: the dialer of the address at which the server was found; None for a configured address.
         expects: the id of the node at this address, as another process of its server announces it; empty if none does.
@@ -467,7 +467,7 @@ class Dialer:
         self._ended.clear()
         link = self._link = self._mesh.commence(sock, data, connects=True)
         link.on_end = lambda link, why: self._ended.set()
-        end_s = time.monotonic() + self._mesh._silence_s + 1
+        end_s = time.monotonic() + self._mesh._silence_s + 1  # a link ends earlier if its handshake is not complete
         # Polled, since a link that the other side makes meanwhile does not set the event.
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
@@ -546,6 +546,7 @@ class SharedDirectory:
 
     def __init__(self, mesh: Mesh, directory: Path) -> None:
         self._mesh, self._directory = mesh, directory
+        # With the node id, so that other processes find out whether they are linked already.
         self._path = directory / f"{os.getpid()}-{_shown(mesh.node.id)}.sock"
         self._dialers: dict[Path, Dialer] = {}
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)

@@ -144,7 +144,7 @@ class Mtl(Links):
         self._conns: list[Conn] = []
 
     def _watch_accepted(self, link: Link) -> None:
-        """Report a link that another node makes, unless its address is in a list; its dialer reports it then."""
+        """Report a link that another node makes. If its address is in a list, the dialer reports it instead."""
 
         def report(link: Link) -> None:
             host = _host_of(link)
@@ -234,7 +234,7 @@ def _host_of(link: Link) -> str:
         host: str = link.transport.transport.getpeername()[0]  # type: ignore[attr-defined]
     except (OSError, AttributeError, IndexError):
         return ""
-    return host.removeprefix("::ffff:")
+    return host.removeprefix("::ffff:")  # IPv4 over a socket for both
 
 
 class Conn:

@@ -197,7 +197,7 @@ class NatsConnection(LinkConnection):
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
-            # The incomplete frame, followed by as many messages as the buffer takes.
+            # The incomplete frame, followed by the messages that fit into the buffer.
             size = carried = len(self.carry)
             view[:size] = self.carry
             self.carry = b""

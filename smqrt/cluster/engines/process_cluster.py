@@ -138,6 +138,7 @@ class ProcessCluster:
         try:
             if plan.workers and worker_place().count > 1:
                 place = worker_place()
+                # The port of worker 0: `_with_workers` has added the number of this worker.
                 first = address(plan.listen)[1] - place.number if plan.listen else -1
                 ports = range(first, first + place.count) if first > 0 else [0] * place.count
                 mesh.node.server.take_place(place.secret, place.number, ports)

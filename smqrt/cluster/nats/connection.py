@@ -543,7 +543,7 @@ class NatsConnection:
             self.lose(f"the server read nothing for {options.pong_s:g} s")
         elif now_s - self._heard_s < options.ping_s or self._is_paused:  # when paused, received data is not read yet
             return
-        elif self._pinged_s < self._heard_s:
+        elif self._pinged_s < self._heard_s:  # no ping since the last data
             self._pinged_s = now_s
             self.ping(lambda is_answered: None)
         elif now_s - self._pinged_s >= options.pong_s:

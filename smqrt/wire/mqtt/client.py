@@ -178,7 +178,7 @@ class MqttClientEndpoint(MqttEndpoint):
 
         Args:
             now_s: the present time, of the same clock as for `feed`.
-            is_reading: false while nothing is read, since the application is behind; no answer is expected then.
+            is_reading: false while the application is slow and the connection is not read; no answer is expected then.
 
         Raises:
             MqttError: KEEP_ALIVE_TIMEOUT; the server sent neither an answer nor any other packet.
