@@ -230,7 +230,7 @@ class AppChannel:
         self.closed = True
         for peer in list(self._peers.values()):
             peer.send_queue.flush()
-        self._on_close(self, text or b"the channel was closed there")
+        self._on_close(self, text or b"the other node has closed the channel")
         self._drop_events(lambda event: True)
 
     # ---- called by links

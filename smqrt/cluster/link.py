@@ -4,7 +4,8 @@
         └──────────────────┴── refused, broken, timed out ──┴──────────▶ CLOSED
 
 It carries a channel for each hub that both nodes have in the same cluster, and for each application channel that both
-have opened. Sent batches are kept until they are acknowledged. When the link ends, the others count as lost.
+have opened. Sent batches are kept until they are acknowledged. When the link ends, unacknowledged messages count as
+lost.
 """
 
 from __future__ import annotations
@@ -298,7 +299,7 @@ class Link:
         """Process a packet that is not a Publish.
 
         Raises:
-            ProtocolError: the other side broke a rule; the caller ends the link with it.
+            ProtocolError: the other side violated the protocol; the caller ends the link.
         """
         handler = self._handlers.get(packet[0]) if packet else None
         if handler is not None:
@@ -309,7 +310,7 @@ class Link:
         elif self.remote is not None and self.state is LinkState.UP:
             self.remote.control(packet)
         elif self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "the connection is not from a node of smqrt")
 
     def receive(self, data: bytes) -> None:
         """Process whole frames, for engines that do not use the kernels of the data path. Raises as `control`."""
@@ -332,7 +333,7 @@ class Link:
     def drop_unaddressed(self) -> None:
         """Drop a message for a hub that has left the cluster. Raises ProtocolError before the handshake is complete."""
         if self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "the connection is not from a node of smqrt")
 
     def heard(self, now_s: float) -> None:
         """Record that data has arrived, and acknowledge after each `ACK_BYTES`."""
@@ -472,8 +473,10 @@ class Handshake:
         elif peer.id == node.id and peer.epoch == node.epoch:
             link.refuse(Refusal.SELF, "that is this node itself")
         elif peer.id == node.id:
-            link.refuse(Refusal.NUMBER, f"two nodes have the fixed number {node.number}; give one another")
-        elif link.connects and node.is_linked(peer):  # before the other node keeps this link instead of the one in use
+            link.refuse(
+                Refusal.NUMBER, f"two nodes have the fixed number {node.number}; give one of them another number"
+            )
+        elif link.connects and node.is_linked(peer):  # before the other node replaces the link in use
             link.refuse(Refusal.DUPLICATE, "there is a link already")
         else:
             link.state = LinkState.PROVING

@@ -62,8 +62,8 @@ CREATE TABLE IF NOT EXISTS rows (
 CREATE INDEX IF NOT EXISTS ends ON rows (until_s) WHERE until_s IS NOT NULL;
 CREATE TABLE IF NOT EXISTS writers (writer INTEGER PRIMARY KEY AUTOINCREMENT);
 """
-# A deleted row has NULL as its data until `ENDED_S` have passed, so that other workers read the deletion. Each write has
-# a new version, by which `changes` finds it.
+# A deleted row has NULL as its data until `ENDED_S` have passed, so that other workers read the deletion. Each write
+# has a new version, by which `changes` finds it.
 _NEW = "SELECT version, owner, name, data, writer FROM rows WHERE version > ? ORDER BY version LIMIT ?"
 _PUT = "INSERT OR REPLACE INTO rows (owner, name, data, writer, until_s) SELECT ?1, ?2, ?3, ?4, ?5"
 # Only while the head row (?6) of the owner exists: another worker may have ended the owner.

@@ -84,7 +84,7 @@ def test_a_channel(nodes: tuple[Node, Node]) -> None:
     with here:
         pass
     wait_until(lambda: len(other.said) == 2, "the end")
-    assert other.said[1][1:] == (False, "the channel was closed there")
+    assert other.said[1][1:] == (False, "the other node has closed the channel")
     assert here.counts() == {"sent": 3, "received": 0, "refused": 0, "lost": 0, "dropped": 0}
     with pytest.raises(ClosedError, match="the channel 'chat' is closed; open it again"):
         here.send(b"after")

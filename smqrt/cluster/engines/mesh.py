@@ -105,7 +105,9 @@ class ExpectedLinks:
             for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
                 if node_id != NO_NODE_ID and node_id not in known:
                     known.add(node_id)
-                    found[f"process {index} of the server of node {link.number}"] = "none of the two nodes has made it"
+                    found[f"process {index} of the server of node {link.number}"] = (
+                        "neither of the two processes has made it"
+                    )
         now_s = node.clock_s()
         self._missing = {
             to: Missing(to, why, self._missing[to].since_s if to in self._missing else now_s)
@@ -346,7 +348,7 @@ class Mesh:
             host, port: its address.
             tls: the TLS configuration; None for no TLS.
             any_name: its certificate may be for another name than `host`.
-            origin: the dialer of the address at which the server of this process was found.
+            origin: the dialer of the address at which the server was found; None for an address of the list.
         """
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         dialer = Dialer(self, shown, partial(_connect, host, port, tls, any_name))

@@ -256,7 +256,7 @@ class NatsClient:
         self._connection: NatsConnection | None = None
         self._is_closing = False
         self._over, self._ready = Event(), Event()
-        """Set when the connection is lost, and when there is a connection or the client is closed."""
+        """`_over` is set when the connection is lost, `_ready` when there is a connection or the client is closed."""
         self._greenlet = gevent.spawn(self._keep_connected)
 
     @property

@@ -281,7 +281,7 @@ def greet(address: NatsAddress, tls: ClientTls, options: NatsOptions) -> Greeted
 
 
 class _Greeter:
-    """The handshake; the decoder's events belong to it meanwhile."""
+    """The handshake, which receives the events of the decoder until it is complete."""
 
     def __init__(self, stream: Stream, address: NatsAddress, tls: ClientTls, options: NatsOptions) -> None:
         self._stream, self._address, self._tls, self._options = stream, address, tls, options
@@ -475,7 +475,7 @@ class NatsConnection:
         try:
             self._decoder.feed(bytes(_view[:got]))
         except NatsError as error:
-            self.lose(f"the server broke the protocol: {error}")
+            self.lose(f"the server violated the protocol: {error}")
             return
         self._work_off()
         if self.is_open and not self._is_paused and self._has_pending():
@@ -490,7 +490,7 @@ class NatsConnection:
                     self._defer()
                     return
         except NatsError as error:
-            self.lose(f"the server broke the protocol: {error}")
+            self.lose(f"the server violated the protocol: {error}")
 
     def _has_pending(self) -> bool:
         return getattr(self._transport, "has_pending", False)

@@ -131,10 +131,16 @@ class NatsOptions:
     echo: bool = option(True, switch(), "receive messages of this client on its own subscriptions")
     shuffle: bool = option(True, switch(), "try the servers in random order, so that clients spread over them")
     queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued for a slow server; more is refused", shown="8 MiB"
+        8 << 20,
+        whole(0, _WHOLE, "bytes"),
+        "the size of the queue for a slow server; further messages are refused",
+        shown="8 MiB",
     )
     reconnect_queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued while there is no connection; 0: nothing", shown="8 MiB"
+        8 << 20,
+        whole(0, _WHOLE, "bytes"),
+        "the size of the queue while there is no connection; 0: messages are refused",
+        shown="8 MiB",
     )
     connect_timeout_s: float = option(
         5.0,
@@ -144,10 +150,12 @@ class NatsOptions:
     ping_s: float = option(
         10.0,
         number(0, _MAX_S, "seconds", above=True),
-        "the server is pinged after this time without any data",
+        "the server is pinged after this time without data",
     )
     pong_s: float = option(
-        5.0, number(0, _MAX_S, "seconds", above=True), "the maximum time for its answer, and for it to read anything"
+        5.0,
+        number(0, _MAX_S, "seconds", above=True),
+        "the maximum time for its answer, and the maximum time in which it reads nothing",
     )
     reconnect_s: float = option(
         0.1, number(0, _MAX_S, "seconds", above=True), "the delay before a server is tried again; doubles each time"
