@@ -342,7 +342,7 @@ class Node:
         if (suffix := self._lines.setdefault(key, LineLimit()).others()) is not None:
             log.log(level, "node %d at %s %s%s", link.number, self._via[node_id], text, suffix)
 
-    def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
+    def check_links(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
         """Ping other nodes, and apply the time limits of links, lost nodes and migrations."""
         now_s = self.clock_s()
         for link in list(self.all_links):

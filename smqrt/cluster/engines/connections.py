@@ -179,7 +179,7 @@ class LinkConnection(RawConnection):
     def route(self, size: int) -> int:
         """Process the frames in `chars[:size]`; return the number of bytes processed."""
         try:
-            return self._work_off(size)
+            return self._process_frames(size)
         except ProtocolError as error:
             self.link.lose(str(error))
         except (Exception, Timeout):
@@ -187,7 +187,7 @@ class LinkConnection(RawConnection):
             self.lost(CloseReason.HOOK_FAILED)
         return size
 
-    def _work_off(self, size: int) -> int:
+    def _process_frames(self, size: int) -> int:
         if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
             self.defer()
             return 0

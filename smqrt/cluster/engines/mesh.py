@@ -289,7 +289,7 @@ class Mesh:
             hub_registry.when_left(lambda: None if self.node.closed else start())
 
     def _check(self) -> None:
-        self.node.look(self._ping_s, self._silence_s)
+        self.node.check_links(self._ping_s, self._silence_s)
         if self.has_begun:
             self.expected.check()
 

@@ -191,11 +191,11 @@ class NatsConnection(LinkConnection):
                 f"handlers are behind: {WAITING_BYTES >> 20} MiB are queued from NATS; the link is made again"
             )
         elif size < LARGE_RUN_BYTES:
-            self._work_off_waiting()
+            self._process_waiting()
         elif len(self._waiting) == 1:  # later, together with further messages: each delivery causes a write
-            get_hub().loop.run_callback(self._work_off_waiting)
+            get_hub().loop.run_callback(self._process_waiting)
 
-    def _work_off_waiting(self) -> None:
+    def _process_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
             # The incomplete frame, followed by the messages that fit into the buffer.
             size = carried = len(self.carry)
@@ -214,7 +214,7 @@ class NatsConnection(LinkConnection):
     def on_data_waiting(self) -> None:
         """Continue after a pause."""
         super().on_data_waiting()
-        self._work_off_waiting()
+        self._process_waiting()
 
     def pause(self) -> None:
         """See `RawConnection`."""

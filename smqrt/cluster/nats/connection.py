@@ -477,11 +477,11 @@ class NatsConnection:
         except NatsError as error:
             self.lose(f"the server violated the protocol: {error}")
             return
-        self._work_off()
+        self._deliver_messages()
         if self.is_open and not self._is_paused and self._has_pending():
             self._defer()  # TLS has received it already, so the socket does not become readable
 
-    def _work_off(self) -> None:
+    def _deliver_messages(self) -> None:
         """Deliver messages until the share of this turn is used up; the rest follows in a later turn."""
         until_s = data_path.defer_at_s()
         try:
@@ -506,7 +506,7 @@ class NatsConnection:
             return
         self._is_paused = False
         self._watcher.start(self._readable)
-        self._work_off()
+        self._deliver_messages()
         if self.is_open and not self._is_paused and self._has_pending():
             self._readable()
 
