@@ -63,7 +63,7 @@ class Side:
     @property
     def waiting(self) -> int:
         """How many messages have come and wait for its function."""
-        return sum(len(list(frames(event.run[event.at :]))) for event in self.channel._events)
+        return sum(len(list(frames(event.batch[event.at :]))) for event in self.channel._events)
 
 
 class Machine:

@@ -179,10 +179,10 @@ def test_round_trips() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ping_s": 0}, "ping_s: 0; it is 0.05 to 3600"),
-        ({"ping_s": float("nan")}, "ping_s: nan; it is"),
-        ({"ping_s": 2, "silence_s": 2}, "silence_s: 2; it is more than ping_s, and 3600 at most"),
-        ({"silence_s": float("inf")}, "silence_s: inf; it is"),
+        ({"ping_s": 0}, "ping_s: 0; it must be 0.05 to 3600"),
+        ({"ping_s": float("nan")}, "ping_s: nan; it must be"),
+        ({"ping_s": 2, "silence_s": 2}, "silence_s: 2; it must be more than ping_s and at most 3600"),
+        ({"silence_s": float("inf")}, "silence_s: inf; it must be"),
         ({"node": 2000}, "node: 2000"),
         ({"onstatus": 1}, "onstatus: a function is needed, not int"),
         ({"on_round_trip": 1}, "on_round_trip: a function is needed, not int"),
