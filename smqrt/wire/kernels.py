@@ -262,12 +262,14 @@ class JitKernels:
 
     def measure(self, batch: bytes | memoryview) -> tuple[int, int]:
         """See `Kernels.measure`."""
-        if isinstance(batch, bytes):  # by its address: Lua would copy a string
-            address = ctypes.cast(ctypes.c_char_p(batch), ctypes.c_void_p).value
-        else:
-            address = ctypes.addressof(ctypes.c_char.from_buffer(batch))
+        address = _address(batch) if isinstance(batch, bytes) else ctypes.addressof(ctypes.c_char.from_buffer(batch))
         found: tuple[int, int] = self._measure(address, len(batch))
         return found
+
+
+def _address(data: bytes) -> int | None:
+    # Lua would copy the bytes if they were passed as a string.
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
 
 
 def _u32_view(address: int, count: int) -> memoryview:
