@@ -1,4 +1,4 @@
-"""Hubs of several processes as one: nodes, links and channels, without input and output.
+"""Clustering of hubs: nodes, links and channels, without I/O.
 
-`smqrt.cluster.engines` has the connections.
+The connections are in `smqrt.cluster.engines`.
 """

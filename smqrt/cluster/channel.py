@@ -1,11 +1,12 @@
-"""Application channels: messages between applications at several nodes, over the links of hubs.
+"""Application channels: messages between applications at several nodes.
 
     send ──▶ queue ──▶ link … link ──▶ AppPeer.deliver ──▶ events ──▶ on_status, on_data
       ▲                                                                     │
       └─────────────────────────── Handled ◀────────────────────────────────┘
 
-What the other side has not handled yet is limited, so that `send` can report a node that does not keep up. Messages
-travel as Publish frames without a destination, which the kernels of the data path split into runs.
+Channels use the links between nodes. The unhandled bytes of each node are limited, so `send` can report a node that
+does not keep up. Messages are Publish frames without a destination, which the kernels of the data path split into
+batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from smqrt.broker.broker import check_size
 from smqrt.broker.deferred import Deferred
@@ -30,18 +31,18 @@ from smqrt.wire.cluster_packets import Packet
 log = logging.getLogger("smqrt")
 
 WINDOW_BYTES = 1 << 20
-"""What a node may not have handled of one channel, in frames; both sides know it."""
+"""The maximum unhandled bytes of one channel at a node, frame headers included. Both sides use this value."""
 LINK_BYTES = 4 << 20
-"""The same for all channels of a link together. It is at most a quarter of what may be queued; hubs get the rest."""
+"""The same for all channels of a link together, but at most a quarter of the node's queue; hubs get the rest."""
 EVENTS_PER_STEP = 64
-"""Events that are handled before other background work has its turn."""
+"""Events handled before other background tasks continue."""
 MAX_TEXT_BYTES = 1000
 """The maximum length of the text that `close` sends to other nodes."""
 
 OnStatus = Callable[[int, bool, str], object]
 """`f(node, up, why)`. It may return a `Deferred`: later events wait for it."""
 OnData = Callable[[bytes, int], object]
-"""`f(data, node)`. The same."""
+"""`f(data, node)`. It may return a `Deferred`, too."""
 
 _NO_DESTINATION = bytes(4)
 
@@ -50,8 +51,8 @@ class Sent(NamedTuple):
     """The result of sending a message.
 
     Attributes:
-        nodes: the number of nodes that it was sent to.
-        full: the number of nodes that it was not sent to, because they have not handled earlier messages.
+        nodes: the number of nodes to which it was sent.
+        full: the number of nodes to which it was not sent, because they have not handled earlier messages.
     """
 
     nodes: int
@@ -59,10 +60,10 @@ class Sent(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """An event for the application: a run of messages from `at` on, or the status of a node where `run` is empty."""
+    """An event for the application: the messages of `batch` from `at` on, or a change of status if `batch` is empty."""
 
     peer: AppPeer
-    run: bytes
+    batch: bytes
     at: int = 0
     up: bool = False
     why: str = ""
@@ -74,7 +75,7 @@ class AppPeer:
     Args:
         channel: the channel of this node.
         number: the other node's number.
-        send_queue: leads to it.
+        send_queue: the send queue to it.
 
     Attributes:
         routes: see `Receiver`.
@@ -88,11 +89,12 @@ class AppPeer:
     # ---- to the node
 
     def send(self, frame: bytes) -> bool:
-        """Send a message; return false when the node has not handled enough of the earlier ones."""
+        """Send a message; return false when too many bytes of earlier messages are unhandled."""
         size, link = len(frame), self.send_queue.link
         room_bytes = min(LINK_BYTES, link.node.queue_bytes // 4)
         if self._unhandled_bytes + size > WINDOW_BYTES:
             return False
+        # An idle link takes any message, also one that is larger than a quarter of a small queue.
         if link.unhandled_bytes and link.unhandled_bytes + size > room_bytes:
             return False
         self._unhandled_bytes += size
@@ -107,12 +109,13 @@ class AppPeer:
         self._release(wire.parse_u64(packet))
 
     def _release(self, size: int) -> None:
+        # A node may report too many bytes, which must not change the sums of other channels.
         size = min(size, self._unhandled_bytes)
         self._unhandled_bytes -= size
         self.send_queue.link.unhandled_bytes -= size
 
     def left(self, reason: Drop) -> None:
-        """Count what is queued for an unreachable node as lost."""
+        """Count the messages queued for an unreachable node as lost."""
         self._release(self._unhandled_bytes)
         self.send_queue.end(reason, self.channel.count_lost)
 
@@ -125,13 +128,13 @@ class AppPeer:
     def count_batch(self, destination: bytes, more: int) -> None:
         """See `Receiver`."""
 
-    def deliver(self, run: bytes) -> None:
-        """Queue a run of messages for the application."""
-        self._waiting_bytes += len(run)
-        if self._waiting_bytes > WINDOW_BYTES:
+    def deliver(self, batch: bytes) -> None:
+        """Queue a batch of messages for the application."""
+        self._waiting_bytes += len(batch)
+        if self._waiting_bytes > WINDOW_BYTES:  # `send` of the other node prevents that
             text = f"a node sent more than {WINDOW_BYTES} bytes on a channel before they were handled"
             raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, text)
-        self.channel.add_event(_Event(self, run))
+        self.channel.add_event(_Event(self, batch))
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -142,7 +145,7 @@ class AppPeer:
         self._handled_bytes += size
 
     def send_handled(self) -> None:
-        """Send the node how much has been handled since the last time."""
+        """Report the bytes handled since the last report to the node."""
         size, self._handled_bytes = self._handled_bytes, 0
         if size:
             self._waiting_bytes -= size
@@ -150,22 +153,22 @@ class AppPeer:
 
 
 class AppChannel:
-    """A channel that applications at several nodes have opened by the same name.
+    """A channel that applications at several nodes open under the same name.
 
     Args:
-        name: 1 to 1000 bytes. A hub may have the same name.
+        name: 1 to 1000 bytes; hubs have separate names.
         on_status: called when another node has opened the channel, and when it has closed it or is unreachable.
         on_data: called with each message, in order for each node.
-        on_close: removes the channel from the links; it gets the text for the other nodes.
+        on_close: removes the channel from the links; called with the text for the other nodes.
 
     Attributes:
-        closed: whether this side has closed it: there are no more events.
+        closed: whether this side has closed it; then no events follow.
         sent: messages sent, counted for each node.
         received: messages that were passed to `on_data`.
         refused: messages that were not sent to a node because it does not keep up.
         lost: messages sent that may not have arrived, because a link ended or the other side closed the channel.
-        dropped: messages received that `on_data` did not get. The channel was closed here, or `on_data` was so far
-            behind that the node had left, joined and left again.
+        dropped: messages received and not passed to `on_data`: the channel was closed here, or the node left, joined
+            and left again before `on_data` had handled them.
     """
 
     def __init__(
@@ -180,7 +183,7 @@ class AppChannel:
         self.sent = self.received = self.refused = self.lost = self.dropped = 0
 
     def send(self, data: bytes, number: int | None = None) -> Sent:
-        """Send a message to the node `number`, or to all that have the channel open now.
+        """Send a message to the node `number`, or to every node with the channel open.
 
         Raises:
             ArgumentError: it has more than 65520 bytes.
@@ -191,13 +194,13 @@ class AppChannel:
         check_size(data)
         frame = smq.publish_frame(0, 0, 0, data)
         peers = [peer for peer in self._peers.values() if number in (None, peer.number)]
-        taken = sum(peer.send(frame) for peer in peers)
-        self.sent += taken
-        self.refused += len(peers) - taken
-        return Sent(taken, len(peers) - taken)
+        accepted = sum(peer.send(frame) for peer in peers)
+        self.sent += accepted
+        self.refused += len(peers) - accepted
+        return Sent(accepted, len(peers) - accepted)
 
     def nodes(self) -> dict[int, str]:
-        """Return the numbers of the nodes that have the channel open, with the other ends of their links."""
+        """Return the addresses of the nodes that have the channel open, by node number."""
         return {number: peer.send_queue.link.transport.via for number, peer in self._peers.items()}
 
     def counts(self) -> dict[str, int]:
@@ -213,10 +216,10 @@ class AppChannel:
     def close(self, text: bytes = b"") -> None:
         """Close this side. A second call does nothing.
 
-        What was sent before still arrives. What was received and not handled is dropped, and there are no more events.
+        Messages sent before still arrive. Messages received and not handled are dropped, and no more events follow.
 
         Args:
-            text: the reason, for the other nodes.
+            text: the reason that the other nodes get.
 
         Raises:
             ArgumentError: `text` has more than 1000 bytes.
@@ -227,10 +230,10 @@ class AppChannel:
         self.closed = True
         for peer in list(self._peers.values()):
             peer.send_queue.flush()
-        self._on_close(self, text or b"the channel was closed there")
+        self._on_close(self, text or b"the other node has closed the channel")
         self._drop_events(lambda event: True)
 
-    # ---- calls of links
+    # ---- called by links
 
     def joined(self, number: int, send_queue: ChannelQueue) -> AppPeer:
         """See `Carried`."""
@@ -239,12 +242,14 @@ class AppChannel:
         return peer
 
     def left_node(self, peer: AppPeer, why: str, reason: Drop) -> None:
-        """See `Carried`. Of a node that joins and leaves faster than `on_status` runs, only the first and the last time
-        are events.
+        """See `Carried`.
+
+        When a node joins and leaves repeatedly before `on_status` has run, the changes in between are not reported.
         """
         peer.left(reason)
         if self._peers.get(peer.number) is peer:
             del self._peers[peer.number]
+        # This also bounds the queue: a node can reconnect without end while a callback blocks.
         if any(one.peer.number == peer.number and one.peer is not peer and one.why for one in self._events):
             self._drop_events(lambda event: event.peer is peer)
         else:
@@ -255,7 +260,7 @@ class AppChannel:
         self.lost += messages
 
     def _drop_events(self, is_meant: Callable[[_Event], bool]) -> None:
-        self.dropped += sum(count_messages(one.run[one.at :]) for one in self._events if is_meant(one))
+        self.dropped += sum(count_messages(one.batch[one.at :]) for one in self._events if is_meant(one))
         self._events = deque(one for one in self._events if not is_meant(one))
 
     # ---- events
@@ -272,8 +277,19 @@ class AppChannel:
         for _ in range(EVENTS_PER_STEP):
             if not self._events:
                 break
-            peer, size, answer = self._handle_next()
-            if _waits(answer):
+            event = self._events.popleft()
+            peer, batch, at = event.peer, event.batch, event.at
+            size = 0
+            if batch:
+                end = at + (batch[at] << 8 | batch[at + 1])  # each frame begins with its length
+                if end < len(batch):
+                    self._events.appendleft(event._replace(at=end))
+                size = end - at
+                self.received += 1
+                answer = self._call(self._on_data, batch[at + smq.PUBLISH_HEADER_BYTES : end], peer.number)
+            else:
+                answer = self._call(self._on_status, peer.number, event.up, event.why)
+            if isinstance(answer, Deferred) and not answer.done:
                 _send_handled(handled)
                 answer.then(partial(self._answered, peer, size))
                 return
@@ -293,19 +309,6 @@ class AppChannel:
         if self._is_running:
             run_in_background(self._run())
 
-    def _handle_next(self) -> tuple[AppPeer, int, object]:
-        """Handle one event; return its node, its bytes, and what the application's function returned."""
-        event = self._events.popleft()
-        peer, run, at = event.peer, event.run, event.at
-        if not run:
-            return peer, 0, self._call(self._on_status, peer.number, event.up, event.why)
-        end = at + (run[at] << 8 | run[at + 1])  # each frame begins with its length
-        if end < len(run):
-            self._events.appendleft(event._replace(at=end))
-        self.received += 1
-        data = run[at + smq.PUBLISH_HEADER_BYTES : end]
-        return peer, end - at, self._call(self._on_data, data, peer.number)
-
     def _call(self, function: Callable[..., object], *arguments: object) -> object:
         try:
             return function(*arguments)
@@ -317,10 +320,6 @@ class AppChannel:
 def _send_handled(peers: Iterable[AppPeer]) -> None:
     for peer in peers:
         peer.send_handled()
-
-
-def _waits(answer: object) -> TypeGuard[Deferred[object]]:
-    return isinstance(answer, Deferred) and not answer.done
 
 
 def check_text(text: bytes) -> None:

@@ -1,7 +1,7 @@
-"""One hub's membership in a cluster.
+"""A hub as part of a cluster.
 
 An engine (see `smqrt.cluster.engines`) finds the other nodes and makes a link to each. The link calls `joined`, passes
-what arrives to the `RemoteNode` that it gets, and calls `left_node` at its end.
+received messages and packets to the returned `RemoteNode`, and calls `left_node` when it ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from smqrt.wire.smq import LOCAL_BITS, node_of, server_of
 T = TypeVar("T")
 
 BATCH_ITEMS, BATCH_BYTES = 64, 1 << 14
-"""Topics or clients of a snapshot that one background step sends; fewer when they are large."""
+"""The maximum number of topics or clients, and their bytes, that one background step of a snapshot sends."""
 MAX_STAMP = 1 << 63
+"""The limit of connect times from other nodes, so that a later time always fits a u64."""
 MAX_SUBSCRIBERS = 1 << LOCAL_BITS
-"""Of one topic at one node: each of its clients has an ETID."""
+"""The maximum number of subscribers of a topic at one node, which is the number of ETIDs of a node."""
 
 
 class ClusteredBroker:
@@ -44,22 +45,22 @@ class ClusteredBroker:
         clock_ms: the time, in ms since 1970.
 
     Attributes:
-        state: what the parts share.
+        state: the state that the parts share.
         remotes: the other nodes.
-        interest: the topics that the other nodes want.
+        interest: the topics with subscribers at other nodes.
         clients: the clients of other nodes.
-        phantoms: those by ETID.
-        foreign: by ETID, the topics of those that messages were sent to, with the node.
-        lost: the nodes that are lost and may come back.
+        phantoms: the same clients by ETID.
+        foreign: by ETID, the topic and the node of each remote client to which messages were sent.
+        lost: the lost nodes, which may return.
         events: the node events for the application.
-        migration: hubs that migrate to another process, also this one.
+        migration: migrations of hubs to other processes, this hub included.
         values: last values that nodes share.
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
         routing: finds routes to other nodes.
         former_numbers: numbers of nodes whose clients have migrated here with their ETIDs. No other node may have them.
-        changed: called with a node and what happened: it has joined, has sent its snapshot, or is gone.
-        leave: takes the hub out of the cluster; the engine sets it, as `suspend` and `resume`.
+        changed: called with a node and "joined", "synced", or the reason for its removal.
+        leave: takes the hub out of the cluster; the engine sets it, `suspend` and `resume`.
     """
 
     def __init__(self, broker: Broker, name: str, key: bytes, number: int, clock_ms: Callable[[], int]) -> None:
@@ -77,12 +78,12 @@ class ClusteredBroker:
         self.foreign = self.clients.foreign
         self.counts = SubscriberCounts(state)
         self.routing = ClusterRouting(state, self.clients, self.lost, self.migration, self.values, self.waits)
-        self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
+        self.changed: Callable[[RemoteNode, str], object] = lambda node, event: None
         self.leave: Callable[[], object] = lambda: None
         self.suspend: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
         self.former_numbers: set[int] = set()
-        # The broker calls these for messages, clients and observers. Bound here, so that it calls the parts directly.
+        # The broker calls these for each message, client and observer. Bound here, they save a call of a method.
         self.forwarded, self.missed, self.with_link_backpressure = (
             self.routing.forwarded,
             self.routing.missed,
@@ -116,7 +117,7 @@ class ClusteredBroker:
         return frozenset(one.number for one in self.remotes if one.synced)
 
     def renumber(self, number: int) -> None:
-        """Set another node number, while there is no other node.
+        """Set another node number; only while no other node is reachable.
 
         Clients with an ETID of the old number keep it here. Other nodes use another ETID for them.
         """
@@ -131,7 +132,7 @@ class ClusteredBroker:
                 state.assign_public_etid(etid)
 
     def _renumbered(self, topic: Topic) -> None:
-        """Announce a topic that has another number than its name gives."""
+        """Announce a topic whose number differs from the one that its name gives."""
         key = self.state.key_of(topic)
         self.state.renumbered[key] = topic
         self.state.send_all(wire.keys_and_numbers(LinkType.NUMBERED, [(*key, topic.id)]))
@@ -139,7 +140,7 @@ class ClusteredBroker:
     def _new_subtopic(self, number: int, name: bytes) -> None:
         self.state.send_all(wire.names(LinkType.SUBTOPICS, [(number, name)]))
 
-    # ---- this hub migrates to or from another process
+    # ---- migration of this hub
 
     @property
     def is_paused(self) -> bool:
@@ -164,7 +165,7 @@ class ClusteredBroker:
 
     def resync(self) -> None:
         """See `ClusterHooks`. The clients keep their ETIDs, which have the number of their former node."""
-        if self.migration.awaits:  # no process has announced a predecessor
+        if self.migration.awaits:  # `succeed` was not called: this hub has no predecessor
             self.migration.begin(0)
         for etid in self.broker.sessions:
             if not node_of(etid) and etid not in self.state.public:
@@ -183,8 +184,9 @@ class ClusteredBroker:
     def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
         """See `ClusterHooks`.
 
-        The publisher's node decides, alone, so that no message is handled twice. It takes the node that has run for
-        longest of those it can reach. For nodes without such a handler the others decide.
+        Only the publisher's node decides, so that no message is handled twice. Of the nodes that handle the topic and
+        are reachable from there, it selects the one that started first. When the publisher's node does not handle the
+        topic, each receiving node decides by the same rule.
         """
         key = self.state.key_of(topic)
         if isinstance(origin, RemoteNode) and key in origin.once:
@@ -195,7 +197,7 @@ class ClusteredBroker:
         if oldest is None or (self.state.epoch, self.number) <= _seniority(oldest):
             return True
         if origin is None:
-            ptid = int.from_bytes(frame[7:11], "big")  # u16 length, u8 type, u32 tid, u32 ptid
+            ptid = int.from_bytes(frame[smq.PTID], "big")
             oldest.send_queue.put(wire.rewritten(frame, oldest.once[key], self.state.public_etid(ptid)))
         return False
 
@@ -210,7 +212,7 @@ class ClusteredBroker:
         """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
-        # Only the first subscriber of a node matters to other nodes; all count for observers.
+        # Routes of other nodes depend on the first subscriber only; observers count all.
         if topic.subscribers == 1 and not self.migration.awaits:
             self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]))
         self.counts.changed(topic)
@@ -235,10 +237,10 @@ class ClusteredBroker:
 
         Args:
             number: the node's number.
-            send_queue: leads to the node.
+            send_queue: the send queue to the node.
 
         Returns:
-            What takes the messages and packets of the node.
+            The receiver of the messages and packets of the node.
         """
         state = self.state
         bit = ~state.bits & state.bits + 1  # the lowest free bit
@@ -246,7 +248,7 @@ class ClusteredBroker:
         node = RemoteNode(self.broker, self.foreign, number, bit, send_queue, self._process)
         self.remotes.append(node)
         send_queue.on_full = lambda: self.waits.filled(node)
-        self.migration.greet(node)
+        self.migration.hold_for_predecessor(node)
         run_in_background(paced(node, self.migration.framed(node, self._snapshot(node))))
         state.forget_value_routes()
         self.changed(node, "joined")
@@ -261,8 +263,8 @@ class ClusteredBroker:
     def _snapshot(self, node: RemoteNode) -> Iterator[None]:
         """Send a node the state of this hub, in portions.
 
-        Changes are sent as they happen meanwhile. Each item is read when it is sent, so that nothing old follows
-        something new.
+        Changes are sent at once, also between two portions. Each item is read when it is sent, so that no old state
+        follows a newer one.
         """
         broker, state, queue = self.broker, self.state, node.send_queue
         once = ((broker.topic_table.get(tid), inbox) for tid, inbox in list(broker.server.once.items()))
@@ -287,26 +289,26 @@ class ClusteredBroker:
             queue.send(wire.keys(LinkType.INTEREST, (state.key_of(topic) for topic in topics if topic.subscribers)))
             yield
         yield from self.values.snapshot(node)
-        # Last: a node that has it has all of the above.
+        # Last, since a node that has received it has received the whole snapshot.
         queue.send([bytes((LinkType.SYNCED,))])
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
-        """Remove a node that is lost, or has left, with its clients and its interest.
+        """Remove a node that is lost, or has left, with its clients and its topics.
 
-        What is queued for it counts as lost; for a lost node also what it would get from now on.
+        Messages queued for it count as lost. For a lost node, later messages to its topics do, too.
         """
         if node.gone:
             return
         if node in self.remotes:
             self.remotes.remove(node)
-        if self.migration.has_left(node):
+        if self.migration.awaits_successor_of(node):
             return
         node.gone = True  # queries skip its clients from now on; they are removed in portions
         node.send_queue.end(reason, self.broker.stats.drop)
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
-        run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.lost(node)))
+        run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.add(node)))
         self.events.gone(node, why)
         self.changed(node, why)
 
@@ -323,7 +325,7 @@ class ClusteredBroker:
         self.changed(before, "another process has taken over its hub")
 
     def _forget_node(self, node: RemoteNode, absent: AbsentNode | None) -> Iterator[None]:
-        """Forget a node's clients and interest in portions; `absent` records the interest, to count what it misses."""
+        """Forget the clients and topics of a node, in portions; `absent` records the topics, for missed messages."""
         state = self.state
         self.clients.vanished(node.server)
         for phantom in node.phantoms.values():
@@ -331,14 +333,14 @@ class ClusteredBroker:
             yield
         for keys in state.interest.keys(node.bit) if node.interest else ():
             if absent is not None:
-                self.lost.takes(absent, keys)
+                self.lost.add_topics(absent, keys)
             for key in keys:
                 state.interest.discard(key, node.bit)
                 state.forget_routes(key)
             yield
         node.forget_routes()
         yield from self.counts.forget(node)
-        state.bits &= ~node.bit  # only now another node may get the bit: no topic has it any more
+        state.bits &= ~node.bit  # only now, since another node may get the bit: no topic has it any more
 
     def detach(self) -> None:
         """Leave the cluster: the hub continues alone, with its clients."""
@@ -374,14 +376,14 @@ def _portions(items: list[T], size_bytes: Callable[[T], int] = lambda one: 0) ->
         yield portion
 
 
-# ---- Control packets of another node. Each function processes one type.
+# ---- Control packets of another node. Each function processes one type of packet.
 
 
 def _interest(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     was_lost = cluster.lost.at(node.send_queue)
     for key in wire.parse_keys(packet):
         for absent in was_lost:
-            cluster.lost.gets(absent, key)
+            cluster.lost.discard_topic(absent, key)
         if cluster.interest.add(key, node.bit):
             node.interest += 1
             node.grow(TOPIC_BYTES)
@@ -411,7 +413,7 @@ def _subtopics(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> Non
         if here is None:
             if refusal := broker.limits.of_all(table, name):
                 broker.refuse(None, refusal)
-                continue  # messages keep the other node's number
+                continue  # messages from there keep the number of the other node
             here = table.named(name, number)
         if here != number:
             node.grow(TOPIC_BYTES if number.to_bytes(4, "big") not in node.subtopics else 0)
@@ -426,6 +428,7 @@ def _peers(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
                 CloseReason.UNKNOWN_PACKET, f"a client's connect time is out of range: {announced.stamp}"
             )
         before = node.phantoms.get(announced.etid)
+        # A snapshot may repeat a client that was announced when it connected.
         if before is None or before.stamp != announced.stamp:
             if before is not None:
                 node.grow(-before.size_bytes)
@@ -445,7 +448,7 @@ def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> No
 
 def _synced(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     node.synced = True
-    cluster.lost.back(node)
+    cluster.lost.returned(node)
     cluster.events.synced(node)
     cluster.changed(node, "synced")
 
@@ -499,15 +502,17 @@ def _value(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
 def _value_at(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     if len(packet) < smq.PUBLISH_HEADER_BYTES - 2 + 8:  # the u64 stamp precedes
         raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node is too short")
+    # u8 type, u64 stamp, then the frame without its length and type
     _restore_value(cluster, node, smq.frame(bytes((smq.Type.PUBLISH,)) + packet[9:]), _stamp_of(packet))
 
 
 def _restore_value(cluster: ClusteredBroker, node: RemoteNode, frame: bytes, stamp: int | None) -> None:
     frame = wire.with_subtopics(frame, node.subtopics) if node.subtopics else frame
-    # The node may have sent the value before it had the topic's number here.
-    topic = node.renumbered.get(frame[3:7])
-    if topic is not None and frame[3:7] not in cluster.broker.topic_table.by_key:
-        frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))
+    # The node may have sent the value before it received the number that this hub uses for the topic.
+    tid = frame[smq.TID]
+    topic = node.renumbered.get(tid)
+    if topic is not None and tid not in cluster.broker.topic_table.by_key:
+        frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[smq.PTID], "big"))
     cluster.values.restore(frame, stamp, node.send_queue.epoch)
 
 
@@ -537,7 +542,7 @@ def _clock(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
 
 
 def _stamp_of(packet: bytes) -> int:
-    stamp = int.from_bytes(packet[1:9], "big")
+    stamp = int.from_bytes(packet[1:9], "big")  # u8 type, u64 stamp
     if len(packet) < 9 or stamp >= MAX_VALUE_STAMP:
         raise ProtocolError(CloseReason.SHORT_PACKET, "the time of another node is missing or out of range")
     return stamp

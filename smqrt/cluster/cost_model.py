@@ -1,8 +1,8 @@
 """Cost model of a cluster: the memory, CPU time and traffic of its nodes.
 
-It is made from measured costs, for clusters larger than one can test. The costs are those of one core of a virtual
-machine of 2026 (`scripts/bench/cluster --only costs --only links`); a faster core divides the times. A cluster of eight
-nodes with 16,000 clients used as much memory, within 1 %.
+It extrapolates measured costs to clusters that are too large to test. The costs were measured on one core of a virtual
+machine in 2026 (`scripts/bench/cluster --only costs --only links`). The memory of a cluster of eight nodes with 16,000
+clients agrees with the model within 1 %.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Costs:
     Attributes:
         process_bytes: a server without clients.
         client_bytes: a client of the node itself, on a raw socket, without subscriptions.
-        phantom_bytes, phantom_us: a client of another node; the time is for one that connects alone.
-        phantom_joining_us: the same for one of many, when a node joins.
-        topic_bytes, topic_joining_us: a topic that another node wants.
+        phantom_bytes, phantom_us: a client of another node; the time is that of a single connect.
+        phantom_joining_us: the time for each client in the snapshot of a node that joins.
+        topic_bytes, topic_joining_us: a topic with subscribers at another node.
         link_bytes: a link.
-        ping_us: the ping of each second and its answer, for NATS with the hello.
-        send_us, receive_us: a message of 128 bytes to one other node, one of many.
-        deliver_us: a message to one subscriber here, one of many.
+        ping_us: the ping of each second and its answer; for NATS including the hello.
+        send_us, receive_us: a message of 128 bytes to one other node, in a batch.
+        deliver_us: a message to one subscriber of this node, in a batch.
     """
 
     process_bytes: int = 75_000_000
@@ -48,7 +48,7 @@ ENGINES = {"mesh": MESH, "NATS": NATS}
 FRAME_BYTES = 15
 """The header of a Publish frame."""
 PHANTOM_BYTES_SENT = 30
-"""What announces a client that has connected or disconnected, about."""
+"""The approximate size of the packet for a client that has connected or disconnected."""
 PING_BYTES_SENT = 40
 """A ping and its answer."""
 
@@ -60,12 +60,12 @@ class Load:
     Attributes:
         nodes: the number of nodes.
         clients: clients of all nodes.
-        connects_per_s: how many of them connect, and as many disconnect.
+        connects_per_s: clients that connect; as many disconnect.
         topics: topics with subscribers.
-        nodes_per_topic: the nodes at which a topic has subscribers.
+        nodes_per_topic: the number of nodes at which a topic has subscribers.
         messages_per_s: messages published at all nodes.
         payload_bytes: the size of a message.
-        subscribers: the subscribers of a message at all nodes.
+        subscribers: the number of subscribers of a message at all nodes.
     """
 
     nodes: int
@@ -80,13 +80,13 @@ class Load:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The needs of each node.
+    """The resources that each node needs.
 
     Attributes:
         memory_bytes: the memory of the process, without that of applications.
         cpu: shares of a core, by purpose.
         sent_bytes_per_s: traffic to other nodes.
-        join_s: CPU seconds until a node that joins has the snapshots of all others.
+        join_s: CPU seconds that a joining node needs for the snapshots of all others.
         remarks: limits that the plan exceeds.
     """
 
@@ -98,10 +98,11 @@ class NodePlan:
 
 
 def plan(load: Load, costs: Costs) -> NodePlan:
-    """Return the needs of each node, when clients are spread evenly."""
+    """Return the resources that each node needs; the model assumes that clients are spread evenly."""
     others = load.nodes - 1
     own = load.clients / load.nodes
     phantoms = load.clients - own
+    # 1 minus the chance that none of the other nodes has a subscriber of a topic.
     wanted_elsewhere = load.topics * (1 - (1 - min(1.0, load.nodes_per_topic / load.nodes)) ** others)
     published = load.messages_per_s / load.nodes
     copies = min(others, load.nodes_per_topic * others / load.nodes)
@@ -114,29 +115,25 @@ def plan(load: Load, costs: Costs) -> NodePlan:
         + wanted_elsewhere * topic_bytes
         + others * costs.link_bytes
     )
-    came_and_went = 2 * load.connects_per_s / load.nodes
+    changes_per_s = 2 * load.connects_per_s / load.nodes
     cpu = {
         "links": others * costs.ping_us / 1e6,
-        "clients": came_and_went * others * costs.phantom_us / 1e6,
+        "clients": changes_per_s * others * costs.phantom_us / 1e6,
         "messages": published * copies * (costs.send_us + costs.receive_us) / 1e6,
         "deliveries": load.messages_per_s * load.subscribers / load.nodes * costs.deliver_us / 1e6,
     }
     sent_bytes_per_s = (
         others * PING_BYTES_SENT
-        + came_and_went * others * PHANTOM_BYTES_SENT
+        + changes_per_s * others * PHANTOM_BYTES_SENT
         + published * copies * (load.payload_bytes + FRAME_BYTES)
     )
     announced = wanted_elsewhere * load.nodes_per_topic
     join_s = (phantoms * costs.phantom_joining_us + announced * costs.topic_joining_us) / 1e6
-    return NodePlan(memory_bytes, cpu, sent_bytes_per_s, join_s, _remarks(load, own, sum(cpu.values())))
-
-
-def _remarks(load: Load, own: float, cpu: float) -> list[str]:
-    found = []
+    remarks = []
     if load.nodes > MAX_NODE:
-        found.append(f"{load.nodes:,} nodes: a cluster has at most {MAX_NODE}")
+        remarks.append(f"{load.nodes:,} nodes: a cluster has at most {MAX_NODE}")
     if own > LOCAL_MASK:
-        found.append(f"{own:,.0f} clients for each node: at most {LOCAL_MASK:,} have numbers there")
-    if cpu > 1:
-        found.append(f"{cpu:.1f} cores for each node: a process uses one")
-    return found
+        remarks.append(f"{own:,.0f} clients for each node: a node has numbers for at most {LOCAL_MASK:,}")
+    if (cores := sum(cpu.values())) > 1:
+        remarks.append(f"{cores:.1f} cores for each node: a process uses one")
+    return NodePlan(memory_bytes, cpu, sent_bytes_per_s, join_s, remarks)

@@ -19,16 +19,16 @@ from smqrt.wire.smq import node_of
 log = logging.getLogger("smqrt")
 
 MAX_WAITING = 1000
-"""Events that wait for the application; further ones are dropped, with a log line."""
+"""The maximum number of events that wait for the application; further ones are dropped and logged."""
 MAX_LOST = 1024
-"""Lost nodes that are remembered, so that their return is the event `back`."""
+"""The maximum number of lost nodes that are remembered, so that their return is the event `back`."""
 
 
 class NodeEvents:
-    """The events of one hub, in order: the next one waits while `onnode` is running.
+    """The node events of one hub, in order; the next one waits while `onnode` is running.
 
     Attributes:
-        is_off: whether this hub itself is leaving the cluster; then there are no events.
+        is_off: whether this hub leaves the cluster itself; then no events are reported.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -36,9 +36,9 @@ class NodeEvents:
         self._waiting: deque[tuple[int, str, str]] = deque()
         self._is_running = False
         self._known: set[RemoteNode] = set()
-        """Nodes whose arrival was an event."""
+        """Nodes whose joining was reported."""
         self._lost: dict[object, None] = {}
-        """Ids, processes and places of lost nodes, the oldest first."""
+        """Ids, processes and places of lost nodes, the earliest loss first."""
         self._complaints = LineLimit()
 
     def synced(self, node: RemoteNode) -> None:
@@ -96,13 +96,13 @@ def _identities(node: RemoteNode) -> tuple[object, object, object]:
 
 # ---- Lost nodes
 #
-# Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
-# for all queries, and nothing is queued for it.
+# Messages that a lost node would have received count as lost for `ABSENT_S`. Otherwise a partition would lose more
+# messages than the counters show. Queries do not return clients of a lost node, and no messages are queued for it.
 
 ABSENT_S = 120.0
-"""How long missed messages of a lost node count. It may never come back, and its clients may be at another node."""
+"""How long missed messages of a lost node are counted: it may never return, or its clients may use other nodes."""
 MAX_ABSENT = 64
-"""Lost nodes whose missed messages one hub counts; the one that was lost first is forgotten."""
+"""The maximum number of lost nodes whose missed messages one hub counts; above it, the earliest is forgotten."""
 
 
 class AbsentNode:
@@ -111,7 +111,7 @@ class AbsentNode:
     Attributes:
         number: its node number.
         bit: its bit in sets of absent nodes.
-        until_s: when it is forgotten, by the hub's clock.
+        until_s: when it expires, by the clock of the hub.
     """
 
     def __init__(self, number: int, queue: NodeSendQueue, bit: int, until_s: float) -> None:
@@ -119,7 +119,7 @@ class AbsentNode:
         self._id, self._process, self._place, self._epoch = queue.node_id, queue.process, queue.place, queue.epoch
 
     def is_at(self, queue: NodeSendQueue) -> bool:
-        """Return whether a send queue leads to the same node, or to the worker that was started in its place."""
+        """Return whether a send queue leads to the same node, or to the worker that has replaced it."""
         return (bool(self._id) and queue.node_id == self._id) or (
             self._process is not None and queue.process == self._process
         )
@@ -130,10 +130,10 @@ class AbsentNode:
 
 
 class AbsentNodes:
-    """The lost nodes of one hub and the topics that they wanted.
+    """The lost nodes of one hub and the topics that had subscribers there.
 
     Attributes:
-        nodes: the lost nodes, the oldest loss first.
+        nodes: the lost nodes, the earliest loss first.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -141,23 +141,23 @@ class AbsentNodes:
         self.nodes: list[AbsentNode] = []
         self._interest = Interest()
         self._bits = self._counted = 0
-        """Bits in use, and those of nodes that still count. Interest is removed in the background, so they differ."""
+        """Bits in use, and bits of the nodes in `nodes`. They differ while topics are removed in the background."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether no lost node uses memory any more, background work included."""
+        """Whether there is no lost node, and the topics of all former ones are removed."""
         return not (self.nodes or self._bits or len(self._interest))
 
-    # ---- nodes are lost and return
+    # ---- lost and returned nodes
 
-    def lost(self, node: RemoteNode) -> AbsentNode | None:
-        """Count for a lost node from now on.
+    def add(self, node: RemoteNode) -> AbsentNode | None:
+        """Add a lost node, whose missed messages count from now on.
 
         Returns:
-            None when another node is there in its place already.
+            None when another link or process has replaced it already.
         """
         until_s = self._state.broker.clock() + ABSENT_S
-        if found := self.at(node.send_queue):  # it returned, and was lost again before it had sent its snapshot
+        if found := self.at(node.send_queue):  # lost again after its return, before it had sent its snapshot
             before = found[0]
             before.number, before.until_s = node.number, until_s
             self.nodes.remove(before)
@@ -174,8 +174,8 @@ class AbsentNodes:
             self._forget(self.nodes[0])
         return absent
 
-    def takes(self, absent: AbsentNode, keys: list[Key]) -> None:
-        """Record topics that a lost node wanted, except those that it has requested again since its return."""
+    def add_topics(self, absent: AbsentNode, keys: list[Key]) -> None:
+        """Record topics with subscribers at a lost node, except those announced again since its return."""
         if not absent.bit & self._counted:
             return
         bits = sum(one.bit for one in self._state.remotes if absent in self.at(one.send_queue))
@@ -184,23 +184,23 @@ class AbsentNodes:
                 self._interest.add(key, absent.bit)
 
     def at(self, queue: NodeSendQueue) -> list[AbsentNode]:
-        """Return the lost nodes that are reachable again by this send queue.
+        """Return the lost nodes that are reachable again through this send queue.
 
-        Several nodes may share one address behind a router, so an exact match comes before one by address.
+        Several nodes may share one address behind a router, so a match by id or process precedes one by address.
         """
         return [one for one in self.nodes if one.is_at(queue)] or [one for one in self.nodes if one.is_followed(queue)]
 
-    def gets(self, absent: AbsentNode, key: Key) -> None:
-        """Stop counting a topic that a node has requested after its return."""
+    def discard_topic(self, absent: AbsentNode, key: Key) -> None:
+        """Stop counting messages to a topic that a node has announced after its return."""
         self._interest.discard(key, absent.bit)
 
-    def back(self, node: RemoteNode) -> None:
-        """Stop counting for a node that has sent all that it wants."""
+    def returned(self, node: RemoteNode) -> None:
+        """Forget a lost node that has returned and announced all its topics."""
         for absent in self.at(node.send_queue):
             self._forget(absent)
 
     def forget_expired(self) -> None:
-        """Forget the nodes that were lost more than `ABSENT_S` ago."""
+        """Forget nodes that have been lost for `ABSENT_S`."""
         now_s = self._state.broker.clock()
         for absent in [one for one in self.nodes if one.until_s <= now_s]:
             self._forget(absent)
@@ -223,29 +223,29 @@ class AbsentNodes:
             yield
         self._bits &= ~bit
 
-    # ---- what they miss
+    # ---- missed messages
 
     def wanting(self, key: Key | None, tid: int) -> int:
-        """Return the bits of those that want a topic; `key` is None for a number whose name this hub does not have."""
+        """Return the bits of lost nodes with subscribers of a topic; `key` is None if its name is unknown here."""
         return self._interest.nodes_of_number(tid) if key is None else self._interest.nodes(key)
 
     def counts(self, nodes: int) -> Callable[[bytes], object]:
-        """Return a function that counts the runs of a topic as missed by these nodes."""
-        return lambda run: self.missed(nodes, count_messages(run))
+        """Return a function that counts batches of a topic as missed by these nodes."""
+        return lambda batch: self.missed(nodes, count_messages(batch))
 
     def missed(self, nodes: int, messages: int) -> bool:
-        """Count messages that these nodes miss; return whether any node of them still counts."""
+        """Count messages that these nodes miss; return whether any of them is still in `nodes`."""
         copies = (nodes & self._counted).bit_count() * messages
         if copies:
             self._state.broker.stats.drop(Drop.LINK_LOST, copies)
         return bool(copies)
 
     def has_client(self, etid: int) -> bool:
-        """Return whether an unknown ETID belongs to a client of a lost node."""
+        """Return whether an unknown ETID is that of a client of a lost node."""
         number = node_of(etid)
         if not number or not any(one.number == number for one in self.nodes):
             return False
-        # Another node may have drawn the number since, and the ETID belongs to one of its former clients then.
+        # Another node may have the number now; the ETID is then that of one of its former clients.
         is_taken = number == self._state.number or any(one.number == number for one in self._state.remotes)
         return not is_taken
 
@@ -253,46 +253,46 @@ class AbsentNodes:
 # ---- Migration of hubs
 #
 #     the other node                 the old process            the new process
-#         ◀──────────── PAUSE ────────────┘                     is a node, and wants nothing yet
+#         ◀──────────── PAUSE ────────────┘                     is a node without topics and clients
 #     keeps messages for it
 #         ──────────── PAUSED ──────────▶ freezes its clients,
-#         ◀─── its channel is closed ─────┘ and sends them ────▶ has all of them
+#         ◀─── closes its channel ────────┘ and sends them ────▶ has all clients
 #         ◀───────────────── SUCCESSOR, clients, interest, …, SUCCEED ──┘
-#     SUCCEEDED, and the messages it kept ─────────────────────▶ delivers them
+#     SUCCEEDED, then the kept messages ───────────────────────▶ delivers them
 #
-# Nodes are found by their numbers. A process whose number is fixed, or that is reached through NATS, makes its links
-# only after the old process has closed its own. When the migration fails, the old process is its own successor.
+# Packets identify a predecessor by its node number. A process with a fixed number, or with links through NATS, makes
+# its links only after the old process has closed all links. When the migration fails, the old process is its successor.
 
 MOVE_S = 10.0
-"""How long a node keeps messages for a hub that migrates; then they count as `LINK_LOST`."""
+"""How long a node keeps messages for a hub that migrates. Later they count as `LINK_LOST`."""
 MAX_AWAITED = 64
-"""Nodes whose hubs are awaited at once; one more, and the oldest is lost."""
+"""The maximum number of nodes whose successor is awaited; above it, the oldest counts as lost."""
 RUNS_PER_STEP = 64
-"""Kept runs that one background step sends."""
+"""Kept batches that one background step sends."""
 _KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
-"""The types that are kept for a hub that migrates. The new process gets a snapshot, which has all else."""
+"""The types of packets that are kept for a hub that migrates. The snapshot for the new process replaces all others."""
 
 
 class ForwardingQueue(list[bytes]):
-    """The send queue of a hub that has migrated: runs of stale routes go to its new process."""
+    """The send queue of a hub that has migrated: it forwards batches of stale routes to the new process."""
 
     def __init__(self, queue: NodeSendQueue) -> None:
         self._queue = queue
 
-    def append(self, run: bytes) -> None:
-        """Put the run."""
-        if run[2] in _KEPT:
-            self._queue.put(run)
+    def append(self, batch: bytes) -> None:
+        """Forward the batch, if its type is kept during migrations."""
+        if batch[2] in _KEPT:
+            self._queue.put(batch)
 
 
 class HubMigration:
-    """The migrations that one hub of a cluster takes part in: those of other nodes' hubs, and its own.
+    """The migrations in which one hub of a cluster takes part: those of hubs of other nodes, and that of this hub.
 
     Attributes:
-        nodes: unreachable nodes whose hub migrates to a process that is awaited.
-        awaits: whether this hub is the successor of another process's, which still has the clients.
+        nodes: unreachable nodes whose hub migrates to a process that is not linked yet.
+        awaits: whether this hub will take over the clients of another process, which still has them.
         on_moved: called with the old and the new node when a hub has migrated.
-        on_lost: called with a node whose hub no process has taken over.
+        on_lost: called with a node whose hub was not taken over in time.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -302,7 +302,7 @@ class HubMigration:
         self.on_moved: Callable[[RemoteNode, RemoteNode], object] = lambda before, node: None
         self.on_lost: Callable[[RemoteNode], object] = lambda node: None
         self._until_s: dict[RemoteNode, float] = {}
-        """Until when messages are kept, of nodes that pause and of those that are awaited."""
+        """Until when messages are kept, by node: of paused nodes, and of those whose successor is awaited."""
         self._unpaused: set[RemoteNode] = set()
         self._predecessor = 0
         self._succeeds_until_s = 0.0
@@ -310,18 +310,18 @@ class HubMigration:
     def _now_s(self) -> float:
         return self._state.broker.clock()
 
-    # ---- the hub of another node migrates
+    # ---- migration of a hub of another node
 
     def pauses(self, node: RemoteNode) -> None:
-        """Keep messages for a hub that is about to migrate. A node that does not keep up loses them instead."""
+        """Keep messages for a hub that will migrate. A slow node, whose queue holds messages already, is ignored."""
         if node.send_queue.holds or node in self._until_s:
             return
         node.send_queue.send([bytes((LinkType.PAUSED,))])
         node.send_queue.keep()
         self._until_s[node] = self._now_s() + MOVE_S
 
-    def has_left(self, node: RemoteNode) -> bool:
-        """Return whether an unreachable node migrates, and so is not lost."""
+    def awaits_successor_of(self, node: RemoteNode) -> bool:
+        """Return whether messages are kept for an unreachable node: its hub migrates, so that it is not lost."""
         if not node.send_queue.keeps:
             return False
         if node not in self.nodes:
@@ -331,7 +331,7 @@ class HubMigration:
         return True
 
     def succeeds(self, node: RemoteNode, number: int) -> None:
-        """Make `node` the successor of the node `number`; messages for both are kept until it has sent its snapshot."""
+        """Record `node` as the successor of the node `number`; messages are kept until its snapshot is complete."""
         found = (one for one in (*self.nodes, *self._state.remotes) if one.number == number and one.send_queue.keeps)
         before = next((one for one in found if one is not node), None)
         if before is not None:
@@ -339,7 +339,7 @@ class HubMigration:
             self._state.forget_value_routes()
 
     def succeeded(self, node: RemoteNode) -> None:
-        """Send a successor the kept messages, since it has sent its snapshot."""
+        """Send the kept messages to a successor, whose snapshot is complete."""
         before = node.predecessor
         if before is None:
             node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
@@ -348,7 +348,7 @@ class HubMigration:
                 node.send_queue.keeps = False
                 node.send_queue.release()
         else:
-            if before not in self.nodes:  # its link is slower than that of the new process
+            if before not in self.nodes:  # the end of its link is not noticed yet
                 self.nodes.append(before)
                 self._state.remotes.remove(before)
             node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
@@ -356,14 +356,14 @@ class HubMigration:
 
     def _send_kept(self, before: RemoteNode, node: RemoteNode) -> Iterator[None]:
         kept, at = before.send_queue.queue, 0
-        while at < len(kept) and not node.gone and not before.gone:  # also what is added meanwhile
-            for run in kept[at : at + RUNS_PER_STEP]:
-                if run[2] in _KEPT:
-                    node.send_queue.put(run)  # in order, with the times and the ends of clients between them
+        while at < len(kept) and not node.gone and not before.gone:  # `kept` may grow meanwhile
+            for batch in kept[at : at + RUNS_PER_STEP]:
+                if batch[2] in _KEPT:
+                    node.send_queue.put(batch)  # in order, so that Clock and End packets stay between the same messages
             at += RUNS_PER_STEP
             if at < len(kept):
                 yield
-        if before.gone:  # given up meanwhile, and counted as lost
+        if before.gone:  # given up meanwhile: the messages counted as lost
             return
         if node.gone:  # another process may still succeed
             before.send_queue.queue = kept[at:]
@@ -375,10 +375,10 @@ class HubMigration:
         self.on_moved(before, node)
 
     def present(self, node: RemoteNode) -> RemoteNode:
-        """Return where messages for a node go: to its predecessor, as long as messages are kept for that."""
+        """Return the node that gets messages for `node`: its predecessor, as long as messages are kept for that."""
         return node.predecessor or node
 
-    # ---- this hub migrates
+    # ---- migration of this hub
 
     def pause(self) -> None:
         """Ask the other nodes to keep messages for this hub; see `is_paused`."""
@@ -388,7 +388,7 @@ class HubMigration:
 
     @property
     def is_paused(self) -> bool:
-        """Whether all nodes that were asked have stopped sending."""
+        """Whether all reachable nodes that received PAUSE have answered."""
         return not any(node in self._unpaused for node in self._state.remotes)
 
     def paused(self, node: RemoteNode) -> None:
@@ -396,7 +396,7 @@ class HubMigration:
         self._unpaused.discard(node)
 
     def stay(self) -> None:
-        """Keep the hub in this process after all: this node is its own successor."""
+        """Cancel the migration: this node is its own successor."""
         number = self._state.number
         if self._state.remotes:
             for node in [one for one in self._state.remotes if one.send_queue.knows_succession]:
@@ -404,30 +404,30 @@ class HubMigration:
         else:
             self.begin(number)
 
-    # ---- this hub is a successor
+    # ---- this hub as a successor
 
     def expect(self) -> None:
-        """Await the clients of another process: what other nodes send is for that one."""
+        """Await the clients of another process. Until then, messages of other nodes are for that process."""
         self.awaits = True
         for node in self._state.remotes:
-            self.greet(node)
+            self.hold_for_predecessor(node)
 
     def begin(self, number: int) -> None:
-        """Begin to serve the clients of the hub that the node `number` had; 0 for one that was in no cluster."""
+        """Take over the clients of the hub of the node `number`; 0 if that hub was in no cluster."""
         self.awaits, self._predecessor = False, number
         self._succeeds_until_s = self._now_s() + MOVE_S if number else 0.0
         for node in self._state.remotes:
             node.hold(self._succeeds_at(node))
 
-    def greet(self, node: RemoteNode) -> None:
-        """Hold the messages of a node that has joined, as long as they are for the predecessor."""
+    def hold_for_predecessor(self, node: RemoteNode) -> None:
+        """Hold the messages of a node as long as they are for the predecessor of this hub."""
         node.hold(node.send_queue.knows_succession and (self.awaits or self._succeeds_at(node)))
 
     def _succeeds_at(self, node: RemoteNode) -> bool:
         return node.send_queue.knows_succession and self._now_s() < self._succeeds_until_s
 
     def framed(self, node: RemoteNode, snapshot: Iterator[None]) -> Iterator[None]:
-        """Send a snapshot, between the packets that name the predecessor of this hub where it has one."""
+        """Send a snapshot; if this hub has a predecessor, between the packets with its number."""
         succeeds = node.is_held and not self.awaits
         if succeeds:
             node.send_queue.send([bytes((LinkType.SUCCESSOR,)) + self._predecessor.to_bytes(2, "big")])
@@ -438,7 +438,7 @@ class HubMigration:
     # ---- time limits
 
     def give_up_expired(self) -> None:
-        """Give up migrations that take longer than `MOVE_S`."""
+        """Cancel migrations that take longer than `MOVE_S`."""
         now_s = self._now_s()
         for node in [one for one, until_s in self._until_s.items() if until_s <= now_s]:
             self._give_up(node)
@@ -448,7 +448,7 @@ class HubMigration:
                 node.hold(False)
 
     def clear(self) -> None:
-        """Give up all migrations."""
+        """Cancel all migrations."""
         for node in list(self._until_s):
             self._give_up(node)
 

@@ -4,7 +4,8 @@
         └──────────────────┴── refused, broken, timed out ──┴──────────▶ CLOSED
 
 It carries a channel for each hub that both nodes have in the same cluster, and for each application channel that both
-have opened. What it sends is kept until the other side has acknowledged it. The rest counts as lost when the link ends.
+have opened. Sent batches are kept until they are acknowledged. When the link ends, unacknowledged messages count as
+lost.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ MAX_UNAUTHENTICATED = 100
 UNAUTHENTICATED = Limit(
     "cluster_strangers",
     "",
-    f"{MAX_UNAUTHENTICATED} connections that have not proved the password; the oldest makes room",
+    f"{MAX_UNAUTHENTICATED} connections that have not proved the password; the oldest is closed",
 )
-LEFT_OUT = 2
-"""A node is lost when this many times `queue_bytes` was dropped since its last acknowledgement."""
+DROPPED_QUEUES = 2
+"""The link ends when this many times `queue_bytes` were dropped since the last acknowledgement."""
 ACK_BYTES = 256 << 10
-"""A node acknowledges when it has processed this much, and with each answer to a ping."""
+"""A node acknowledges after this many processed bytes, and with each ping and answer."""
 WHY_BYTES = 200
-"""The maximum length of another side's reason for a refusal, in our log."""
+"""The maximum length of the reason for a refusal by the other side, in the log."""
 HANDSHAKE_S = 5.0
-"""The maximum time of a handshake, however much is sent meanwhile."""
+"""The maximum time of a handshake, also when data arrives all the time."""
 
 
 class LinkState(Enum):
@@ -54,12 +55,12 @@ class OwnSiblings(Protocol):
     """The server that a node is a process of; see `smqrt.cluster.node.OwnServer`."""
 
     def siblings(self, links: Iterable[Link], /) -> Siblings:
-        """Return what other nodes are sent of this server; `links` are those that are up."""
+        """Return the processes of this server, for other nodes; `links` are those that are up."""
         ...
 
 
 class LinkNode(Protocol):
-    """The node of a link, as the link sees it; see `smqrt.cluster.node.Node`."""
+    """The node of a link, with the attributes that the link uses; see `smqrt.cluster.node.Node`."""
 
     key: bytes
     id: bytes
@@ -105,8 +106,8 @@ class LinkNode(Protocol):
         """Draw a new number, since another node has this one's."""
         ...
 
-    def heard_of_siblings(self, link: Link, /) -> None:
-        """Take what the other node has sent of its server."""
+    def siblings_changed(self, link: Link, /) -> None:
+        """Process the list of processes that another node has sent."""
         ...
 
     def ended(self, link: Link, code: int, /) -> None:
@@ -117,9 +118,9 @@ class LinkNode(Protocol):
 class UnauthenticatedLinks:
     """The accepted links whose other side has not proved the password, the oldest first.
 
-    Above `MAX_UNAUTHENTICATED` the oldest link of the address with the most of them is closed. So idle connections keep
-    no node out: a node proves the password within milliseconds. A client at one address only loses its own connections.
-    When all addresses have as many, the oldest of all is closed.
+    Above `MAX_UNAUTHENTICATED`, the oldest link of the address with the most links is closed. When several addresses
+    have as many, it is the oldest of these. A node proves the password within milliseconds, so idle connections do not
+    block it. Many connections from one address close only each other.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class UnauthenticatedLinks:
         return len(self._addresses)
 
     def add(self, link: Link, address: str) -> None:
-        """Add a link; another one may be closed for it."""
+        """Add a link; above the limit, another one is closed."""
         if len(self._addresses) >= MAX_UNAUTHENTICATED:
             counts = Counter(self._addresses.values())
             most = max(counts.values())
@@ -139,7 +140,7 @@ class UnauthenticatedLinks:
         self._addresses[link] = address
 
     def discard(self, link: Link) -> None:
-        """Remove a link that is authenticated or gone."""
+        """Remove a link that is authenticated or closed."""
         self._addresses.pop(link, None)
 
 
@@ -148,28 +149,28 @@ class Link:
 
     Args:
         node: the node of this side.
-        transport: leads to the other side.
+        transport: the connection to the other side.
         connects: whether this side has connected.
         now_s: monotonic seconds.
 
     Attributes:
-        peer: the other side's Hello; None before it has arrived.
-        number: the other node's number.
-        remote: takes received messages at the moment.
+        peer: the Hello of the other side; None before it has arrived.
+        number: the number of the other node.
+        remote: the receiver of the channel that the other side has selected.
         channels, handshake, pings: parts of the link.
         since_s, heard_s: when the link was made, and when data arrived last.
-        round_trip_s: of the newest ping; None before.
+        round_trip_s: the round-trip time of the newest answered ping; None before the first.
         on_up, on_end: called when the handshake is complete, and with the reason when the link ends.
-        via: the other end, as the transport named it when the link came up.
+        via: the address of the other side, from the transport, when the link came up.
         why, code: why the link ended; the code is a `Refusal`, 0 for none.
-        sent_bytes: on the link.
-        unacked: what was sent and is not acknowledged.
-        sending: the channel that the other side expects messages of.
-        knows_pressure: whether the other side supports the packets from `LinkType.PRESSED` on.
+        sent_bytes: bytes sent, queued ones included.
+        unacked: batches that are not acknowledged.
+        sending: the number of the channel that was selected last for the other side; 0 for none.
+        knows_backpressure: whether the other side supports the packets from `LinkType.PRESSED` on.
         knows_stamps: whether it supports `LinkType.VALUE_AT` and `LinkType.CLOCK`.
         knows_succession: whether it supports the packets from `LinkType.PAUSE` on.
-        siblings: the processes of the other side's server; None before it has sent them, and from older releases.
-        unhandled_bytes: what the other node's applications have not handled of messages on their channels.
+        siblings: the processes of the server of the other side; None before they have arrived, and for older releases.
+        unhandled_bytes: bytes of messages on application channels that the other node has not handled.
     """
 
     def __init__(self, node: LinkNode, transport: Transport, connects: bool, now_s: float) -> None:
@@ -185,32 +186,32 @@ class Link:
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
         self.sending = 0
         self.sent_bytes = self.unhandled_bytes = 0
-        self._acked_bytes = self._reported_bytes = self._left_out_bytes = 0
+        self._acked_bytes = self._reported_bytes = self._dropped_bytes = 0
         self.unacked: deque[Unacked] = deque()
         self.knows_backpressure = self.knows_stamps = self.knows_succession = False
         self.siblings: Siblings | None = None
         self._waiting: list[Callable[[], object]] = []
         handshake = self.handshake = Handshake(self)
-        channels = self.channels = LinkChannels(self, handshake.has_ability)
+        channels = self.channels = LinkChannels(self, handshake.on_ability)
         pings = self.pings = LinkPings(self, now_s)
         up, proven = (LinkState.UP,), PROVEN
         self._handlers: dict[int, tuple[tuple[LinkState, ...], Callable[[bytes], None]]] = {
-            Packet.HELLO: ((LinkState.GREETING,), handshake.greeted),
-            Packet.PROOF: ((LinkState.PROVING,), handshake.proved),
-            Packet.REFUSED: (tuple(LinkState), handshake.refused),
-            Packet.NODE: (proven, handshake.numbered),
-            Packet.TAKEN: (proven, handshake.taken),
-            Packet.OPEN: (proven, channels.opened),
-            Packet.CLOSE: (up, channels.closed),
-            Packet.CLOSED: (up, channels.close_answered),
-            Packet.CHANNEL: (up, channels.selected),
-            Packet.ACK: (up, self._acked),
-            Packet.PING: (proven, pings.asked),
-            Packet.PONG: (up, pings.answered),
-            Packet.SIBLINGS: (up, handshake.has_siblings),
+            Packet.HELLO: ((LinkState.GREETING,), handshake.on_hello),
+            Packet.PROOF: ((LinkState.PROVING,), handshake.on_proof),
+            Packet.REFUSED: (tuple(LinkState), handshake.on_refused),
+            Packet.NODE: (proven, handshake.on_node),
+            Packet.TAKEN: (proven, handshake.on_taken),
+            Packet.OPEN: (proven, channels.on_open),
+            Packet.CLOSE: (up, channels.on_close),
+            Packet.CLOSED: (up, channels.on_closed),
+            Packet.CHANNEL: (up, channels.on_channel),
+            Packet.ACK: (up, self._on_ack),
+            Packet.PING: (proven, pings.on_ping),
+            Packet.PONG: (up, pings.on_pong),
+            Packet.SIBLINGS: (up, handshake.on_siblings),
         }
         if connects:
-            handshake.greet()
+            handshake.send_hello()
 
     # ---- sending
 
@@ -220,56 +221,57 @@ class Link:
         self.sent_bytes += len(frame)
         self.transport.outbox.put(frame)
 
-    def transmit(self, channel: Channel, runs: list[bytes]) -> bool:
-        """Send runs of a channel and keep them until they are acknowledged.
+    def transmit(self, channel: Channel, batches: list[bytes]) -> bool:
+        """Send batches of a channel and keep them until they are acknowledged.
 
-        The last part of the queue is for control packets, and for application channels, which have limits of their own.
+        The last quarter of the queue is for control packets, and for application channels, which have separate limits.
 
         Returns:
             False when messages were dropped because too much is queued.
         """
-        if self.state is not LinkState.UP:  # it has just ended, while more was to be sent
-            if messages := sum(map(count_messages, runs)):
+        if self.state is not LinkState.UP:  # it ended while the caller still had batches to send
+            if messages := sum(map(count_messages, batches)):
                 channel.carried.count_lost(Drop.LINK_LOST, messages)
             return True
-        takes_all = True
+        is_complete = True
         # Hub messages may not use the last quarter of the queue.
         room_bytes = self.node.unacked_bytes - self.node.queue_bytes // 4 - self.unacked_bytes
-        if sum(map(len, runs)) > room_bytes and not channel.carried.wire_name.startswith(wire.APP):
-            runs, left_out = _fitting(runs, room_bytes)
-            takes_all = not left_out
-            self._count_left_out(channel, left_out)
+        if sum(map(len, batches)) > room_bytes and not channel.carried.wire_name.startswith(wire.APP):
+            batches, dropped = _fitting(batches, room_bytes)
+            is_complete = not dropped
+            self._count_dropped(channel, dropped)
         if channel.number != self.sending:
             self.sending = channel.number
             self.send(wire.channel(Packet.CHANNEL, channel.number))
-        self.sent_bytes += sum(map(len, runs))
-        self.unacked.append((self.sent_bytes, channel, runs))
-        if self._is_too_slow():
-            return takes_all
+        self.sent_bytes += sum(map(len, batches))
+        self.unacked.append((self.sent_bytes, channel, batches))
+        if self._ends_if_too_slow():
+            return is_complete
         outbox = self.transport.outbox
-        for run in runs:
-            outbox.put(run)  # one by one, so that a connection over its limit is noticed
-        return takes_all
+        for batch in batches:
+            outbox.put(batch)  # one by one, since `put` checks the limit of the connection
+        return is_complete
 
-    def leave_out(self, channel: Channel, runs: list[bytes]) -> None:
-        """Count runs of a channel that are dropped because too much is queued."""
-        self._count_left_out(channel, runs)
-        self._is_too_slow()
+    def drop(self, channel: Channel, batches: list[bytes]) -> None:
+        """Count batches of a channel that are dropped because too much is queued."""
+        self._count_dropped(channel, batches)
+        self._ends_if_too_slow()
 
-    def _count_left_out(self, channel: Channel, runs: list[bytes]) -> None:
-        self._left_out_bytes += sum(map(len, runs))
-        if messages := sum(map(count_messages, runs)):
+    def _count_dropped(self, channel: Channel, batches: list[bytes]) -> None:
+        self._dropped_bytes += sum(map(len, batches))
+        if messages := sum(map(count_messages, batches)):
             channel.carried.count_lost(Drop.LINK_SLOW, messages)
 
-    def _is_too_slow(self) -> bool:
+    def _ends_if_too_slow(self) -> bool:
+        """End the link if its queue is over a limit; return whether the link has ended."""
         is_over = self.unacked_bytes > self.node.unacked_bytes
-        if is_over or self._left_out_bytes > LEFT_OUT * self.node.queue_bytes:
+        if is_over or self._dropped_bytes > DROPPED_QUEUES * self.node.queue_bytes:
             self.lose(f"the other node is too slow: {self.unacked_bytes >> 20} MiB are queued for it", Drop.LINK_SLOW)
         return self.state is LinkState.CLOSED
 
     @property
     def unacked_bytes(self) -> int:
-        """What was sent, or is queued, and is not acknowledged."""
+        """Bytes that were sent or are queued, and are not acknowledged."""
         return self.sent_bytes - self._acked_bytes
 
     @property
@@ -279,16 +281,16 @@ class Link:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is not acknowledged that snapshots should pause; see `wait`."""
+        """Whether the other side is so far behind that snapshots should pause; see `wait`."""
         return self.unacked_bytes > self.node.unacked_bytes // 4 or self._queued_bytes > self.node.queue_bytes // 4
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is not acknowledged that publishers should wait."""
+        """Whether the other side is so far behind that publishers should wait."""
         return self.unacked_bytes > self.node.unacked_bytes // 2 or self._queued_bytes > self.node.queue_bytes // 2
 
     def wait(self, then: Callable[[], object]) -> None:
-        """Call `then` when the other side has processed more; never when the link ends before."""
+        """Call `then` when the other side has caught up; it is not called if the link ends first."""
         self._waiting.append(then)
 
     # ---- receiving
@@ -297,7 +299,7 @@ class Link:
         """Process a packet that is not a Publish.
 
         Raises:
-            ProtocolError: the other side broke a rule; the caller ends the link with it.
+            ProtocolError: the other side violated the protocol; the caller ends the link.
         """
         handler = self._handlers.get(packet[0]) if packet else None
         if handler is not None:
@@ -308,10 +310,10 @@ class Link:
         elif self.remote is not None and self.state is LinkState.UP:
             self.remote.control(packet)
         elif self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "the connection is not from a node of smqrt")
 
     def receive(self, data: bytes) -> None:
-        """Process whole frames, for engines without the kernels of the data path. Raises as `control`."""
+        """Process whole frames, for engines that do not use the kernels of the data path. Raises as `control`."""
         at = 0
         while at < len(data) and self.state is not LinkState.CLOSED:
             end = at + (data[at] << 8 | data[at + 1])
@@ -321,40 +323,40 @@ class Link:
                 self.control(data[at + 2 : end])
             at = end
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver a run of messages; return true when the link has to wait."""
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver a batch of messages; return true when the link has to wait."""
         if self.remote is None:
-            self.stray()
+            self.drop_unaddressed()
             return False
-        return (self.remote.routes.get(run[3:7]) or self.remote.resolve(run[3:7])).deliver(run)
+        return (self.remote.routes.get(batch[smq.TID]) or self.remote.resolve(batch[smq.TID])).deliver(batch)
 
-    def stray(self) -> None:
+    def drop_unaddressed(self) -> None:
         """Drop a message for a hub that has left the cluster. Raises ProtocolError before the handshake is complete."""
         if self.state is not LinkState.UP:
-            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is not a node of smqrt")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "the connection is not from a node of smqrt")
 
     def heard(self, now_s: float) -> None:
-        """Record that data has arrived, and acknowledge if enough was processed."""
+        """Record that data has arrived, and acknowledge after each `ACK_BYTES`."""
         self.heard_s = now_s
         if self.transport.processed_bytes - self._reported_bytes >= ACK_BYTES:
             self.acknowledge()
 
     def acknowledge(self) -> None:
-        """Acknowledge what was processed."""
-        worked_off = self.transport.processed_bytes
-        if worked_off != self._reported_bytes and self.state is LinkState.UP:
-            self._reported_bytes = worked_off
-            self.send(wire.u64(Packet.ACK, worked_off))
+        """Acknowledge the processed bytes."""
+        processed_bytes = self.transport.processed_bytes
+        if processed_bytes != self._reported_bytes and self.state is LinkState.UP:
+            self._reported_bytes = processed_bytes
+            self.send(wire.u64(Packet.ACK, processed_bytes))
 
-    def _acked(self, packet: bytes) -> None:
+    def _on_ack(self, packet: bytes) -> None:
         acked_bytes = wire.parse_u64(packet)
         if acked_bytes > self.sent_bytes:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node acknowledges more than it was sent")
         if acked_bytes > self._acked_bytes:
-            self._acked_bytes, self._left_out_bytes = acked_bytes, 0
+            self._acked_bytes, self._dropped_bytes = acked_bytes, 0
         while self.unacked and self.unacked[0][0] <= self._acked_bytes:
             self.unacked.popleft()
-        if not self.is_behind:  # snapshots and publishers that wait continue
+        if not self.is_behind:
             waiting, self._waiting = self._waiting, []
             for then in waiting:
                 then()
@@ -368,28 +370,28 @@ class Link:
 
     @property
     def session_key(self) -> bytes:
-        """A key that only both sides have, for transports on which others can send too."""
+        """A key that only the two sides have, for transports on which other clients can send."""
         return wire.session_key(self.node.key, self.handshake.hellos)
 
     @property
     def is_refused(self) -> bool:
-        """Whether it ended because the two nodes cannot have a link."""
+        """Whether it ended because the two nodes cannot be linked."""
         return self.code in (Refusal.VERSION, Refusal.PASSWORD, Refusal.SELF, Refusal.NUMBER)
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Host and port at which the other node accepts links; None when that is not known."""
+        """Host and port at which the other node accepts links; None when they are unknown."""
         port = self.siblings.places[self.siblings.own][1] if self.siblings is not None else 0
         host, colon, _ = self.via.rpartition(":")
         return (host, port) if colon and port else None
 
     @property
     def has_left(self) -> bool:
-        """Whether the other node leaves in order, or only a channel ends; otherwise the node is lost."""
+        """Whether the node is not lost: it shuts down, or the link is up and only a channel has ended."""
         return self.state is not LinkState.CLOSED or self.code == Refusal.CLOSING
 
     def complete_handshake(self) -> None:
-        """Announce abilities, siblings and channels to the other side: the link is up."""
+        """Set the state to UP, and announce abilities, siblings and channels to the other side."""
         self.state, self.via = LinkState.UP, self.transport.via
         for ability in self.node.abilities:
             self.send(wire.channel(Packet.OPEN, 0, ability))
@@ -401,7 +403,7 @@ class Link:
     # ---- the end
 
     def refuse(self, code: Refusal, text: str) -> None:
-        """Send the other side why there is no link, and end it."""
+        """Send the other side the reason for a refusal, and end the link."""
         self.send(wire.refused(code, text))
         self.lose(text, code=code, in_order=True)
 
@@ -409,13 +411,14 @@ class Link:
         """End the link. A second call does nothing.
 
         Args:
-            why: for the log.
-            reason: what unacknowledged messages count as.
+            why: the reason, for the log.
+            reason: the counter for unacknowledged messages.
             code: a `Refusal`; 0 for none.
-            in_order: send what is queued first.
+            in_order: send queued data first.
         """
         if self.state is LinkState.CLOSED:
             return
+        # First, since the calls below may call `lose` and `send` again.
         self.state, self.why, self.code = LinkState.CLOSED, why, code
         unacked, self.unacked = self.unacked, deque()
         # In the background: counting a full queue takes longer than one turn may.
@@ -428,19 +431,19 @@ class Link:
         self.on_end(self, why)
 
     def count_lost_of(self, theirs: int) -> None:
-        """Count what was sent over the channel with this number there, and has not arrived."""
-        unacked = [(end, channel, list(runs)) for end, channel, runs in self.unacked if channel.theirs == theirs]
-        for _, channel, runs in self.unacked:
+        """Count unacknowledged messages of the channel that has this number on the other side."""
+        unacked = [(end, channel, list(batches)) for end, channel, batches in self.unacked if channel.theirs == theirs]
+        for _, channel, batches in self.unacked:
             if channel.theirs == theirs:
-                runs.clear()
+                batches.clear()
         run_in_background(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
 
 
 class Handshake:
-    """The handshake of a link, and what both nodes announce of themselves.
+    """The handshake of a link, and later announcements of both nodes.
 
     Attributes:
-        hellos: the Hello packets of both sides, that of the side which has connected first.
+        hellos: the Hello packets of both sides; the first is that of the side which has connected.
     """
 
     def __init__(self, link: Link) -> None:
@@ -450,35 +453,37 @@ class Handshake:
         self.hellos = b""
         self._knows_siblings = False
 
-    def greet(self) -> None:
+    def send_hello(self) -> None:
         """Send Hello."""
         self._link.send(self._own)
 
-    def greeted(self, packet: bytes) -> None:
+    def on_hello(self, packet: bytes) -> None:
         """Process Hello: check that the nodes can have a link."""
         link, node = self._link, self._link.node
         peer = link.peer = wire.parse_hello(packet)
         self.hellos = self._own + packet if link.connects else packet + self._own
         if not link.connects:
-            self.greet()
+            self.send_hello()
         oldest, newest = node.versions
         if peer.newest < oldest or peer.oldest > newest:
             theirs, mine = f"{peer.oldest} to {peer.newest}", f"{oldest} to {newest}"
-            link.refuse(Refusal.VERSION, f"that node speaks versions {theirs} of the link, this one {mine}; update one")
+            link.refuse(Refusal.VERSION, f"that node supports link versions {theirs}, this one {mine}; update one")
         elif (peer.id, peer.epoch) in node.predecessors:
-            link.refuse(Refusal.SELF, "that is the process whose place this one takes")
+            link.refuse(Refusal.SELF, "that is the process that this one replaces")
         elif peer.id == node.id and peer.epoch == node.epoch:
             link.refuse(Refusal.SELF, "that is this node itself")
         elif peer.id == node.id:
-            link.refuse(Refusal.NUMBER, f"two nodes have the fixed number {node.number}; give one another")
-        elif link.connects and node.is_linked(peer):  # now, before that node chooses a link that already has messages
+            link.refuse(
+                Refusal.NUMBER, f"two nodes have the fixed number {node.number}; give one of them another number"
+            )
+        elif link.connects and node.is_linked(peer):  # before the other node replaces the link in use
             link.refuse(Refusal.DUPLICATE, "there is a link already")
         else:
             link.state = LinkState.PROVING
             if link.connects:
                 link.send(wire.proof(node.key, True, self.hellos))
 
-    def proved(self, packet: bytes) -> None:
+    def on_proof(self, packet: bytes) -> None:
         """Process Proof: check that the other side has the password, and send this node's number."""
         link, node = self._link, self._link.node
         if not wire.is_proof(packet, node.key, not link.connects, self.hellos):
@@ -495,8 +500,8 @@ class Handshake:
         node = self._link.node
         self._link.send(wire.numbers(Packet.NODE, [node.number, *node.numbers(self._link)]))
 
-    def numbered(self, packet: bytes) -> None:
-        """Process Node: compare the numbers of the two nodes."""
+    def on_node(self, packet: bytes) -> None:
+        """Process Node: compare the node numbers."""
         link = self._link
         number, *known = wire.parse_numbers(packet) or [0]
         if not number:
@@ -509,23 +514,23 @@ class Handshake:
         link.node.compare_numbers(link, known)
 
     def send_taken(self) -> None:
-        """Send the other node that another one has its number."""
+        """Send the other node that its number is taken."""
         link, node = self._link, self._link.node
         link.send(wire.numbers(Packet.TAKEN, [link.number, node.number, *node.numbers(link)]))
 
-    def taken(self, packet: bytes) -> None:
+    def on_taken(self, packet: bytes) -> None:
         """Process Taken: draw another number."""
         taken = wire.parse_numbers(packet)
-        if self._link.node.number in taken:  # otherwise it is about this node's former number
+        if self._link.node.number in taken:  # otherwise it refers to a former number of this node
             self._link.node.number_taken(self._link, taken)
 
-    def refused(self, packet: bytes) -> None:
+    def on_refused(self, packet: bytes) -> None:
         """Process Refused: end the link."""
         link = self._link
         is_code = len(packet) > 1 and packet[1] in _REFUSALS and link.state is not LinkState.GREETING
         link.lose(f"refused: {printable(packet[2 : 2 + WHY_BYTES])}", code=packet[1] if is_code else 0)
 
-    def has_ability(self, ability: bytes) -> None:
+    def on_ability(self, ability: bytes) -> None:
         """Record an ability of the other side that this node has too."""
         link = self._link
         if ability not in link.node.abilities:
@@ -538,24 +543,24 @@ class Handshake:
             self.send_siblings()
 
     def send_siblings(self) -> None:
-        """Send the processes of this server, if the other side supports that."""
+        """Send the processes of this server, if the other side supports Siblings."""
         link, node = self._link, self._link.node
         if self._knows_siblings and link.state is LinkState.UP:
             link.send(wire.siblings(node.server.siblings(node.links.values())))
 
-    def has_siblings(self, packet: bytes) -> None:
+    def on_siblings(self, packet: bytes) -> None:
         """Process Siblings: record the processes of the other server."""
         link = self._link
         link.siblings, before = wire.parse_siblings(packet), link.siblings
         if link.siblings != before:
-            link.node.heard_of_siblings(link)
+            link.node.siblings_changed(link)
 
 
 class LinkPings:
     """The pings of a link.
 
     Attributes:
-        sent_us: when the pings were sent whose answer may still arrive in time, in µs.
+        sent_us: when the unanswered pings were sent, in µs, the oldest first.
     """
 
     def __init__(self, link: Link, now_s: float) -> None:
@@ -568,10 +573,10 @@ class LinkPings:
         link = self._link
         if link.state is not LinkState.UP:
             if now_s - link.since_s >= min(silence_s, HANDSHAKE_S):
-                link.lose("the handshake was not done in time")
+                link.lose(f"the handshake took longer than {min(silence_s, HANDSHAKE_S):g} s")
             return
         if now_s - link.heard_s >= silence_s:
-            link.lose(f"nothing has come for {silence_s:g} s")
+            link.lose(f"no data for {silence_s:g} s")
             return
         self._give_up(int((now_s - silence_s + ping_s) * 1e6))
         if link.state is LinkState.UP and now_s - self._pinged_s >= ping_s:
@@ -580,12 +585,12 @@ class LinkPings:
             link.send(wire.u64(Packet.PING, sent_us))
             link.acknowledge()
 
-    def asked(self, packet: bytes) -> None:
+    def on_ping(self, packet: bytes) -> None:
         """Answer a ping."""
         self._link.send(wire.u64(Packet.PONG, wire.parse_u64(packet)))
         self._link.acknowledge()
 
-    def answered(self, packet: bytes) -> None:
+    def on_pong(self, packet: bytes) -> None:
         """Process the answer to a ping."""
         link, sent_us = self._link, wire.parse_u64(packet)
         link.round_trip_s = max(0.0, link.node.clock_s() - sent_us / 1e6)
@@ -594,7 +599,7 @@ class LinkPings:
             link.node.on_round_trip(link, link.round_trip_s)
 
     def _give_up(self, until_us: int) -> None:
-        """Report the pings that were sent until then as not answered."""
+        """Report pings that were sent until `until_us` as not answered."""
         while self.sent_us and self.sent_us[0] <= until_us:
             self.sent_us.popleft()
             self._link.node.on_round_trip(self._link, None)
@@ -605,34 +610,31 @@ class LinkPings:
             self._give_up(self.sent_us[-1])
 
 
-def _fitting(runs: list[bytes], room_bytes: int) -> tuple[list[bytes], list[bytes]]:
-    """Split runs: those that fit, with all control packets, and the messages that do not."""
+def _fitting(batches: list[bytes], room_bytes: int) -> tuple[list[bytes], list[bytes]]:
+    """Split batches into those that fit, with all control packets, and messages that do not."""
     kept: list[bytes] = []
-    left_out: list[bytes] = []
-    for run in runs:
-        if run[2] != smq.Type.PUBLISH or len(run) <= room_bytes:
-            kept.append(run)
-            room_bytes -= len(run)
+    dropped: list[bytes] = []
+    for batch in batches:
+        if batch[2] != smq.Type.PUBLISH or len(batch) <= room_bytes:
+            kept.append(batch)
+            room_bytes -= len(batch)
         else:
-            left_out.append(run)
-            room_bytes = 0  # so that no later message of this turn overtakes it
-    return kept, left_out
+            dropped.append(batch)
+            room_bytes = 0  # so that no later, smaller message of this turn is sent in its place
+    return kept, dropped
 
 
 Unacked = tuple[int, Channel, list[bytes]]
-"""Runs that are not acknowledged: where they end on the link, their channel, and the runs."""
+"""Unacknowledged batches: the position of their end among all sent bytes, their channel, and the batches."""
 
 
 def _count_lost(unacked: Iterable[Unacked], acked_bytes: int, reason: Drop) -> Iterator[None]:
-    """Count what is not acknowledged, in portions: it may hold a million messages.
-
-    Of a batch that is acknowledged in part, the rest counts.
-    """
-    for end, channel, runs in unacked:
-        at = end - sum(map(len, runs))
-        for run in runs:
-            at += len(run)
-            if at > acked_bytes and (messages := count_messages(run)):
+    """Count unacknowledged messages, batch by batch, since there may be many; partly acknowledged batches count."""
+    for end, channel, batches in unacked:
+        at = end - sum(map(len, batches))
+        for batch in batches:
+            at += len(batch)
+            if at > acked_bytes and (messages := count_messages(batch)):
                 channel.carried.count_lost(reason, messages)
             yield
 

@@ -1,4 +1,4 @@
-"""Channels of a link, one for each hub and each application channel."""
+"""Channels of a link: one for each hub and each application channel."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from smqrt.wire.cluster_packets import Hello, Packet, Siblings
 MAX_CHANNEL = 0xFFFF
 """The largest channel number, a u16."""
 MAX_UNOPENED = 4096
-"""Hubs and channels that the other side has and this one has not."""
+"""The maximum number of channels that the other side has opened and this one has not."""
 MAX_NAME_BYTES = 1000
-"""Of the names of clusters and of application channels."""
+"""The maximum length of names of clusters and of application channels."""
 CLOSES_PER_S, CLOSES_AT_ONCE = 10.0, 1000
-"""How often a node may close channels: each is opened again, with a snapshot of the hub."""
+"""How often a node may close channels. Each is opened again, which sends a snapshot of the hub."""
 HANDED_AT_ONCE_BYTES = 256 << 10
-"""What a send queue passes to its link in one step."""
-KEPT = 2
-"""A full send queue keeps this many times `queue_bytes`: of publishers that wait, and of the server, which cannot."""
+"""The bytes that a send queue passes to its link in one step."""
+KEPT_QUEUES = 2
+"""A full send queue keeps at most this many times `queue_bytes`: the server's own messages do not wait for room."""
 
 
 class Receiver(Protocol):
-    """What takes the messages and packets of another node on one channel.
+    """The receiver of messages and packets of another node on one channel.
 
     Attributes:
-        routes: of its messages, by the four bytes of their destination.
+        routes: the routes of its messages, by the four bytes of their destination.
         control: processes a packet that is not a Publish; raises ProtocolError.
     """
 
@@ -46,16 +46,16 @@ class Receiver(Protocol):
         ...
 
     def count_batch(self, destination: bytes, more: int) -> None:
-        """Count `more` messages of one run, which is delivered next."""
+        """Count `more` messages of a batch, which is delivered next."""
         ...
 
 
 class Carried(Protocol):
-    """What has a channel on each link: a hub or an application channel.
+    """A hub or an application channel, which has a channel on each link.
 
     Attributes:
         wire_name: the name by which both nodes match their channels.
-        count_lost: called with why messages were lost, and how many.
+        count_lost: called with the reason for lost messages, and their number.
     """
 
     @property
@@ -68,12 +68,12 @@ class Carried(Protocol):
         ...
 
     def left_node(self, remote: Any, why: str, reason: Drop, /) -> None:
-        """Remove a node that has closed the channel or is unreachable; `remote` is what `joined` returned."""
+        """Remove a node that has closed the channel or is unreachable; `remote` is the result of `joined`."""
         ...
 
 
 class ChannelNode(Protocol):
-    """The node of a link, as channels see it; see `smqrt.cluster.node.Node`."""
+    """The node of a link, with the attributes that channels use; see `smqrt.cluster.node.Node`."""
 
     @property
     def queue_bytes(self) -> int: ...
@@ -86,12 +86,12 @@ class ChannelNode(Protocol):
 
 
 class Transport(Protocol):
-    """What a link sends through.
+    """The connection of a link.
 
     Attributes:
-        outbox: takes frames.
-        worked_off_bytes: how many of the received bytes have been processed.
-        via: the other end, for people: an address, `unix` or `nats`.
+        outbox: the send queue for frames.
+        processed_bytes: the number of received bytes that are processed.
+        via: the other end as text: an address, `unix` or `nats`.
     """
 
     @property
@@ -102,12 +102,12 @@ class Transport(Protocol):
     def processed_bytes(self) -> int: ...
 
     def close(self, in_order: bool) -> None:
-        """Close the connection; `in_order` sends what is queued first, as far as that is possible at once."""
+        """Close the connection; with `in_order`, send queued data first, as far as the socket takes it at once."""
         ...
 
 
 class ChannelLink(Protocol):
-    """A link, as its channels see it; see `smqrt.cluster.link.Link`."""
+    """A link, with the attributes that channels use; see `smqrt.cluster.link.Link`."""
 
     number: int
     unhandled_bytes: int
@@ -141,34 +141,34 @@ class ChannelLink(Protocol):
         """Send a packet of the link itself."""
         ...
 
-    def transmit(self, channel: Channel, runs: list[bytes], /) -> bool:
-        """Send runs of a channel; return false when messages were dropped because too much is queued."""
+    def transmit(self, channel: Channel, batches: list[bytes], /) -> bool:
+        """Send batches of a channel; return false when messages were dropped because too much is queued."""
         ...
 
-    def leave_out(self, channel: Channel, runs: list[bytes], /) -> None:
-        """Count runs of a channel that are dropped because too much is queued."""
+    def drop(self, channel: Channel, batches: list[bytes], /) -> None:
+        """Count batches of a channel that are dropped because too much is queued."""
         ...
 
     def count_lost_of(self, theirs: int, /) -> None:
-        """Count what was sent over the channel with this number there, and has not arrived."""
+        """Count unacknowledged messages of the channel that has this number on the other side."""
         ...
 
     def acknowledge(self) -> None:
-        """Acknowledge what was processed."""
+        """Acknowledge the processed bytes."""
         ...
 
     def wait(self, then: Callable[[], object], /) -> None:
-        """Call `then` when the other side has processed more."""
+        """Call `then` when the other side has caught up."""
         ...
 
 
 class Channel:
-    """What a link carries of one hub, or of one application channel.
+    """The channel of one hub, or of one application channel, on a link.
 
     Attributes:
         number: the channel's number on this side.
         carried: the hub or application channel.
-        remote: the other node for it; None until that has opened the channel.
+        remote: the receiver for the other node; None until that node has opened the channel.
         theirs: the channel's number on the other side.
     """
 
@@ -192,32 +192,33 @@ class ChannelQueue(NodeSendQueue):
         self.link, self._channel = link, channel
         self._put_bytes = 0
 
-    def put(self, run: bytes) -> None:
-        """See `Outbox`. Many messages in one turn are passed on in parts, so that the link's limits hold within it."""
+    def put(self, batch: bytes) -> None:
+        """See `Outbox`. Large queues are passed on before the end of the turn, so that the limits of the link apply."""
         queue = self.queue
         if not queue:
             dirty.append(self)
-        elif self._is_over() and run[2] == smq.Type.PUBLISH:
+        elif (
+            (self.holds or self.keeps)
+            and self._put_bytes > KEPT_QUEUES * self.link.node.queue_bytes
+            and batch[2] == smq.Type.PUBLISH
+        ):
             self.missed = True
-            self.link.leave_out(self._channel, [run])
+            self.link.drop(self._channel, [batch])
             return
-        queue.append(run)
-        self._put_bytes += len(run)
+        queue.append(batch)
+        self._put_bytes += len(batch)
         if self._put_bytes > HANDED_AT_ONCE_BYTES and not (self.holds or self.keeps):
             self.flush()
 
-    def _is_over(self) -> bool:
-        return (self.holds or self.keeps) and self._put_bytes > KEPT * self.link.node.queue_bytes
-
     def flush(self) -> None:
-        """Pass the queue to the link, until that is full."""
+        """Pass the queue to the link, unless batches are held or kept here."""
         if self.holds or self.keeps:
             return
         self._put_bytes = 0
-        if not self.queue:  # the queue of a lost node stays in place
+        if not self.queue:  # the queue of a lost node, which must not be replaced
             return
-        runs, self.queue = self.queue, []
-        if not self.link.transmit(self._channel, runs):
+        batches, self.queue = self.queue, []
+        if not self.link.transmit(self._channel, batches):
             self.missed = True
         if self.link.is_full:
             self.on_full()
@@ -241,8 +242,8 @@ class ChannelQueue(NodeSendQueue):
                 self.missed = True
             if self.link.is_full:
                 self.on_full()  # sets `holds` again
-        for run in waiting[at:]:
-            self.queue.append(run)  # the queue of a lost node counts it
+        for batch in waiting[at:]:
+            self.queue.append(batch)  # if the link has ended meanwhile, the discarding queue counts it
 
     @property
     def knows_backpressure(self) -> bool:
@@ -282,7 +283,7 @@ class ChannelQueue(NodeSendQueue):
 
     @property
     def has_left(self) -> bool:
-        """See `NodeSendQueue`: the node is shutting down, or only its hub has ended."""
+        """See `NodeSendQueue`; true also if only the hub of the node has ended."""
         return self.link.has_left
 
     @property
@@ -307,12 +308,11 @@ class ChannelQueue(NodeSendQueue):
 class LinkChannels:
     """The channels of one link.
 
-    Each side numbers its own channels and announces them by Open. A channel is joined when both sides have opened one
-    of the same name. Close ends a channel of the sender; its number is free again when the other side has answered
-    Closed.
+    Each side numbers its channels and announces them by Open. Two channels with the same name are joined. Close ends a
+    channel of the sender. Its number is free again after the answer, Closed.
 
     Args:
-        link: carries them.
+        link: the link.
         on_ability: called with the name of a channel that only announces an ability of the other side.
     """
 
@@ -321,11 +321,11 @@ class LinkChannels:
         self._own: dict[int, Channel] = {}
         self._theirs: dict[int, Channel] = {}
         self._unopened: dict[bytes, int] = {}
-        """By name, the numbers of channels that only the other side has opened."""
+        """The numbers of channels that only the other side has opened, by name."""
         self._closing: dict[int, bytes] = {}
-        """By number, the names of channels whose Close the other side has not answered."""
+        """The names of channels whose Close is not answered, by number."""
         self._uncounted: set[int] = set()
-        """Numbers there of joined channels that the other side has not closed."""
+        """Numbers, on the other side, of joined channels that the other side has not closed."""
         self._last = 0
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, link.node.clock_s())
 
@@ -339,15 +339,15 @@ class LinkChannels:
 
     @property
     def is_settled(self) -> bool:
-        """Whether both sides have the same channels, and no Close is under way."""
+        """Whether both sides have the same channels, and each Close is answered."""
         return not self._closing and not self._unopened
 
     def open(self, carried: Carried) -> None:
-        """Carry a hub or a channel, once the other side has answered the Close of its former channel."""
+        """Open a channel; if a Close for its name is not answered yet, `on_closed` opens it later."""
         if carried.wire_name in self._closing.values():
             return
         number = self._last % MAX_CHANNEL + 1
-        # A number is free again when Closed has come: until then packets of the old channel may be under way.
+        # Before Closed arrives, packets of the former channel may still be in transit.
         while number in self._own or number in self._closing:
             number = number % MAX_CHANNEL + 1
         self._last = number
@@ -361,13 +361,13 @@ class LinkChannels:
         channel.theirs = theirs
         self._theirs[theirs] = channel
         self._uncounted.add(theirs)
-        self._link.sending = 0  # a Channel packet before Open was ignored there
+        self._link.sending = 0  # select again: the other side ignored a Channel packet that preceded Open
         channel.remote = channel.carried.joined(self._link.number, ChannelQueue(self._link, channel))
 
     def close(self, carried: Carried, text: bytes) -> None:
-        """Carry a hub or a channel no longer.
+        """Close the channel of a hub or an application channel.
 
-        The other side counts what it has sent and was not acknowledged, so acknowledge first.
+        The other side counts unacknowledged messages as lost, so acknowledge first.
         """
         self._link.acknowledge()
         for channel in [one for one in self._own.values() if one.carried is carried]:
@@ -390,34 +390,34 @@ class LinkChannels:
         for channel in list(self._own.values()):
             self._leave(channel, why, reason)
 
-    # ---- packets of the other side; each may raise ProtocolError
+    # ---- packets of the other side; each method may raise ProtocolError
 
-    def opened(self, packet: bytes) -> None:
+    def on_open(self, packet: bytes) -> None:
         """Process Open."""
         number, name = wire.parse_channel(packet)
         if name.startswith(wire.ABILITY):
             self._on_ability(name)
             return
         if len(name) > len(wire.APP) + MAX_NAME_BYTES or number in self._theirs:
-            text = f"channel {number} is open already, or its name has more than {MAX_NAME_BYTES} bytes"
+            text = f"channel {number}: it is open already, or its name has more than {MAX_NAME_BYTES} bytes"
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, text)
         for channel in self._own.values():
             if channel.carried.wire_name == name and channel.theirs is None:
                 self._join(channel, number)
                 return
         if len(self._unopened) >= MAX_UNOPENED:
-            text = f"limit reached: a node opens at most {MAX_UNOPENED} channels that this one does not have"
+            text = f"limit reached: {MAX_UNOPENED} channels that this node does not have"
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, text)
         self._unopened[name] = number
 
-    def closed(self, packet: bytes) -> None:
+    def on_close(self, packet: bytes) -> None:
         """Process Close: remove the node from the channel, and open it again under another number."""
         number, text = wire.parse_channel(packet)
         if self._closes.fill(self._link.node.clock_s()) < 1:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node closes channels too often")
         self._closes.tokens -= 1
         channel = self._theirs.get(number)
-        # What was sent and is not acknowledged yet did not reach the hub there.
+        # The other side acknowledges before Close: all other messages have not reached the hub there.
         if number in self._uncounted:
             self._uncounted.discard(number)
             self._link.count_lost_of(number)
@@ -425,19 +425,19 @@ class LinkChannels:
         if channel is not None:
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster", Drop.LINK_LOST)
             del self._own[channel.number]
-            self.open(channel.carried)  # a new number: packets under way with the old one belong to the old channel
+            self.open(channel.carried)  # a new number: packets in transit with the old one belong to the old channel
         else:
             self._unopened = {name: one for name, one in self._unopened.items() if one != number}
 
-    def close_answered(self, packet: bytes) -> None:
+    def on_closed(self, packet: bytes) -> None:
         """Process Closed: the name may be opened again."""
         name = self._closing.pop(wire.parse_channel(packet)[0], None)
         if name is not None:
-            self._unopened.pop(name, None)  # the other side opened it before it had received Close
+            self._unopened.pop(name, None)  # the other side had opened it before it received Close
             if (carried := self._link.node.find(name)) is not None:
                 self.open(carried)
 
-    def selected(self, packet: bytes) -> None:
+    def on_channel(self, packet: bytes) -> None:
         """Process Channel: the following messages and packets belong to it."""
         channel = self._theirs.get(wire.parse_channel(packet)[0])
         self._link.remote = None if channel is None else channel.remote

@@ -1,4 +1,4 @@
-"""One process as a node: its number, its hubs in clusters, and its links to other nodes."""
+"""A process as a node: its number, its hubs in clusters, and its links to other nodes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from smqrt.wire.cluster_packets import (
 )
 from smqrt.wire.smq import MAX_NODE
 
-# ---- The processes of one server. Links announce them to other nodes, so that a node that finds one finds all.
+# ---- Processes of a server. Each announces all of them, so that a node that finds one process can connect to all.
 
 NO_NODE_ID = bytes(ID_BYTES)
-"""The id of a process that is not linked at the moment."""
+"""The id of a process that is not linked now."""
 
 
 class OwnServer:
@@ -42,9 +42,9 @@ class OwnServer:
         epoch: when the node started, ns since 1970.
 
     Attributes:
-        id: 16 bytes that its processes share; until `take_place` only this node has them.
+        id: 16 bytes that its processes share; before `take_place`, the id of a server of one process.
         own: the number of this process among them, from 0.
-        ports: the port at which each accepts links; 0 for none, or when that is not known yet.
+        ports: the port at which each process accepts links; 0 for none, or while it is unknown.
     """
 
     def __init__(self, node_id: bytes, epoch: int) -> None:
@@ -54,7 +54,7 @@ class OwnServer:
         self.ports = [0]
 
     def take_place(self, secret: bytes, own: int, ports: Iterable[int]) -> None:
-        """Be one of several processes, which share `secret`; see the attributes."""
+        """Make this process one of several, which share `secret`; see the attributes."""
         self.id = blake2b(secret, digest_size=ID_BYTES, person=b"smqrt server").digest()
         self.own, self.ports = own, list(ports)
 
@@ -72,7 +72,7 @@ class OwnServer:
         return link.siblings is not None and link.siblings.server == self.id
 
     def siblings(self, links: Iterable[Link]) -> Siblings:
-        """Return what other nodes are sent of this server; `links` are those that are up."""
+        """Return the processes of this server, for other nodes; `links` are those that are up."""
         places = [(NO_NODE_ID, port) for port in self.ports]
         places[self.own] = self._node_id, self.port
         for index, place in merged([one for one in links if self.has(one)]).items():
@@ -82,9 +82,9 @@ class OwnServer:
 
 
 def merged(links: Iterable[Link]) -> dict[int, tuple[bytes, int]]:
-    """Return the ids and ports of the processes of one server by their numbers, as several of them announce them.
+    """Return the ids and ports of the processes of one server by their numbers, from the announcements of several.
 
-    What a process announces of itself wins. Of two processes with one number the one that started later wins.
+    The announcement of a process about itself has precedence. Of two with one number, the one that started later has.
     """
     by_age = sorted(links, key=lambda one: one.peer.epoch if one.peer is not None else 0)
     known = [one.siblings for one in by_age if one.siblings is not None]
@@ -103,51 +103,51 @@ log = logging.getLogger("smqrt")
 PING_S = 1.0
 SILENCE_S = 5.0
 QUEUE_BYTES = 16 << 20
-"""What may be queued for one node."""
+"""The size of the queue for one node."""
 IN_FLIGHT_BYTES = 4 * ACK_BYTES
-"""What may be on its way to a node besides, at least: an acknowledgement comes for each quarter of it."""
+"""The minimum of bytes that may be in transit in addition: a node acknowledges each quarter of them."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
-"""How often other nodes may make this one draw another number: it makes all its links again then."""
+"""How often other nodes may cause this one to draw another number, which ends all its links."""
 MAX_CHANNELS, OPENS_PER_S = 400, 4.0
-"""Application channels of a node, and how often they may open more: less often than another node accepts that they are
-closed (`link_channels.CLOSES_PER_S`).
+"""The maximum number of application channels, and how often a node may open one. That is less often than other nodes
+allow channels to be closed (`link_channels.CLOSES_PER_S`).
 """
 MAX_LOST = 1024
-"""Lost nodes that are remembered, so that the log can report their return."""
+"""The maximum number of lost nodes that are remembered, so that the log can report their return."""
 
 
 class Node:
-    """One node: it agrees with the others on its number, and keeps one link to each.
+    """A node: it has a number that no other linked node has, and one link to each other node.
 
     Args:
-        key: made from the password, see `smqrt.wire.cluster_packets.key_of`.
+        key: derived from the password, see `smqrt.wire.cluster_packets.key_of`.
         random: returns random bytes.
         clock_s: monotonic seconds.
         clock_ns: the time, in ns since 1970.
         number: a fixed number for the node; 0 to draw one.
-        versions: the oldest and the newest version of the link protocol that it speaks.
-        queue_bytes: what may be queued for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be sent
-            and not acknowledged.
+        versions: the oldest and the newest supported version of the link protocol.
+        queue_bytes: the size of the queue for each other node. As many bytes again, at least `IN_FLIGHT_BYTES`, may be
+            sent and not acknowledged.
         predecessors: ids and epochs of nodes whose clients will migrate here with their ETIDs. Links to them are
-            refused, since they would announce these clients too.
+            refused, since they announce the same clients.
 
     Attributes:
-        abilities: what it announces beyond what every node supports.
-        id: 16 bytes; with a fixed number the same after each start.
+        abilities: the optional features that it announces.
+        id: 16 bytes; with a fixed number they are the same after each start.
         epoch: when it started, ns since 1970.
         server: the server that it is a process of.
-        has_heard: whether other nodes have announced their servers since this was last reset.
+        has_news_of_siblings: whether another node has announced its server since this was last reset.
         members: its hubs, by the name of their cluster.
         channels: its application channels, by name.
-        links: those that are up, by the id of the other node.
-        all_links: also those whose handshake is under way.
+        links: the links that are up, by the id of the other node.
+        all_links: all links, also those in a handshake.
         unauthenticated: accepted links whose other side has not proved the password.
-        queue_bytes, unacked_bytes: what may be queued for a node; what may be queued or not acknowledged.
-        links_lost: how many that were up have ended.
-        refused: how many links each kind of refusal has ended, on this side or the other.
-        on_round_trip: called for each ping of a link with the seconds until its answer. They are None when that has not
-            arrived in time, or the link has ended before.
-        on_log: called with what happens to links, and whether that needs attention.
+        queue_bytes, unacked_bytes: the maximum of queued bytes for a node, and of queued or unacknowledged bytes.
+        links_lost: the number of links that have ended after they were up.
+        refused: the number of links that each kind of refusal has ended, on this side or the other.
+        on_round_trip: called for each ping of a link with the seconds until its answer; None if that has not arrived
+            in time or before the end of the link.
+        on_log: called with a sentence about a link, and whether it is urgent.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Node:
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
         # A fixed number gives a fixed id, so that other nodes recognize the node after a restart.
         self.id = fixed_id if number else random(ID_BYTES)
-        self.server, self.has_heard = OwnServer(self.id, self.epoch), False
+        self.server, self.has_news_of_siblings = OwnServer(self.id, self.epoch), False
         self.members: dict[str, ClusteredBroker] = {}
         self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
@@ -185,12 +185,12 @@ class Node:
         self.closed = False
         self._complaints = LineLimit()
         self._lines: dict[tuple[str, int], LineLimit] = {}
-        """By kind of line and node number."""
+        """Limits of log lines, by kind of line and node number."""
         self._via: dict[bytes, str] = {}
-        """The other ends of links that are up, by node id: a closed transport does not have it any more."""
+        """The addresses of linked nodes, by node id: a closed transport does not have its address any more."""
         self._lost: dict[bytes, None] = {}
         self._replaced: Link | None = None
-        """A link that is closed for another one to the same node: that is not logged as lost."""
+        """The link that is being closed in favor of another one to the same node; it is not logged as lost."""
         self._opens = Bucket(OPENS_PER_S, MAX_CHANNELS, clock_s())
         self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
         self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
@@ -198,7 +198,7 @@ class Node:
     # ---- application channels
 
     def carried(self) -> list[Carried]:
-        """Return what links carry: hubs and application channels."""
+        """Return the hubs and application channels."""
         return [*self.members.values(), *self.channels.values()]
 
     def find(self, wire_name: bytes) -> Carried | None:
@@ -209,8 +209,8 @@ class Node:
         """Open an application channel; see `AppChannel`.
 
         Raises:
-            ArgumentError: the name is empty or too long, it is open already, or there are too many.
-            ClosedError: the node has ended.
+            ArgumentError: the name is empty or too long, it is open already, or the limit is reached.
+            ClosedError: the node is closed.
         """
         self.must_be_open()
         if not 1 <= len(name) <= MAX_NAME_BYTES:
@@ -219,7 +219,7 @@ class Node:
         if name in self.channels:
             raise ArgumentError(f"name: the channel {shown!r} is open already; close it first, or take another name")
         if len(self.channels) >= MAX_CHANNELS:
-            raise ArgumentError(f"name: {MAX_CHANNELS} channels are open already; close some before {shown!r}")
+            raise ArgumentError(f"name: {MAX_CHANNELS} channels are open already; close one before you open {shown!r}")
         if self._opens.fill(self.clock_s()) < 1:
             raise ArgumentError(f"name: channels are opened too often for {shown!r}; keep them open")
         self._opens.tokens -= 1
@@ -235,7 +235,7 @@ class Node:
             link.channels.close(channel, text)
 
     def must_be_open(self) -> None:
-        """Raise ClosedError when the node has ended."""
+        """Raise ClosedError when the node is closed."""
         if self.closed:
             raise ClosedError("the links to other nodes were shut down; make new ones")
 
@@ -246,12 +246,17 @@ class Node:
 
         Raises:
             ArgumentError: another hub of this node is in it, or the name is invalid.
-            ClosedError: the node has ended.
+            ClosedError: the node is closed.
         """
         self.must_be_open()
-        _check_cluster(name)
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            raise ArgumentError(f"name: {name!r} is not text; the name of a cluster is UTF-8") from None
+        if not 1 <= size <= MAX_NAME_BYTES:
+            raise ArgumentError(f"name: {size} bytes; the name of a cluster has 1 to {MAX_NAME_BYTES}")
         if name in self.members:
-            raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
+            raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; use another name")
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
         hub = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
         hub.state.epoch = self.epoch
@@ -283,11 +288,12 @@ class Node:
     # ---- links
 
     def connected(self, transport: Transport, connects: bool, address: str | None = None) -> Link:
-        """Make a link of a connection to another node.
+        """Make a link from a connection to another node.
 
         Args:
-            connects: whether this node has made the connection.
-            address: the address of the other side, see `UnauthenticatedLinks`; None for a node that was dialled here.
+            transport: the connection.
+            connects: whether this node has connected.
+            address: the address of the other side, see `UnauthenticatedLinks`; None if this node has connected.
         """
         link = Link(self, transport, connects, self.clock_s())
         self.all_links.add(link)
@@ -304,43 +310,40 @@ class Node:
             del self.links[link.peer.id]
             self.links_lost += 1
             if not self.closed and link is not self._replaced:
-                self._log_left(link, link.peer.id, code)
+                if code == Refusal.CLOSING:
+                    self._log(logging.INFO, link, link.peer.id, f"has left: {link.why}")
+                else:
+                    self._lost[link.peer.id] = None
+                    if len(self._lost) > MAX_LOST:
+                        del self._lost[next(iter(self._lost))]
+                    self._log(logging.WARNING, link, link.peer.id, f"is lost: {link.why}")
             self._via.pop(link.peer.id, None)
-            self.heard_of_siblings(link)
+            self.siblings_changed(link)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
             if (suffix := self._complaints.others()) is not None:  # limited, since any client can cause it
                 text = f"a link to another node: {link.why}{suffix}"
                 log.warning("%s", text)
                 self.on_log(text, True)
-        elif link.number:  # unauthenticated peers have none
+        elif link.number:  # 0 for unauthenticated peers, which any client can cause
             self.on_log(f"a link to another node has ended: {link.why}", False)
 
-    def heard_of_siblings(self, link: Link) -> None:
-        """Send all nodes the processes of this server, when one of them has changed or is lost."""
-        self.has_heard = True
+    def siblings_changed(self, link: Link) -> None:
+        """Record a changed or lost process; if it is of this server, announce the processes to all nodes."""
+        self.has_news_of_siblings = True
         if self.server.has(link):
             for one in list(self.links.values()):
                 one.handshake.send_siblings()
 
-    def _log_left(self, link: Link, node_id: bytes, code: int) -> None:
-        if code == Refusal.CLOSING:
-            self._log(logging.INFO, link, node_id, f"has left: {link.why}")
-            return
-        self._lost[node_id] = None
-        if len(self._lost) > MAX_LOST:
-            del self._lost[next(iter(self._lost))]
-        self._log(logging.WARNING, link, node_id, f"is lost: {link.why}")
-
     def _log(self, level: int, link: Link, node_id: bytes, text: str) -> None:
-        """Log what happened to a node, at most one line of a kind in a second for each node."""
+        """Log a line about a node; at most one line of a kind per second and node."""
         key = text.partition(":")[0], link.number
         if key not in self._lines and len(self._lines) >= MAX_LOST:
-            self._lines.clear()  # rare, and at worst a line too many
+            self._lines.clear()  # rare; at worst some lines are logged again
         if (suffix := self._lines.setdefault(key, LineLimit()).others()) is not None:
             log.log(level, "node %d at %s %s%s", link.number, self._via[node_id], text, suffix)
 
-    def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
-        """Ping other nodes, end links that are silent for too long, and forget nodes that are lost for too long."""
+    def check_links(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
+        """Ping other nodes, and apply the time limits of links, lost nodes and migrations."""
         now_s = self.clock_s()
         for link in list(self.all_links):
             link.pings.check(now_s, ping_s, silence_s)
@@ -356,7 +359,7 @@ class Node:
         for hub in list(self.members.values()):
             self.leave(hub)
         for link in list(self.all_links):
-            link.refuse(Refusal.CLOSING, "that node is being stopped")
+            link.refuse(Refusal.CLOSING, "that node is shutting down")
 
     # ---- numbers
 
@@ -365,7 +368,7 @@ class Node:
         return [link.number for link in self.links.values() if link is not but]
 
     def compare_numbers(self, link: Link, known: Iterable[int]) -> None:
-        """Complete the handshake if no other node has the number of the other side; `known` are those that it sees."""
+        """Complete the handshake if the number of the other side is free; `known` are the numbers linked there."""
         assert link.peer is not None
         before = self.links.get(link.peer.id)
         others = {one.number for one in self.links.values() if one is not before}
@@ -377,14 +380,14 @@ class Node:
             self.number_taken(link, [link.number, *known])
 
     def number_taken(self, link: Link, taken: Iterable[int]) -> None:
-        """Draw a new number, since another node has this one's, and make all links again with it."""
+        """Draw a new number, since another node has that of this one; all links end and are made again."""
         if self.is_fixed:
             link.refuse(Refusal.NUMBER, f"another node has the number {self.number}, which is fixed here")
             return
         before = self.number
         refused = {*taken, *self.numbers(link), before}
         if len(refused) >= MAX_NODE or self._renumberings.fill(self.clock_s()) < 1:
-            link.refuse(Refusal.NUMBER, "that node reports numbers as taken too often, or reports all of them")
+            link.refuse(Refusal.NUMBER, "that node reports numbers as taken too often, or all of them")
             return
         self._renumberings.tokens -= 1
         self.number = self._draw(refused)
@@ -396,6 +399,7 @@ class Node:
             other.lose("this node has another number now")
         for hub in self.members.values():
             hub.renumber(self.number)
+        # Other handshakes continue with the new number.
         for other in [one for one in self.all_links if one.state is LinkState.NUMBERING]:
             other.handshake.send_number()
             if other.number and other.number != self.number:
@@ -404,7 +408,7 @@ class Node:
     def _draw(self, taken: Iterable[int]) -> int:
         refused = set(taken)
         while True:
-            number = int.from_bytes(self.random(2), "big") & MAX_NODE
+            number = int.from_bytes(self.random(2), "big") & MAX_NODE  # all bits of a node number are set in MAX_NODE
             if number and number not in refused:
                 return number
 
@@ -416,14 +420,21 @@ class Node:
         return link is not None and link.peer is not None and link.peer.epoch == peer.epoch
 
     def _settle(self, link: Link, before: Link | None) -> None:
-        """Keep one of two links to the same node; both sides choose the same."""
+        """Complete a handshake; of two links to one node, keep the one that the other side keeps, too."""
         assert link.peer is not None
         if before is not None and before is not link:
-            if not self._is_better(link, before):
+            assert before.peer is not None
+            # A node that was started again, or that connects again, has lost its other link. If both nodes connect at
+            # the same time, both keep the link that the node with the smaller id has made.
+            if link.peer.epoch != before.peer.epoch:
+                is_better = link.peer.epoch > before.peer.epoch
+            else:
+                is_better = link.connects == before.connects or link.connects == (self.id < link.peer.id)
+            if not is_better:
                 link.refuse(Refusal.DUPLICATE, "there is a link already")
                 return
             self._replaced = before
-            before.lose("another link to that node took its place")
+            before.lose("another link to that node has replaced it")
             self._replaced = None
         node_id = link.peer.id
         self.links[node_id] = link
@@ -433,22 +444,3 @@ class Node:
             was_lost = self._lost.pop(node_id, self) is None
             self._log(logging.INFO, link, node_id, "is linked again" if was_lost else "is linked")
         self.on_log(f"a link to node {link.number} at {link.transport.via} is up", False)
-
-    def _is_better(self, link: Link, before: Link) -> bool:
-        assert link.peer is not None
-        assert before.peer is not None
-        if link.peer.epoch != before.peer.epoch:
-            return link.peer.epoch > before.peer.epoch
-        if link.connects == before.connects:
-            return True  # a node that connects again has lost its other link
-        return link.connects == (self.id < link.peer.id)
-
-
-def _check_cluster(name: str) -> None:
-    """Raise ArgumentError for an invalid cluster name. Any bytes might be the name of a channel; see `wire.APP`."""
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise ArgumentError(f"name: {name!r} is not text; the name of a cluster is UTF-8") from None
-    if not 1 <= size <= MAX_NAME_BYTES:
-        raise ArgumentError(f"name: {size} bytes; the name of a cluster has 1 to {MAX_NAME_BYTES}")

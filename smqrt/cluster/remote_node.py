@@ -1,4 +1,4 @@
-"""Another node of a cluster, as one hub sees it."""
+"""Other nodes of a cluster, from the view of one hub."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from smqrt.wire.smq import server_of
 
 
 class NodeSendQueue(Outbox):
-    """The send queue to another node; each engine has a kind of its own. It keeps the order of what is put.
+    """The send queue to another node, in the order of `put`; each engine has a subclass.
 
-    It accepts everything from the hub: an engine whose queue is over its limit drops messages, and in the end the link.
+    The hub does not check limits. An engine drops messages when its queue is full, and later ends the link.
 
     Attributes:
-        on_full: called when so much is queued that publishers should wait.
-        holds: whether runs stay here because the link is full; see `release`.
-        keeps: whether runs stay here because the node's hub migrates to another process; see `keep`.
+        on_full: called when the queue is so full that publishers should wait.
+        holds: whether batches stay here because the link is full; see `release`.
+        keeps: whether batches stay here because the hub of the node migrates to another process; see `keep`.
         missed: whether messages were dropped since this was last reset.
     """
 
@@ -64,22 +64,22 @@ class NodeSendQueue(Outbox):
 
     @property
     def node_id(self) -> bytes:
-        """The node's id; empty where nodes have none."""
+        """The id of the node; empty for engines without node ids."""
         return b""
 
     @property
     def process(self) -> tuple[bytes, int] | None:
-        """The id of the node's server and its process number there, once known: the same after a restart."""
+        """The id of the node's server and its process number there; None while unknown. They survive a restart."""
         return None
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Host and port at which the node accepts links, once known: often the same after a restart."""
+        """Host and port at which the node accepts links; None while unknown. They often survive a restart."""
         return None
 
     @property
     def has_left(self) -> bool:
-        """Whether the node has announced that it leaves; otherwise it is lost."""
+        """Whether the node has announced that it leaves. An unreachable node that has not is lost."""
         return False
 
     @property
@@ -88,38 +88,38 @@ class NodeSendQueue(Outbox):
         return False
 
     def wait(self, then: Callable[[], object]) -> None:
-        """Call `then` when the node has processed more; never when it is lost before."""
+        """Call `then` when the node has caught up; it is not called if the node is lost first."""
 
     def release(self) -> None:
-        """Pass on what `holds` has kept here."""
+        """Stop holding, and pass on the queue."""
         self.holds = False
 
     def keep(self) -> None:
-        """Keep what is put from now on here."""
+        """Pass on the queue, then keep all later batches here."""
         self.flush()
         self.keeps = True
 
     def send(self, packets: Iterable[bytes]) -> None:
-        """Put control packets."""
+        """Queue control packets."""
         for packet in packets:
             self.put(smq.frame(packet))
 
     def end(self, reason: Drop, count: Callable[[Drop, int], None]) -> None:
-        """Count what is queued as lost, and what stale routes put later."""
+        """Count queued messages as lost, and those that stale routes put later."""
         waiting, self.queue = self.queue, DiscardingQueue(reason, count)
-        for run in waiting:
-            self.queue.append(run)
+        for batch in waiting:
+            self.queue.append(batch)
 
 
 class DiscardingQueue(list[bytes]):
-    """The queue of a lost node: it counts messages and keeps nothing."""
+    """The queue of a lost node: it counts messages and discards them."""
 
     def __init__(self, reason: Drop, count: Callable[[Drop, int], None]) -> None:
         self._reason, self._count = reason, count
 
-    def append(self, run: bytes) -> None:
-        """Count the messages of `run`."""
-        if messages := count_messages(run):
+    def append(self, batch: bytes) -> None:
+        """Count the messages of a batch."""
+        if messages := count_messages(batch):
             self._count(self._reason, messages)
 
 
@@ -133,13 +133,13 @@ def count_messages(frames: bytes) -> int:
 
 
 class PacedRoute:
-    """A route over links on which the publisher waits while one of them is full.
+    """A route over links; the publisher waits while one of them is full.
 
-    What the publisher has sent by then is delivered, so that no other publisher waits for that link.
+    The batch is delivered even then, so that it does not delay other publishers.
 
     Args:
-        route: delivers, also over the links.
-        queues: to the nodes that the route leads to.
+        route: delivers here and over the links.
+        queues: the send queues of the route.
         peer: the publisher.
         full: the full send queues, with the publishers that wait for them.
     """
@@ -156,9 +156,9 @@ class PacedRoute:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
         self._queues, self._peer, self._full = queues, peer, full
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run; return true when the publisher has to wait."""
-        return self._deliver(run) or (bool(self._full) and self._waits())
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch; return true when the publisher has to wait."""
+        return self._deliver(batch) or (bool(self._full) and self._waits())
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -174,13 +174,14 @@ class PacedRoute:
 
 
 class ForwardedRoute:
-    """A route to subscribers here, if there are any, and to other nodes.
+    """A route to other nodes, and to the subscribers of this hub, if there are any.
 
     Args:
-        route: to the subscribers here; None for none.
-        puts: one function for each node, which takes a run.
+        route: the route to the subscribers of this hub; None for none.
+        puts: the functions that forward a batch to the nodes.
         queues: the send queues to these nodes.
-        topic: of the messages, to count them when `route` is None; None when this hub does not have its name.
+        topic: the topic, to count messages when `route` is None; None when this hub does not have its name.
+        traffic: counts messages without a known topic.
     """
 
     __slots__ = ("_puts", "_route", "queues")
@@ -196,38 +197,38 @@ class ForwardedRoute:
         self._puts, self.queues = tuple(puts), tuple(queues)
         self._route = route or CountingRoute(topic, traffic)
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run here, then forward it."""
-        waits = self._route.deliver(run)
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch here, then forward it."""
+        waits = self._route.deliver(batch)
         for put in self._puts:
-            put(run)
+            put(batch)
         return waits
 
     def deliver_view(self, view: memoryview) -> bool | None:
-        """See `deliver`. Links keep what they send until it is acknowledged, so they need a copy: one for all."""
-        run = bytes(view)
+        """See `deliver`. Links keep batches until they are acknowledged, so they share a copy of the view."""
+        batch = bytes(view)
         waits = self._route.deliver_view(view)
         for put in self._puts:
-            put(run)
+            put(batch)
         return waits
 
 
 class CountingRoute:
-    """Counts messages that only other nodes receive."""
+    """The local part of a route to other nodes when no subscriber is here: it counts messages."""
 
     __slots__ = ("_topic", "_traffic")
 
     def __init__(self, topic: Topic | None, traffic: Traffic) -> None:
         self._topic, self._traffic = topic, traffic
 
-    def deliver(self, run: bytes | memoryview) -> None:
-        """Count the run; of a known topic only the first message, since the session has counted the others."""
+    def deliver(self, batch: bytes | memoryview) -> None:
+        """Count the batch; for a known topic only its first message, since the session has counted the others."""
         topic = self._topic
         if topic is None:
-            self._traffic.add(smq.count_frames(run), len(run), 0)
+            self._traffic.add(smq.count_frames(batch), len(batch), 0)
         else:
             topic.messages += 1
-            topic.bytes += len(run)
+            topic.bytes += len(batch)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -235,10 +236,10 @@ class CountingRoute:
 
 
 class RenumberedRoute:
-    """A route that gives messages another destination.
+    """A route that replaces the destination of messages.
 
     Args:
-        route: delivers them.
+        route: delivers the messages.
         tid: the new destination.
     """
 
@@ -247,9 +248,9 @@ class RenumberedRoute:
     def __init__(self, route: Route, tid: int) -> None:
         self._route, self._tid = route, tid
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run to the other number."""
-        return self._route.deliver(rewritten(run, self._tid, int.from_bytes(run[7:11], "big")))
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch with the new destination."""
+        return self._route.deliver(rewritten(batch, self._tid, int.from_bytes(batch[smq.PTID], "big")))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -257,24 +258,24 @@ class RenumberedRoute:
 
 
 MAX_ROUTES = 1 << 16
-"""Entries of a node's route cache."""
+"""The maximum number of entries of a node's route cache."""
 MAX_KEPT_BYTES = 1 << 30
-"""What one hub keeps of another node: three million clients."""
+"""The maximum memory that one hub uses for another node: three million clients."""
 MAX_PRESSING = 1 << 16
-"""Topics whose publishers wait for one node."""
+"""The maximum number of topics whose publishers wait for one node."""
 TOPIC_BYTES, _CLIENT_BYTES = 160, 600
-"""What a topic and a client of another node take here, about."""
+"""The approximate memory for a topic and for a client of another node."""
 SERVER_UID = b"SMQ server client"
 
 
 class Phantom:
-    """A client of another node, as hooks and `etid2peer` see it.
+    """A client of another node, as passed to hooks and returned by `etid2peer`.
 
     Attributes:
-        node: the node that it is connected to.
+        node: the node to which it is connected.
         stamp: when it connected, in ms; see `Announced`.
-        older: the client of the same uid that it has taken over from, until that is gone.
-        newer: the client that has taken over from this one.
+        older: the next older client of the same uid, until its node has closed it.
+        newer: the next newer client of the same uid.
     """
 
     __slots__ = ("etid", "extra", "identity", "info", "newer", "node", "older", "pending", "stamp", "uid")
@@ -292,12 +293,12 @@ class Phantom:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What all nodes compare to agree which client of a uid is the newest."""
+        """The key by which all nodes find the newest client of a uid."""
         return self.stamp, self.node.number
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes here, about."""
+        """The approximate memory that it uses at this hub."""
         return _CLIENT_BYTES + len(self.uid) + len(self.info)
 
     @property
@@ -310,34 +311,34 @@ class RemoteNode:
     """A reachable node of the cluster.
 
     Args:
-        broker: the hub here.
-        foreign: by ETID, the topics of clients of other nodes.
+        broker: the hub of this node.
+        foreign: the topics of clients of other nodes, by ETID.
         number: the node's number.
         bit: the node's bit in sets of nodes.
-        send_queue: to the node.
+        send_queue: the send queue to the node.
         on_packet: processes a control packet of the node; raises ProtocolError.
 
     Attributes:
         control: processes a control packet; raises ProtocolError when it is too short, or its type is unknown.
-        routes: of its messages, by the four bytes of their destination.
-        numbers: topics that have another number there than their names give.
-        subtopics: by the number of a sub-topic there, its number here where that differs.
+        routes: the routes of its messages, by the four bytes of their destination.
+        numbers: the numbers of topics there that differ from those that the names give.
+        subtopics: the numbers of sub-topics here by their numbers there, where these differ.
         phantoms: its clients, by ETID.
-        interest: how many topics it wants.
+        interest: the number of its topics with subscribers.
         synced: whether its snapshot has arrived.
-        gone: whether it is lost.
-        kept_bytes: what this hub keeps of it.
-        watched: topics whose number of subscribers it is sent.
+        gone: whether it was removed: its routes are stale.
+        kept_bytes: the memory that this hub uses for it, about.
+        watched: topics whose numbers of subscribers are sent to it.
         pressing: topics whose publishers have to wait for its clients, and since when.
-        timed: those of them that a timer checks later.
-        once: topics that its server handles once in the cluster, with the number that takes these messages.
-        renumbered: topics with last values that have another number here, by the number there: values may arrive before
+        timed: topics of `pressing` that a timer checks later.
+        once: topics that its server handles once in the cluster, with the number to which these messages are sent.
+        renumbered: topics with last values that have another number here, by the number there. Values may arrive before
             the node has received the number here.
-        stamped: topics, by their keys here, of whose messages it sends the time.
-        valued: topics whose names it was sent, so that it can keep their last values.
-        heard_us, sent_us: the newest time of messages that it has sent, and that it was sent.
-        predecessor: the node whose successor it is, while messages for that are kept; see `HubMigration`.
-        is_held: whether its messages only become last values: they are for the process whose successor this one is.
+        stamped: keys of topics for whose messages it sends the time.
+        valued: topics whose names were sent to it, so that it can keep their last values.
+        heard_us, sent_us: the newest message time received from it, and the newest sent to it.
+        predecessor: the node whose clients it takes over, while messages for that node are kept; see `HubMigration`.
+        is_held: whether its messages only become last values, since they are for the predecessor of this hub.
     """
 
     def __init__(
@@ -377,10 +378,13 @@ class RemoteNode:
         table = self._broker.topic_table
         topic = table.at(destination) or self.renumbered.get(destination)
         if topic is not None and topic.id in self._foreign:
-            topic = None  # what arrives over one link is not forwarded over another
+            topic = None  # messages from one link are not forwarded over another
         tid = int.from_bytes(destination, "big")
         if self.is_held:
-            return self._held_route(topic, tid)
+            held, values = UnroutedRoute(lambda reason, messages: None), self._broker.last_values
+            if topic is None or values is None or not values.selects(topic):
+                return held
+            return self._translated(self._to_values(topic, values, held), topic, tid)
         route = self._route(topic, tid)
         if topic is not None and topic.key == destination:
             if len(self.routes) >= MAX_ROUTES:
@@ -396,12 +400,6 @@ class RemoteNode:
         if is_held != self.is_held:
             self.is_held = is_held
             self.forget_routes()
-
-    def _held_route(self, topic: Topic | None, tid: int) -> Route:
-        route, values = UnroutedRoute(lambda reason, messages: None), self._broker.last_values
-        if topic is None or values is None or not values.selects(topic):
-            return route
-        return self._translated(self._to_values(topic, values, route), topic, tid)
 
     def _route(self, topic: Topic | None, tid: int) -> Route:
         broker = self._broker
@@ -443,16 +441,16 @@ class RemoteNode:
         self.routes.clear()
 
     def count_batch(self, destination: bytes, more: int) -> None:
-        """Count `more` messages of one run, which is delivered next."""
+        """Count `more` messages of a batch, which is delivered next."""
         topic = self._broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):
-            topic.messages += more  # `ArrivedRoute` counts the first message of a run
+            topic.messages += more  # `ArrivedRoute` counts the first message of a batch
             topic.arrived += more
 
     # ---- control packets
 
     def grow(self, size_bytes: int) -> None:
-        """Account for what this hub keeps of the node. Raises ProtocolError when that is more than allowed."""
+        """Account for memory that the node causes here. Raises ProtocolError above `MAX_KEPT_BYTES`."""
         self.kept_bytes += size_bytes
         if self.kept_bytes > MAX_KEPT_BYTES:
             raise ProtocolError(
@@ -460,23 +458,23 @@ class RemoteNode:
             )
 
     def send_clock(self, stamp: int) -> None:
-        """Send when the following messages were published, unless that was the last time sent."""
+        """Send the time of the following messages, unless it is the last one sent."""
         if stamp != self.sent_us:
             self.sent_us = stamp
             self.send_queue.send([bytes((LinkType.CLOCK,)) + stamp.to_bytes(8, "big")])
 
 
 class UnroutedRoute:
-    """Counts messages whose last subscriber here has just gone."""
+    """Counts messages without a subscriber: the last one has left, and the other node has not processed that yet."""
 
     __slots__ = ("_drop",)
 
     def __init__(self, drop: Callable[[Drop, int], None]) -> None:
         self._drop = drop
 
-    def deliver(self, run: bytes) -> None:
-        """Count the run as dropped."""
-        self._drop(Drop.UNROUTED, count_messages(run))
+    def deliver(self, batch: bytes) -> None:
+        """Count the batch as dropped."""
+        self._drop(Drop.UNROUTED, count_messages(batch))
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -484,19 +482,19 @@ class UnroutedRoute:
 
 
 class ArrivedRoute:
-    """A route to a topic. Its messages count as published at the node of the publisher."""
+    """A route to a topic; its messages count as arrived here, and as published at the node of the publisher."""
 
     __slots__ = ("_topic",)
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
-    def deliver(self, run: bytes) -> None:
-        """Deliver the run."""
+    def deliver(self, batch: bytes) -> None:
+        """Deliver the batch."""
         topic = self._topic
         topic.arrived += 1
-        topic.arrived_bytes += len(run)
-        topic.deliver(run)
+        topic.arrived_bytes += len(batch)
+        topic.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -507,7 +505,7 @@ class ArrivedRoute:
 
 
 class OnceRoute(ArrivedRoute):
-    """A route to a topic that the server handles once in the cluster: it adds the node of the publisher."""
+    """A route to a topic that one server of the cluster handles: it records the node of the publisher."""
 
     __slots__ = ("_node", "_server")
 
@@ -515,13 +513,13 @@ class OnceRoute(ArrivedRoute):
         super().__init__(topic)
         self._server, self._node = server, node
 
-    def deliver(self, run: bytes) -> None:
-        """Deliver the run."""
+    def deliver(self, batch: bytes) -> None:
+        """Deliver the batch."""
         before = len(self._server.queue)
-        super().deliver(run)
-        # If the server subscribes, the run is now the last one in its queue.
+        super().deliver(batch)
+        # If the server subscribes, the batch is now the last one in its queue.
         if len(self._server.queue) > before:
-            self._server.queue[-1] = Arrived(run, self._node)
+            self._server.queue[-1] = Arrived(batch, self._node)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -529,12 +527,12 @@ class OnceRoute(ArrivedRoute):
 
 
 class ClockedRoute:
-    """A route that sends other nodes the time of the messages.
+    """A route that sends the time of the messages to nodes before the messages.
 
     Args:
-        route: to these nodes and others.
-        nodes: the nodes that are sent the time.
-        stamp: gives one time for all nodes, so that a message has the same time everywhere.
+        route: the route to these nodes and others.
+        nodes: the nodes that need the time.
+        stamp: returns the time. It is called once, so that a message has the same time at all nodes.
     """
 
     __slots__ = ("_nodes", "_route", "_stamp", "queues")
@@ -542,12 +540,12 @@ class ClockedRoute:
     def __init__(self, route: ForwardedRoute, nodes: list[RemoteNode], stamp: Callable[[], int]) -> None:
         self._route, self._nodes, self._stamp, self.queues = route, nodes, stamp, route.queues
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Send the time, then deliver the run."""
+    def deliver(self, batch: bytes) -> bool | None:
+        """Send the time, then deliver the batch."""
         stamp = self._stamp()
         for node in self._nodes:
             node.send_clock(stamp)
-        return self._route.deliver(run)
+        return self._route.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -555,16 +553,16 @@ class ClockedRoute:
 
 
 class SubtopicRoute:
-    """A route that gives sub-topics their numbers of this hub."""
+    """A route that replaces the numbers of sub-topics by those of this hub."""
 
     __slots__ = ("_numbers", "_route")
 
     def __init__(self, route: Route, numbers: dict[bytes, bytes]) -> None:
         self._route, self._numbers = route, numbers
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run with these numbers."""
-        return self._route.deliver(wire.with_subtopics(run, self._numbers))
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch with these numbers."""
+        return self._route.deliver(wire.with_subtopics(batch, self._numbers))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""

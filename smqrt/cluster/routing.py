@@ -1,4 +1,4 @@
-"""Routes of messages to other nodes, backpressure and remote clients."""
+"""Routes to other nodes, backpressure between nodes, and remote clients."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from smqrt.wire.smq import TOPIC_BIT, node_of, server_of
 # ---- Backpressure
 
 TIMER_TOLERANCE_S = 0.1
-"""A timer of the event loop may fire before the clock shows its time."""
+"""A timer of the event loop may fire this long before its time by the clock."""
 PRESSURE_GRACE_S = 1.0
-"""The node of the slow client gives up first; the others wait this much longer."""
+"""Other nodes wait this much longer than the node of the slow client, which ends the waiting normally."""
 
 
 class Backpressure:
-    """The publishers of one hub that wait.
+    """The waiting publishers of one hub.
 
     Attributes:
         full: the full send queues, each with the publishers that wait for it.
@@ -45,12 +45,12 @@ class Backpressure:
         self._state, self._values = state, values
         self.full: dict[NodeSendQueue, list[BrokerPeer]] = {}
         self._given_up: set[NodeSendQueue] = set()
-        """Full send queues for which publishers have waited for the longest time allowed."""
+        """Full send queues for which publishers have waited for the maximum time."""
 
     # ---- full links
 
     def filled(self, node: RemoteNode) -> None:
-        """Have publishers wait for a node with a full send queue, `Pressure.max_wait_s` at most."""
+        """Make publishers wait for a node with a full send queue, at most `Pressure.max_wait_s`."""
         queue = node.send_queue
         if queue in self.full or queue in self._given_up or node.gone:
             return
@@ -58,24 +58,26 @@ class Backpressure:
         self.full[queue], queue.holds = waiting, True
         queue.wait(lambda: self.caught_up(node))
         until_s = self._state.broker.clock() + Pressure.max_wait_s
-        self._state.broker.call_later(Pressure.max_wait_s, lambda: self._give_up(queue, waiting, until_s))
 
-    def _give_up(self, queue: NodeSendQueue, waiting: list[BrokerPeer], until_s: float) -> None:
-        if self.full.get(queue) is waiting and self._state.broker.clock() > until_s - TIMER_TOLERANCE_S:
-            self._given_up.add(queue)
-            queue.release()
-            run_in_background(_resume(self.full.pop(queue)))
+        def give_up() -> None:
+            if self.full.get(queue) is waiting and self._state.broker.clock() > until_s - TIMER_TOLERANCE_S:
+                self._given_up.add(queue)
+                queue.release()
+                run_in_background(_resume(self.full.pop(queue)))
+
+        self._state.broker.call_later(Pressure.max_wait_s, give_up)
 
     def caught_up(self, node: RemoteNode) -> None:
-        """Resume the publishers that wait for a node which has processed enough, or is gone."""
+        """Resume the publishers that wait for a node, since it has caught up or was removed."""
         queue = node.send_queue
         self._given_up.discard(queue)
         waiting = self.full.pop(queue, [])
         queue.release()
-        if queue in self.full:  # what was held back has filled it again
+        if queue in self.full:  # the held batches have filled it again
             self.full[queue] += waiting
         else:
             run_in_background(_resume(waiting))
+        # Dropped messages may have been the newest values of their topics.
         if queue.missed and not node.gone:
             queue.missed = False
             run_in_background(paced(node, self._values.snapshot(node)))
@@ -83,13 +85,13 @@ class Backpressure:
     # ---- slow clients here
 
     def pressed(self, key: bytes, presses: bool) -> None:
-        """Announce that clients here slow down the publishers of a topic, or no longer do; see `ClusterHooks`."""
+        """Announce that publishers of a topic have to wait for clients here, or no longer; see `ClusterHooks`."""
         number = self._pressure_key(key)
         if number is not None:
             self._send([number], LinkType.PRESSED if presses else LinkType.RELEASED, self._state.remotes)
 
     def announce(self, topics: list[bytes], node: RemoteNode) -> None:
-        """Send a new node the topics whose publishers wait for clients here."""
+        """Send a new node the topics whose publishers have to wait for clients here."""
         keys = [key for key in map(self._pressure_key, topics) if key is not None]
         self._send(keys, LinkType.PRESSED, [node])
 
@@ -107,7 +109,7 @@ class Backpressure:
     # ---- slow clients of other nodes
 
     def pressed_by(self, node: RemoteNode, key: Key) -> None:
-        """Have the publishers of a topic wait for clients of another node, as long as for a client of this hub."""
+        """Make the publishers of a topic wait for clients of another node, as for a slow client of this hub."""
         number = self._local_number(key)
         if self._state.broker.slow is None or number is None or len(node.pressing) >= MAX_PRESSING:
             return
@@ -130,7 +132,7 @@ class Backpressure:
         return number if known is None or known.name is None else None
 
     def _release_if_due(self, node: RemoteNode, key: Key) -> None:
-        """Release a topic, or check again later when the node has renewed its request meanwhile."""
+        """Release a topic, or check again later if the node has renewed its request."""
         max_s = Pressure.max_wait_s + PRESSURE_GRACE_S
         pressed_s = self._state.broker.clock() - node.pressing.get(key, -max_s)
         node.timed.discard(key)
@@ -154,7 +156,7 @@ def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
 
 
 def paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
-    """Send a node a snapshot at the pace at which it processes that: all at once may exceed its queue."""
+    """Send a snapshot to a node at the pace at which the node processes it, so that it does not fill the queue."""
     for _ in steps:
         if node.gone:
             return
@@ -169,17 +171,17 @@ def paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
 # ---- Remote clients
 
 MAX_SORTED = 16
-"""Clients of one uid that are sorted by age. At most one for each node exists, and soon only the newest."""
+"""The maximum number of clients of one uid that are sorted by age. Nodes close all but the newest, so there are few."""
 
 
 class RemoteClients:
-    """The clients of all other nodes, as one hub sees them.
+    """The clients of all other nodes, for one hub.
 
     Attributes:
         phantoms: the clients, by ETID.
-        foreign: by ETID, the topics of those that messages were sent to, with the node.
-        holders: by uid, its newest client; `Phantom.older` are others, until their nodes close them.
-        stamps: by ETID, when the clients of this hub connected.
+        foreign: the topic and the node of each client to which messages were sent, by ETID.
+        holders: the newest client of each uid; `Phantom.older` leads to others, until their nodes close them.
+        stamps: when the clients of this hub connected, by ETID.
     """
 
     def __init__(self, state: ClusterState, migration: HubMigration, waits: Backpressure) -> None:
@@ -195,7 +197,7 @@ class RemoteClients:
         """See `ClusterHooks`."""
         holder = self.holder(client.uid)
         now_ms = self._state.clock_ms()
-        # Newer than the client that it takes over from, even if this node's clock is behind.
+        # Greater than the stamp of the former client, even if the clock of this node is behind.
         self.stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
         self._state.send_all(wire.peers([self.announced(client)]))
 
@@ -207,7 +209,7 @@ class RemoteClients:
         self._state.send_all(wire.etids([public]))
 
     def announced(self, client: BrokerClient) -> Announced:
-        """Return what other nodes are sent of a client."""
+        """Return the announcement of a client for other nodes."""
         shown = "" if client.identity is None else client.identity.shown
         user = shown.encode("utf-8", "surrogateescape")
         etid = self._state.public.get(client.etid, client.etid)
@@ -241,9 +243,9 @@ class RemoteClients:
         return None if phantom is None or phantom.node.gone else phantom
 
     def topic_at(self, number: int) -> Topic | None:
-        """Return the topic of an ETID that the hub's table does not have.
+        """Return the topic of an ETID that is not in the table of the hub.
 
-        It belongs to a client of another node, or to one of this hub for which other nodes use this number.
+        It is that of a client of another node, or of a client of this hub for which other nodes use another ETID.
         """
         table = self._state.broker.topic_table
         local = self._state.local.get(number)
@@ -274,13 +276,13 @@ class RemoteClients:
             self.holders[phantom.uid] = phantom
         else:
             newer.older = phantom
-        # All nodes compare the same ages, so they agree which client stays.
+        # All nodes compare the same ages, so that all keep the same client.
         here = self._state.broker.uids.get(phantom.uid)
         if here is not None and phantom.age > (self._stamp(here.etid), self._state.number):
             here.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
 
     def release(self, phantom: Phantom) -> None:
-        """Take a client of another node out of the list of its uid."""
+        """Remove a client of another node from the list of its uid."""
         newer, older = phantom.newer, phantom.older
         if newer is not None:
             newer.older = older
@@ -326,7 +328,7 @@ class RemoteClients:
         return True
 
     def end_here(self, etid: int, text: bytes | None) -> None:
-        """Close a client of this hub for another node, or all clients (0)."""
+        """Close a client of this hub at the request of another node; 0 for all clients."""
         self._state.broker.end_clients(text, self._state.local.get(etid, etid) if etid else None)
 
 
@@ -351,14 +353,20 @@ class ClusterRouting:
         state = self._state
         public = state.public.get(ptid, ptid)
         if topic is not None and topic.name is None:
-            return self._to_client(route, topic, tid, public)
-        if topic is None:
+            foreign = self._clients.foreign.get(topic.id)
+            if foreign is None:
+                return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
+            queue = foreign[1].send_queue
+            topic.leads_away = True
+            put = _rewriting(queue, tid, public) if public in state.local else queue.put
+            return ForwardedRoute(None, [put], [queue], topic, state.broker.topic_table.traffic)
+        if topic is None:  # this hub does not have the name of the topic
             key, bits = None, state.interest.nodes_of_number(tid)
         else:
             key = state.key_of(topic)
             bits = state.interest.nodes(key)
             if state.broker.last_values is not None and state.broker.last_values.selects(topic):
-                # To all nodes: each may keep the last values of the topic, and needs its name for that.
+                # To all nodes: each may keep last values of the topic, for which it needs the name.
                 bits = state.bits
                 for node in state.remotes:
                     self._values.name_topic(node, topic, key)
@@ -376,30 +384,18 @@ class ClusterRouting:
             puts.append(node.send_queue.put if is_same else _rewriting(node.send_queue, number, public))
         if missing:
             puts.append(self._lost.counts(missing))
-        forwarded = self._over(route, topic, puts, [node.send_queue for node in wanting])
-        # Nodes that keep last values need the time of the messages, to compare values.
+        queues = [node.send_queue for node in wanting]
+        forwarded = ForwardedRoute(route, puts, queues, topic, state.broker.topic_table.traffic)
+        # Nodes that keep last values need the times of messages, to find the newest value.
         stamped = [node for node in wanting if key in node.valued and node.send_queue.knows_stamps]
         return ClockedRoute(forwarded, stamped, self._stamp_now) if stamped else forwarded
-
-    def _over(
-        self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], to: list[NodeSendQueue]
-    ) -> ForwardedRoute:
-        return ForwardedRoute(route, puts, to, topic, self._state.broker.topic_table.traffic)
-
-    def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
-        foreign = self._clients.foreign.get(topic.id)
-        if foreign is not None:
-            queue = foreign[1].send_queue
-            topic.leads_away = True
-            put = _rewriting(queue, tid, public) if public in self._state.local else queue.put
-            return self._over(None, topic, [put], [queue])
-        return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, bits: int) -> Iterator[RemoteNode]:
         found = self._state.nodes_with(bits, self._migration.nodes)
         return iter(dict.fromkeys(map(self._migration.present, found)))
 
     def _stamp_now(self) -> int:
+        # In steps, so that most batches need no Clock packet.
         now_us = clock.now()
         if now_us - self._sent_us >= STAMP_STEP_US:
             self._sent_us = now_us
@@ -417,7 +413,7 @@ class ClusterRouting:
         return self._lost.missed(self._lost.wanting(key, tid), messages)
 
     def to_servers(self, data: bytes, ptid: int, stid: int) -> int:
-        """Send a message to the servers of all other nodes; return how many nodes there are."""
+        """Send a message to the servers of all other nodes; return the number of nodes."""
         public = self._state.public.get(ptid, ptid)
         for node in self._nodes(self._state.bits):
             node.send_queue.put(smq.publish_frame(server_of(node.number), public, stid, data))
@@ -433,4 +429,4 @@ class ClusterRouting:
 
 
 def _rewriting(queue: NodeSendQueue, tid: int, ptid: int) -> Callable[[bytes], object]:
-    return lambda run: queue.put(wire.rewritten(run, tid, ptid))
+    return lambda batch: queue.put(wire.rewritten(batch, tid, ptid))

@@ -1,6 +1,6 @@
-"""Cluster state of one hub: nodes, topics, counts and last values.
+"""Cluster state of one hub: nodes, topics, ETIDs, counts and last values.
 
-The parts of `ClusteredBroker` use it: the other nodes, the names of topics, and the ETIDs that other nodes use.
+The parts of `ClusteredBroker` share it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.last_values import TopicValues, clock
+from smqrt.broker.last_values import clock
 from smqrt.broker.outbox import ahead, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.remote_node import RemoteNode
@@ -20,23 +20,23 @@ from smqrt.wire.smq import NameNumbers
 
 # ---- Topics with subscribers at other nodes
 #
-# Nodes exchange no topic names, only the two numbers that every node makes from a name (`smqrt.wire.smq.NameNumbers`).
-# A topic takes one dictionary entry, however many nodes want it: about 120 bytes.
+# Nodes exchange the two numbers that each node derives from a name (`smqrt.wire.smq.NameNumbers`), not the name. A
+# topic takes one dictionary entry of about 120 bytes, also when it has subscribers at many nodes.
 
 _CHECK_BITS = 32
 _CHECK = (1 << _CHECK_BITS) - 1
 BATCH_TOPICS = 1000
-"""Topics that `Interest.keys` examines in one step."""
+"""The number of topics that `Interest.keys` examines in one step."""
 
 
 class Interest:
-    """The topics that all other nodes together want. A set of nodes is an integer with one bit for each."""
+    """The topics with subscribers at other nodes. A set of nodes is an integer with one bit for each."""
 
     def __init__(self) -> None:
-        # By number: the bits of the nodes above the check, in one integer. It is the smallest object that holds both.
+        # By number: one integer with the bits of the nodes above the check. No other object with both is smaller.
         self._entries: dict[int, int] = {}
         self._clashes: dict[Key, int] = {}
-        """Topics whose number another name has in `_entries`: about two of 200,000."""
+        """Topics whose number is in `_entries` for another name: about two of 200,000."""
         self._clashing: dict[int, dict[int, None]] = {}
         """The checks of these topics, by number."""
 
@@ -44,7 +44,7 @@ class Interest:
         return len(self._entries) + len(self._clashes)
 
     def add(self, key: Key, node: int) -> bool:
-        """Add a topic for the node with this bit; return whether that is new."""
+        """Add a topic for the node with this bit; return whether it was missing."""
         number, check = key  # the check distinguishes names with the same number
         entry = self._entries.get(number)
         if entry is None:
@@ -59,7 +59,7 @@ class Interest:
         return not before & node
 
     def discard(self, key: Key, node: int) -> bool:
-        """Remove a topic of the node with this bit; return whether the node wanted it."""
+        """Remove a topic of the node with this bit; return whether the node had it."""
         number, check = key
         entry = self._entries.get(number)
         if entry is not None and entry & _CHECK == check:
@@ -68,7 +68,7 @@ class Interest:
                 self._entries[number] = (nodes & ~node) << _CHECK_BITS | check
             else:
                 del self._entries[number]
-                # Another name may have waited for the number in `_clashes`.
+                # Another name with this number moves here from `_clashes`.
                 if checks := self._clashing.get(number):
                     check, _ = checks.popitem()
                     self._entries[number] = self._clashes.pop((number, check)) << _CHECK_BITS | check
@@ -85,7 +85,7 @@ class Interest:
         return bool(before & node)
 
     def nodes(self, key: Key) -> int:
-        """Return the bits of the nodes that want a topic."""
+        """Return the bits of the nodes with subscribers of a topic."""
         number, check = key
         entry = self._entries.get(number)
         if entry is None or entry & _CHECK != check:
@@ -93,13 +93,13 @@ class Interest:
         return entry >> _CHECK_BITS
 
     def nodes_of_number(self, number: int) -> int:
-        """Return the bits of the nodes that want the topic with this number, whose name this hub does not have."""
+        """Return the bits of the nodes with subscribers of a topic whose name this hub does not have."""
         return self._entries.get(number, 0) >> _CHECK_BITS
 
     def keys(self, node: int) -> Iterator[list[Key]]:
-        """Yield the topics that a node wants, of those that exist when the iteration begins.
+        """Yield the topics of a node, of those that exist when the iteration begins.
 
-        Each portion holds those among `BATCH_TOPICS` topics of all nodes; it may be empty.
+        Each portion comes from `BATCH_TOPICS` topics of all nodes, so it may be empty.
         """
         numbers, clashes = iter(list(self._entries)), iter(list(self._clashes))
         while keys := list(islice(clashes, BATCH_TOPICS)):
@@ -110,23 +110,23 @@ class Interest:
 
 
 class ClusterState:
-    """What the parts of a clustered hub share.
+    """The state that the parts of a clustered hub share.
 
     Args:
         broker: the hub.
-        key: at most 64 bytes, a secret that all nodes share; the numbers of topics are made with it.
+        key: at most 64 bytes, a secret that all nodes share; it determines the numbers of topics.
         clock_ms: the time, in ms since 1970.
 
     Attributes:
         epoch: when this node started, ns since 1970.
         remotes: the other nodes.
-        interest: the topics that the other nodes want.
-        bits: the bits of the other nodes in sets of nodes, also of those whose clients are being forgotten.
-        numbers: makes the numbers of topics from their names.
+        interest: the topics with subscribers at other nodes.
+        bits: the bits of the other nodes in sets of nodes, also of former nodes that are not completely removed.
+        numbers: derives the numbers of topics from their names.
         renumbered: topics whose number here differs from the one that their name gives.
-        public: by ETID here, the ETID that other nodes use for the server, or for a client whose ETID has another node
-            number.
-        local: the same by that ETID.
+        public: the ETIDs that other nodes use for the server, and for clients whose ETIDs have another node number, by
+            the ETID here.
+        local: the inverse of `public`.
     """
 
     def __init__(self, broker: Broker, key: bytes, clock_ms: Callable[[], int]) -> None:
@@ -150,7 +150,7 @@ class ClusterState:
         return self.public.get(etid, etid)
 
     def assign_public_etid(self, etid: int) -> None:
-        """Draw an ETID with the number of this node, for other nodes to use for a client."""
+        """Draw an ETID with the number of this node, which other nodes will use for a client."""
         self.public[etid] = public = self.broker.topic_table.draw()
         self.local[public] = etid
 
@@ -166,7 +166,7 @@ class ClusterState:
         return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
 
     def forget_routes(self, key: Key) -> None:
-        """Have publishers resolve the routes to a topic again."""
+        """Remove cached routes to a topic."""
         topic = self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
         if topic is not None:
             topic.forget_routes()
@@ -174,7 +174,7 @@ class ClusterState:
             self.renumbered[key].forget_routes()
 
     def forget_value_routes(self) -> None:
-        """Have publishers resolve the routes to all topics with last values again."""
+        """Remove cached routes to all topics with last values."""
         if self.broker.last_values is not None:
             for values in self.broker.last_values:
                 values.topic.forget_routes()
@@ -187,7 +187,7 @@ class ClusterState:
             for frame in [smq.frame(packet) for packet in packets]:
                 for node in self.remotes:
                     node.send_queue.put(frame)
-            # Flushed before clients: a client that has its answer may cause messages that rely on these packets.
+            # Flushed before clients: a client that receives its answer may cause messages that depend on these packets.
             ahead.update(dict.fromkeys(node.send_queue for node in self.remotes))
 
     def nodes_with(self, bits: int, others: Iterable[RemoteNode] = ()) -> Iterator[RemoteNode]:
@@ -199,11 +199,11 @@ class ClusterState:
 
 
 class SubscriberCounts:
-    """The numbers of subscribers that one hub requests from other nodes, and those that it sends them.
+    """The numbers of subscribers that one hub requests from other nodes and sends to them.
 
     Attributes:
-        watching: by observed topic, how many subscribers each other node has.
-        recounted: topics whose number of subscribers here has changed and is not sent yet.
+        watching: the number of subscribers at each other node, by observed topic.
+        recounted: topics with a new number of subscribers here that is not sent yet.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -213,7 +213,7 @@ class SubscriberCounts:
         self.recounted: dict[Topic, None] = {}
 
     def count_all(self) -> None:
-        """Count the subscribers of all nodes for observers, also for those that observe already."""
+        """Count the subscribers of all nodes for all observers, present ones included."""
         self._counts_all = True
         for topic in self._state.broker.topic_table.by_name.values():
             if topic.observers:
@@ -227,7 +227,7 @@ class SubscriberCounts:
             self._state.send_all(wire.keys(LinkType.WATCH, [key]))
 
     def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
-        """Take the number of subscribers that a node has."""
+        """Record the number of subscribers at a node."""
         topic = self._state.topic_of(key)
         if topic is None or not topic.observers:
             self.watching.pop(key, None)
@@ -249,9 +249,9 @@ class SubscriberCounts:
             yield
 
     def changed(self, topic: Topic) -> None:
-        """Send the new number of subscribers to the nodes that watch a topic, later in this turn."""
+        """Send the new number of subscribers to the nodes that watch a topic, in the background."""
         if any(node.watched for node in self._state.remotes):
-            if not self.recounted:
+            if not self.recounted:  # many changes in one turn are sent once
                 run_in_background(self._send_changed())
             self.recounted[topic] = None
 
@@ -263,7 +263,7 @@ class SubscriberCounts:
             yield
 
     def send(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
-        """Send nodes the numbers of subscribers of topics here."""
+        """Send the numbers of subscribers here to nodes."""
         counts = []
         for key in keys:
             topic = self._state.topic_of(key)
@@ -274,48 +274,42 @@ class SubscriberCounts:
 
 # ---- Last values
 
-# Positions in a frame: u16 length, u8 type, u32 tid, u32 ptid, u32 stid.
-_TID, _PTID, _STID = slice(3, 7), slice(7, 11), slice(11, 15)
-_BODY = slice(3, None)
+_BODY = slice(3, None)  # a frame without u16 length and u8 type
 
 
 class ValueSync:
-    """The last values that one hub sends to other nodes and takes from them."""
+    """The last values that one hub sends to other nodes and receives from them."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def snapshot(self, node: RemoteNode) -> Iterator[None]:
-        """Send a node the last values of this hub, topic by topic."""
+        """Send the last values of this hub to a node, topic by topic."""
+        knows_stamps = node.send_queue.knows_stamps
         for values in list(self._state.broker.last_values or ()):
-            self._send_values(node, values)
+            removed = values.deletion_frames() if knows_stamps else []
+            if values.newest or removed:
+                key = self._state.key_of(values.topic)
+                self.name_topic(node, values.topic, key)
+                number = node.numbers.get(key, key[0])
+                for frame in [*(one for one, _ in values.newest.values()), *removed]:
+                    ptid = int.from_bytes(frame[smq.PTID], "big")
+                    value = wire.rewritten(frame, number, self._state.public_etid(ptid))
+                    if knows_stamps:
+                        stamp = values.stamp(frame[smq.STID]).to_bytes(8, "big")
+                        node.send_queue.send([bytes((LinkType.VALUE_AT,)) + stamp + value[_BODY]])
+                    else:
+                        node.send_queue.send([bytes((LinkType.VALUE,)) + value[_BODY]])
             yield
 
-    def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
-        knows_stamps = node.send_queue.knows_stamps
-        removed = values.deletion_frames() if knows_stamps else []
-        if not values.newest and not removed:
-            return
-        key = self._state.key_of(values.topic)
-        self.name_topic(node, values.topic, key)
-        number = node.numbers.get(key, key[0])
-        for frame in [*(one for one, _ in values.newest.values()), *removed]:
-            ptid = int.from_bytes(frame[_PTID], "big")
-            value = wire.rewritten(frame, number, self._state.public_etid(ptid))
-            if knows_stamps:
-                stamp = values.stamp(frame[_STID]).to_bytes(8, "big")
-                node.send_queue.send([bytes((LinkType.VALUE_AT,)) + stamp + value[_BODY]])
-            else:
-                node.send_queue.send([bytes((LinkType.VALUE,)) + value[_BODY]])
-
     def name_topic(self, node: RemoteNode, topic: Topic, key: Key) -> None:
-        """Send a node the name of a topic, once: it needs the name to keep the last values."""
+        """Send the name of a topic to a node, once: the node needs it to keep last values."""
         if key not in node.valued:
             node.valued.add(key)
             node.send_queue.send(wire.names(LinkType.TOPICS, [(key[0], topic.name or b"")]))
 
     def add_topic(self, name: bytes) -> None:
-        """Create a topic whose last values this hub keeps: those of another node follow."""
+        """Create a topic for last values that another node will send, if this hub keeps last values of it."""
         broker = self._state.broker
         values, table = broker.last_values, broker.topic_table
         if values is None or name in table.by_name or not values.selects_name(name):
@@ -326,20 +320,20 @@ class ValueSync:
             table.named(name)
 
     def restore(self, frame: bytes, stamp: int | None, since: int) -> None:
-        """Take a last value of another node, unless this hub has a newer one.
+        """Store a last value of another node, unless this hub has a newer one.
 
         Args:
             frame: the value, a Publish frame.
-            stamp: when it was published; None from a node of an older release, which does not send it.
-            since: when that node started, ns since 1970. A value without a stamp replaces one that an older release has
-                written to a file before that: what was published while this node was down is newer.
+            stamp: when it was published; None from a node of an older release.
+            since: when that node started, ns since 1970. Without a stamp, the value replaces one from a file of an
+                older release if that node started before this one: it may be newer than the file.
         """
-        values, topic = self._state.broker.last_values, self._state.broker.topic_table.by_key.get(frame[_TID])
+        values, topic = self._state.broker.last_values, self._state.broker.topic_table.by_key.get(frame[smq.TID])
         if values is None or topic is None or not values.selects(topic):
             return
         kept = values.of(topic)
         if stamp is not None:
             clock.heard(stamp)
             kept.merge_remote(frame, stamp)
-        elif frame[_STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[_STID])):
+        elif frame[smq.STID] not in kept.newest or (0 < since < self._state.epoch and not kept.stamp(frame[smq.STID])):
             kept.take_frame(frame, None)

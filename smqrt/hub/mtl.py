@@ -267,6 +267,6 @@ def server() -> Mtl:
 def in_new_greenlet(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
     """Return a function that runs `function` in a new greenlet, so that its caller does not wait. Errors are logged."""
     if function is None:
-        return mtl.nobody
+        return mtl.ignore_event
     call = partial(Guard(f"the links made at {calling_line()}").call, what, peer.as_function(what, function))
     return partial(greenlets.start, call)

@@ -1,9 +1,8 @@
-"""Pooled greenlets, callback queues and the rate limit of logged errors.
+"""Pooled greenlets, callback queues and rate limits for logged errors.
 
-A pooled greenlet is a raw greenlet whose parent is the Hub greenlet, gevent's own, which calls the callbacks of
-watchers. A job that is started there runs at once, without a turn of the loop. That costs less than a microsecond,
-against some twenty for `gevent.spawn`. When the job ends or blocks, the Hub greenlet continues behind `start`. After
-its end the greenlet goes back to the pool.
+The parent of a pooled greenlet is the Hub greenlet of gevent, which calls the callbacks of watchers. A job that is
+started there runs at once, without a turn of the loop. That takes less than 1 us; `gevent.spawn` takes about 20 us.
+When the job ends or blocks, the Hub greenlet continues after `start`. When it ends, the greenlet returns to the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from smqrt.loop.scheduling import Turn
 log = logging.getLogger("smqrt")
 
 MAX_IDLE = 256  # after a burst, greenlets beyond this end; each holds a few KB of stack
-_POOL = "smqrt_idle_greenlets"  # the attribute of the hub that holds its pool: threads have hubs of their own
+_POOL = "smqrt_idle_greenlets"  # the attribute of a hub with its pool; each thread has a hub
 _REFERENCED = "smqrt_referenced_greenlets"
 
 T = TypeVar("T")
@@ -38,8 +37,8 @@ Job = tuple[Callable[..., object], tuple[Any, ...]]
 def start(fn: Callable[..., object], *args: object) -> None:
     """Run `fn(*args)` in a pooled greenlet, where it may block.
 
-    In the Hub greenlet the function runs at once and this call returns when it ended or first blocked. Elsewhere it
-    is scheduled for the next turn of the loop. An exception of the function is logged ("smqrt") with its traceback.
+    If the caller is the Hub greenlet, the function runs at once, and this call returns when the function ends or first
+    blocks. Otherwise it is scheduled for the next turn of the loop. Its exceptions are logged with a traceback.
     """
     hub = get_hub()
     if getcurrent() is hub:
@@ -52,11 +51,10 @@ def call(fn: Callable[..., T], *args: object) -> T | Deferred[T]:
     """Run `fn(*args)` as `start` does and return its value.
 
     Returns:
-        the value, when `fn` ended without blocking (only possible when called in the Hub greenlet), else a `Deferred`
-        of it.
+        The value if `fn` ended without blocking, which is possible only in the Hub greenlet; otherwise a `Deferred`.
 
     Raises:
-        what `fn` raised, when it ended without blocking; otherwise the `Deferred` is rejected with it.
+        Exception: the error of `fn`, if it did not block first; later errors reject the `Deferred`.
     """
     pending: Deferred[T] = Deferred()
     start(_settle, pending, fn, args)
@@ -69,7 +67,7 @@ def wait(pending: Deferred[T]) -> T:
     """Block this greenlet until `pending` is settled, and return its value.
 
     Raises:
-        what the `Deferred` was rejected with.
+        BaseException: the error with which the `Deferred` was rejected.
     """
     if not pending.done:
         hub = get_hub()
@@ -84,7 +82,7 @@ def wait(pending: Deferred[T]) -> T:
 
 
 def in_hub(fn: Callable[..., T], *args: object) -> T:
-    """Call `fn(*args)` in the Hub greenlet, where it must not block, and return its value. Raises what `fn` raises."""
+    """Call `fn(*args)` in the Hub greenlet, where it must not block, and return its value. Raises its errors."""
     waiter: Waiter[T] = Waiter()
 
     def run() -> None:
@@ -114,8 +112,8 @@ def _settle(pending: Deferred[T], fn: Callable[..., T], args: tuple[object, ...]
 def _switch_to_pooled(hub: Hub, job: Job) -> None:
     """Run a job in an idle greenlet of the pool, or in a new one.
 
-    An idle greenlet that something still refers to is not used again. An earlier job left a `gevent.Timeout` open, or
-    passed its greenlet on, and what that throws would hit another job. The pool itself holds no further reference.
+    An idle greenlet with other references is not used again. An earlier job left a `gevent.Timeout` open, or passed its
+    greenlet on; an exception thrown into it would hit another job. The pool itself has no further reference.
     """
     idle = _pool(hub)
     while idle:
@@ -132,10 +130,10 @@ _OWN_REFERENCES = 2  # the local variable above, and the argument of getrefcount
 
 
 def _set_aside(hub: Hub, pooled: greenlet) -> None:
-    """Keep a greenlet that others refer to, and end the kept ones that are no longer referred to.
+    """Keep a greenlet that has other references; end the kept ones that have none any more.
 
-    The end of a greenlet is a switch. Otherwise it would happen where the last reference is dropped, for example in the
-    garbage collector in the middle of a call from Lua.
+    To end a greenlet is a switch. It would otherwise happen where the last reference is removed, for example in the
+    garbage collector during a call from Lua.
     """
     aside: list[greenlet] = getattr(hub, _REFERENCED, [])
     setattr(hub, _REFERENCED, aside)
@@ -157,12 +155,12 @@ def _pool(hub: Hub) -> list[greenlet]:
 
 
 def _run_jobs(job: Job | None) -> None:
-    """Run one job after the other; between them this greenlet is idle in the pool."""
+    """Run jobs one after the other; between jobs the greenlet is idle in the pool."""
     hub = get_hub()
     idle = _pool(hub)
     name = ""
     while True:
-        if job is not None:  # None: a late wake-up that was meant for an earlier job
+        if job is not None:  # None: a late wake-up of an earlier job
             fn, args = job
             name = getattr(args[1] if fn is _settle else fn, "__qualname__", "a job")
             _run(hub, fn, args)
@@ -173,7 +171,7 @@ def _run_jobs(job: Job | None) -> None:
         job = None  # keeps neither the function nor its arguments alive while idle
         try:
             job = hub.switch()
-        except BaseException as error:  # meant for an earlier job
+        except BaseException as error:  # thrown by something that an earlier job left behind
             me = getcurrent()
             if me in idle:
                 idle.remove(me)
@@ -198,14 +196,14 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
 Answer = TypeVar("Answer")
 
 MAX_WAITING_JOBS = 1000
-"""With more waiting jobs, the connection is not read: a slow callback must slow the broker, not fill the memory."""
+"""Above this number, the connection is not read: a slow callback must slow the broker, not fill the memory."""
 
 
 class Callbacks:
-    """Runs jobs one after the other. A callback may block and may call any method of the client.
+    """Runs callbacks one after the other. A callback may block, and may call any method of the client.
 
     Args:
-        log: where exceptions of callbacks are logged.
+        log: the logger for exceptions of callbacks.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -217,7 +215,7 @@ class Callbacks:
         self._greenlet: gevent.Greenlet[..., Any] | None = None
 
     def post(self, fn: Callable[..., object], *args: object) -> None:
-        """Run `fn(*args)` after everything posted before; an exception is logged with its traceback."""
+        """Run `fn(*args)` after all jobs that were posted before; an exception is logged with its traceback."""
         self._jobs.append((fn, args))
         if len(self._jobs) == MAX_WAITING_JOBS:
             self._room.clear()
@@ -227,11 +225,11 @@ class Callbacks:
             self._greenlet = gevent.spawn(self._run)
 
     def ask(self, fn: Callable[..., Answer], *args: object) -> Answer | None:
-        """Run `fn(*args)` in its turn and wait for its result; None when it failed, which is logged."""
+        """Run `fn(*args)` in its turn and wait for its result; None if it failed, which is logged."""
         return self.ask_later(fn, *args).get()
 
     def ask_later(self, fn: Callable[..., Answer], *args: object) -> AsyncResult[Answer | None]:
-        """Run `fn(*args)` in its turn, and return its future result; None when it failed, which is logged."""
+        """Run `fn(*args)` in its turn, and return its future result; None if it failed, which is logged."""
         answer: AsyncResult[Answer | None] = AsyncResult()
 
         def job() -> None:
@@ -248,7 +246,7 @@ class Callbacks:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a callback; one that waited for another callback would wait forever."""
+        """Whether the caller is a callback. A callback must not wait for another one: it would wait forever."""
         return self._greenlet is not None and gevent.getcurrent() is self._greenlet
 
     @property
@@ -271,7 +269,7 @@ class Callbacks:
         self._room.wait()
 
     def finish(self) -> None:
-        """End after the jobs posted so far."""
+        """End after the jobs that are posted already."""
         self.post(_stop)
 
     def _run(self) -> None:
@@ -288,13 +286,13 @@ class Callbacks:
                 self._greenlet = gevent.spawn(self._run)
 
     def _run_jobs(self) -> bool:
-        """Run jobs until `_stop`, then return True. The exception of a job ends it, too."""
+        """Run jobs until `_stop`, then return True. An exception of a job ends the call, too."""
         jobs, turn = self._jobs, Turn()
         while True:
             self._wake.wait()
             while jobs:
                 fn, args = jobs.popleft()
-                # At half the bound, so that a connection is not paused and resumed for each message.
+                # At half the limit, so that a connection is not paused and resumed for each message.
                 if len(jobs) < MAX_WAITING_JOBS // 2 and not self._room.is_set():
                     self._room.set()
                 if fn is _stop:
@@ -305,12 +303,12 @@ class Callbacks:
 
 
 def _stop() -> None:
-    """Mark the end in the queue of jobs."""
+    """The last job of a queue, which is compared and not called."""
 
 
 # ---- Rate limit for logged errors that remote clients can cause
 
-ERRORS_PER_S = 10  # per callback, each with its traceback: a client can repeat a message that makes it fail
+ERRORS_PER_S = 10  # of each callback, since a client can repeat a message that causes an error
 
 
 class ErrorLimit:
@@ -323,7 +321,7 @@ class ErrorLimit:
         self._shown = self._suppressed = 0
 
     def others(self) -> str | None:
-        """Return None when this error is suppressed, else a suffix for its line with the number suppressed before."""
+        """Return a suffix for the line of an error, with the number of suppressed ones; None to suppress this error."""
         now_s = monotonic()
         if now_s >= self._second_ends_s:
             self._second_ends_s, self._shown = now_s + 1, 0
@@ -336,7 +334,7 @@ class ErrorLimit:
 
 
 def limit_errors_of_greenlets() -> None:
-    """Limit the errors of greenlets on standard error, per raising line; gevent prints all of them."""
+    """Limit the errors that gevent prints on standard error, for each line of code that raises them."""
     hub: Any = get_hub()
     print_all, limits = hub.print_exception, defaultdict[tuple[CodeType, int] | None, ErrorLimit](ErrorLimit)
 

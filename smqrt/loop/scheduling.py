@@ -22,9 +22,9 @@ NEVER = float("inf")
 """The deadline of objects without one."""
 TICK_S = 0.25
 TURN_S = 0.004
-"""The time of one turn for all busy tasks together."""
-_SHORTEST_S = 1e-6  # by a timer: before it, the loop checks sockets and other timers, unlike before `run_callback`
-_SHARE = "smqrt_share"  # the attribute of the hub that holds its share: threads have hubs of their own
+"""The time that all busy tasks together may use in one turn."""
+_SHORTEST_S = 1e-6  # of a timer: the loop checks sockets and other timers first, unlike with `run_callback`
+_SHARE = "smqrt_share"  # the attribute of a hub with its share; each thread has a hub
 
 Job = tuple[Callable[..., object], tuple[object, ...]]
 
@@ -32,8 +32,8 @@ Job = tuple[Callable[..., object], tuple[object, ...]]
 class Share:
     """The time that all busy tasks of a thread share in one turn of the loop; see `share`.
 
-    A task that finds the share spent continues in a later turn, in the order of `later` calls. A hundred busy
-    connections block the loop no longer than one does.
+    When the share is used up, tasks continue in later turns, in the order of `later` calls. So a hundred busy
+    connections block the loop no longer than one.
     """
 
     __slots__ = ("_loop", "_queue", "_timer", "_turn", "_until_s")
@@ -46,7 +46,7 @@ class Share:
         self._timer: Any = self._loop.timer(_SHORTEST_S)
 
     def spent(self) -> bool:
-        """Return whether the time of this turn is used up. It begins with the first call in a turn."""
+        """Return whether the time of this turn is used up. The time begins with the first call in a turn."""
         turn: int = self._loop.iteration
         if turn != self._turn:
             self._turn, self._until_s = turn, monotonic() + TURN_S
@@ -89,7 +89,7 @@ def share() -> Share:
 
 
 class Turn:
-    """Keeps a busy greenlet from blocking the loop: call `yield_if_due` between pieces of work."""
+    """Prevents a busy greenlet from blocking the loop: call `yield_if_due` between pieces of work."""
 
     __slots__ = ("_share",)
 
@@ -97,7 +97,7 @@ class Turn:
         self._share = share()
 
     def yield_if_due(self) -> bool:
-        """Let other greenlets run when the share of this turn is spent; return whether they did."""
+        """Yield to other greenlets if the share of this turn is used up; return whether it was."""
         if not self._share.spent():
             return False
         self._share.wait()
@@ -119,8 +119,8 @@ class Timed(Protocol):
 class Deadlines:
     """Calls `expired()` of each watched object once its `deadline_s` has passed.
 
-    Setting a deadline is one attribute write: a repeating timer checks all watched objects a few times a second. That
-    costs less than a timer for each, since nearly every deadline is moved many times and never reached.
+    To set a deadline, write the attribute. A repeating timer checks all watched objects a few times a second. That is
+    cheaper than a timer for each object, since nearly every deadline is changed many times and never reached.
 
     Args:
         tick_s: seconds between two checks, and so the maximum delay of `expired`.
@@ -158,7 +158,7 @@ class Deadlines:
     def _check(self) -> None:
         now, turn = monotonic(), share()
         for item in [item for item in self._watched if item.deadline_s <= now]:
-            if turn.spent():  # many have expired: the others in a later turn
+            if turn.spent():  # many have expired; the rest follows in a later turn
                 turn.later(self._check)
                 return
             item.deadline_s = NEVER
@@ -171,35 +171,35 @@ class Deadlines:
 # ---- Garbage collection
 
 YOUNG_OBJECTS = 10_000
-"""The threshold for Python's own passes. With the default of 700 objects they would take 8 % of the CPU time of a
-connect (measured with ten thousand clients that connect at once)."""
+"""The threshold for automatic passes of Python. With the default of 700 objects they take 8 % of the CPU time of a
+connect (measured with ten thousand clients that connect at the same time)."""
 _NO_LIMIT = (1 << 31) - 1
 YOUNG_S = 0.1
-"""The interval of passes over young objects, before there are many."""
+"""The interval of passes over young objects."""
 DUE_OBJECTS = 50_000
-"""A full pass is due when so many more objects were created than deleted."""
+"""The excess of created over deleted objects at which a full pass is due."""
 RESTS = 50
-"""After a full pass, there is none for so many times its duration: 2 % of the time at most."""
+"""The pause after a full pass, as a multiple of its duration: full passes take at most 2 % of the time."""
 
 
 class GarbageCollector:
-    """Runs the garbage collector's passes of a server in turns of their own.
+    """Runs the passes of the garbage collector in separate turns of the loop.
 
-    A full pass visits every client and every subscription: 8 ms for 10,000 idle clients, 25 ms for 1,000 that
-    subscribe to 2,000 topics each. Python would start it in the middle of other work, where the next object is created.
-    A pass over young objects may be long, too: those 1,000 clients are 10,000 objects with four million references,
-    49 ms.
+    A full pass visits every client and every subscription. It takes 8 ms for 10,000 idle clients, and 25 ms for 1,000
+    clients with 2,000 subscriptions each. Python would start it during other work, when an object is created. A pass
+    over young objects may be long, too: for the 10,000 objects and four million references of those 1,000 clients it
+    takes 49 ms.
     """
 
     def __init__(self) -> None:
         loop: Any = get_hub().loop
         self._timer = loop.timer(YOUNG_S, YOUNG_S)
-        self._timer.ref = False
+        self._timer.ref = False  # the timer alone does not keep the loop running
         self._made = 0
         self._rests_until_s = 0.0
 
     def start(self) -> None:
-        """Start the passes. Objects that exist already are never visited again (`gc.freeze`)."""
+        """Start the passes. Objects that exist already are excluded from them (`gc.freeze`)."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, _NO_LIMIT, _NO_LIMIT)
@@ -235,17 +235,17 @@ class Watcher(Protocol):
     """A watcher of the loop for a file descriptor."""
 
     def start(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called whenever the descriptor is ready."""
+        """Begin to call `callback` whenever the descriptor is ready."""
 
     def stop(self) -> None:
-        """Stop calling it."""
+        """Stop calling the callback."""
 
     def close(self) -> None:
-        """Free it; it can't be started again."""
+        """Free the watcher, which cannot be started again."""
 
 
 class TimedDeferred(Deferred[T]):
-    """A `Deferred` with a deadline, `timeout_s` from now; None sets none."""
+    """A `Deferred` with a timeout; `timeout_s` None: no timeout."""
 
     __slots__ = ("_timer",)
 
@@ -267,7 +267,7 @@ class TimedDeferred(Deferred[T]):
 
 
 class Wait(TimedDeferred[None]):
-    """A pending event: resolved with None, or rejected with `StreamError` ("timeout", or why it can't occur)."""
+    """A future event: resolved with None, or rejected with `StreamError` ("timeout", or why it can't occur)."""
 
     __slots__ = ("_signal",)
 
@@ -292,7 +292,7 @@ class Signal:
         return len(self._waits)
 
     def wait(self, timeout_s: float | None = None) -> Wait:
-        """Return a `Wait` for its next occurrence."""
+        """Return a `Wait` for the next occurrence."""
         wait = Wait(self, timeout_s)
         self._waits.append(wait)
         return wait
@@ -314,9 +314,9 @@ class Signal:
 
 
 class Ready(Signal):
-    """Fires when a file descriptor is ready for `events`; in a later turn when this turn's share is spent.
+    """Fires when a file descriptor is ready for `events`; in a later turn if the share of this turn is used up.
 
-    Its watcher is active only while there are `Wait`s.
+    The watcher is active only while there are `Wait`s.
     """
 
     __slots__ = ("_share", "_watcher")
@@ -347,7 +347,7 @@ class Ready(Signal):
             self._watcher.stop()
 
     def close(self, error: BaseException) -> None:
-        """Close the watcher, and reject all `Wait`s with `error`. To be called before the descriptor is closed."""
+        """Close the watcher, and reject all `Wait`s with `error`. Call it before the descriptor is closed."""
         self._watcher.stop()
         self._watcher.close()
         self._watcher = None
@@ -358,7 +358,7 @@ def block(wait: Wait) -> None:
     """Block this greenlet until `wait` is settled.
 
     Raises:
-        StreamError: what the `Wait` was rejected with.
+        StreamError: the error with which the `Wait` was rejected.
     """
     hub = get_hub()
     assert getcurrent() is not hub, "the Hub greenlet can't wait"

@@ -1,4 +1,4 @@
-"""Threads: for blocking work of the loop, and for calls from threads into the loop.
+"""Threads for blocking work, and calls from threads into the loop.
 
 | for | use |
 |---|---|
@@ -6,10 +6,10 @@
 | long jobs of one owner, or jobs that need one thread | `DedicatedThreads` |
 | files, which a dead network disk can block for minutes | `DiskThreads`, one for each disk or purpose |
 | many jobs of some ten microseconds, of several groups | `Threads` |
-| a call from a thread that is not ours | `Inlet` |
+| a call from a thread of an application | `Inlet` |
 | a thread that must run while the loop is blocked | `start_thread` |
 
-Except for the last one, results and errors are delivered in the loop.
+Results and errors are delivered in the loop, except those of the last row.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ log = logging.getLogger("smqrt")
 
 T = TypeVar("T")
 
-# gevent replaces these by versions for greenlets, also in the standard library; here are those of the system.
+# The original functions: gevent replaces them in the standard library by versions for greenlets.
 start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
-"""Start a thread of the system: `start_thread(function, arguments)`, with the arguments in a tuple."""
+"""Start a thread of the operating system: `start_thread(function, arguments)`, with the arguments in a tuple."""
 new_lock: Callable[[], Any] = monkey.get_original("_thread", "allocate_lock")
-"""Return a new lock between threads of the system."""
+"""Return a new lock for threads of the operating system."""
 block_thread: Callable[[float], None] = monkey.get_original("time", "sleep")
 """Block this thread, with all of its greenlets, for some seconds."""
 
 
-# ---- One call, in the threads that the process shares
+# ---- A single call
 
 
 def in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call `function(*args)` in a thread, and return its value; blocks this greenlet. Raises what the function raises.
+    """Call `function(*args)` in a shared thread, and return its value; blocks this greenlet. Raises its errors.
 
-    gevent prints the stack of every error that leaves a thread of its pool, also of those that are expected. Therefore
+    gevent prints the stack of every error that leaves a thread of its pool, even if the error is handled. Therefore
     errors are passed as results.
     """
     return in_pool(get_hub().threadpool, function, *args)
@@ -64,7 +64,7 @@ def in_pool(pool: ThreadPool, function: Callable[..., T], *args: object) -> T:
             raise result.error
         return cast(T, result)
     finally:
-        result = None  # the error's traceback has this frame: a cycle
+        result = None  # breaks a reference cycle: the traceback of the error has this frame
 
 
 class _Raised(NamedTuple):
@@ -82,14 +82,14 @@ class DedicatedThreads:
     """Threads of one owner, for jobs that are long or need the same thread. They start with the first job.
 
     Args:
-        count: how many threads; more jobs wait.
+        count: the number of threads; further jobs wait.
     """
 
     def __init__(self, count: int = 1) -> None:
         self._pool = ThreadPool(count)
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call `function(*args)` in a thread, and return its value; blocks this greenlet. Raises what it raises."""
+        """Call `function(*args)` in a thread, and return its value; blocks this greenlet. Raises its errors."""
         return in_pool(self._pool, function, *args)
 
     def submit(self, function: Callable[..., T], *args: object) -> AsyncResult[T]:
@@ -101,22 +101,22 @@ class DedicatedThreads:
         self._pool.kill()
 
 
-# ---- Quick jobs of several groups
+# ---- Short jobs of several groups
 #
-# gevent's own pool costs twice as much for a job of some ten microseconds: it makes a watcher for each, where this one
-# wakes the loop once for all that are done (measured with SQLite: 105 against 190 us for three jobs).
+# The pool of gevent takes twice as long for a job of about 10 us, since it makes a watcher for each job. This one wakes
+# the loop once for all finished jobs (measured with SQLite: 105 us instead of 190 us for three jobs).
 
 IDLE_S = 10.0
-"""A thread without work for this long ends."""
+"""A thread ends after this time without work."""
 QUICK = 2
-"""How many quick jobs of a group run at a time. With more, threads mostly wait for Python's lock: SQLite pages take
-40 % more CPU with eight (measured on two cores)."""
+"""The maximum number of quick jobs of a group that run at a time. With more, threads mostly wait for the global
+interpreter lock: with eight, pages with SQLite take 40 % more CPU time (measured on two cores)."""
 SLOW_S = 0.005
-"""A job that takes longer is slow: it does not count as one of `QUICK`."""
+"""A job that takes longer is slow, and does not count for `QUICK`."""
 
 
 class _Group:
-    """The waiting jobs of one key, and how many of its jobs run and are slow."""
+    """The waiting jobs of one key, and the numbers of its running and slow jobs."""
 
     __slots__ = ("running", "slow", "waiting")
 
@@ -141,7 +141,7 @@ class Threads:
 
     Args:
         limit: the maximum number of threads.
-        per_group: how many jobs of one group run at a time; its other jobs wait, and don't delay other groups.
+        per_group: the maximum number of running jobs of one group; further jobs wait, and do not delay other groups.
     """
 
     def __init__(self, limit: int, per_group: int) -> None:
@@ -164,15 +164,15 @@ class Threads:
         return self._threads
 
     def submit(self, key: Hashable, function: Callable[..., T], *arguments: object) -> Deferred[T]:
-        """Have a thread call `function(*arguments)`; jobs of a group begin in their order.
+        """Call `function(*arguments)` in a thread; jobs of a group begin in their order.
 
         Args:
             key: the group.
-            function: is called in a thread.
+            function: called in a thread.
             arguments: its arguments.
 
         Returns:
-            its value, or rejected with what it raised. To cancel it does not stop the function.
+            The future value or error of the function. To cancel it does not stop the function.
         """
         group = self._groups.get(key)
         if group is None:
@@ -181,17 +181,17 @@ class Threads:
         group.waiting.append(job)
         self._advance(group)
         if group.waiting and not self._timer.active:
-            self._timer.start(self._look)
+            self._timer.start(self._mark_slow)
         return job.answer
 
     def _advance(self, group: _Group) -> None:
-        """Begin the jobs that may begin."""
+        """Begin waiting jobs, up to the limits."""
         while group.waiting and group.running < self._per_group and group.running - group.slow < QUICK:
             job = group.waiting.popleft()
             group.running += 1
             job.tick = self._tick
             if not self._running:
-                self._wake.ref = True  # keeps the loop running for a greenlet that waits for nothing but this job
+                self._wake.ref = True  # keeps the loop running, also when a greenlet waits for this job only
             self._running.add(job)
             self._jobs.put(job)
             self._grow()
@@ -201,8 +201,8 @@ class Threads:
             self._threads += 1
             start_thread(_run_jobs, (self._jobs, self._done, self._wake))
 
-    def _look(self) -> None:
-        """Mark jobs that have run for more than a tick as slow, so that others may begin beside them."""
+    def _mark_slow(self) -> None:
+        """Mark jobs that have run for more than a tick as slow, so that other jobs of their groups may begin."""
         for job in self._running:
             if job.tick < self._tick and not job.is_slow:
                 job.is_slow = True
@@ -220,23 +220,20 @@ class Threads:
             if job is None:  # a thread has ended, perhaps while a job was queued for it
                 self._threads -= 1
                 self._grow()
+                continue
+            group = job.group
+            self._running.discard(job)
+            group.running -= 1
+            group.slow -= job.is_slow
+            self._advance(group)
+            if not group.running and not group.waiting:
+                del self._groups[job.key]
+            if job.error is not None:
+                job.answer.reject(job.error)
             else:
-                self._finish(job)
+                job.answer.resolve(job.value)
         if not self._running:
             self._wake.ref = False
-
-    def _finish(self, job: _Job) -> None:
-        group = job.group
-        self._running.discard(job)
-        group.running -= 1
-        group.slow -= job.is_slow
-        self._advance(group)
-        if not group.running and not group.waiting:
-            del self._groups[job.key]
-        if job.error is not None:
-            job.answer.reject(job.error)
-        else:
-            job.answer.resolve(job.value)
 
 
 def _run_jobs(jobs: SimpleQueue[_Job], done: deque[_Job | None], wake: Any) -> None:
@@ -256,14 +253,14 @@ def _run_jobs(jobs: SimpleQueue[_Job], done: deque[_Job | None], wake: Any) -> N
         wake.send()
 
 
-# ---- Jobs that wait for a disk: each disk has threads of its own, so that a dead disk blocks no others
+# ---- Jobs that wait for a disk: each disk has separate threads, so that a dead disk does not block others
 
-THREADS = 4  # of one disk
-MAX_WAITING = 1000  # jobs of one disk that no thread has begun
+THREADS = 4  # the maximum for one disk
+MAX_WAITING = 1000  # the maximum number of jobs of one disk that are not begun
 PATIENCE_S = 60.0
 """The timeout of a job, from its submission. A network disk that lost its server recovers within a minute, or not at
 all."""
-DISK_IDLE_S = 5.0  # then a thread ends
+DISK_IDLE_S = 5.0  # a thread ends after this time without work
 _RETURNS = "smqrt_disk_returns"  # the attribute of the hub
 
 
@@ -271,12 +268,12 @@ class DiskJob(TimedDeferred[Any]):
     """A call in a thread: resolved with its value, rejected with its error or, after `PATIENCE_S`, `TimeoutError`.
 
     Args:
-        function: is called with `args` in a thread.
+        function: called with `args` in a thread.
         args: its arguments.
-        must_run: run it also after its timeout, or when it was cancelled.
+        must_run: call the function even if the job has timed out or was cancelled.
 
     Attributes:
-        after: called in the loop when the thread has finished the job, also after its timeout.
+        after: called in the loop when the thread has finished the job, also after the timeout.
         discard: called in the loop with the value of a job that has timed out or was cancelled.
     """
 
@@ -290,23 +287,23 @@ class DiskJob(TimedDeferred[Any]):
         self.discard: Callable[[Any], object] | None = None
 
     def run(self) -> None:
-        """Call the function; in the thread."""
+        """Call the function, in the thread."""
         if self.done and not self.must_run:
             return
         try:
             value = self.function(*self.args)
         except BaseException as error:
-            self.outcome = None, error.with_traceback(None)  # it would keep the frames of this thread
+            self.outcome = None, error.with_traceback(None)  # which would keep the frames of this thread alive
         else:
             if self.done and self.discard is None:
-                value = None  # the last reference: a file is closed here, not in the loop
+                value = None  # the last reference, so that a file is closed in this thread, not in the loop
             self.outcome = value, None
 
     def finish(self) -> None:
-        """Deliver the outcome; in the loop."""
+        """Deliver the outcome, in the loop."""
         value, error = self.outcome
         self.outcome = None, None
-        if self.after is not None:  # first: the waiting code may use the same file at once
+        if self.after is not None:  # before `resolve`, since the waiting code may use the same file at once
             self.after()
         if self.done and self.discard is not None and value is not None:
             self.discard(value)
@@ -320,14 +317,14 @@ class DiskJob(TimedDeferred[Any]):
 
 
 class _Returns:
-    """The finished jobs of one hub's thread; threads add them, and the loop delivers them."""
+    """The finished jobs of one loop; threads add them, and the loop delivers them."""
 
     def __init__(self, hub: Hub) -> None:
         self._done: deque[DiskJob] = deque()
         self._share = share()
         loop: Any = hub.loop
         self._wake = loop.async_()
-        self._wake.ref = False
+        self._wake.ref = False  # the timers of the jobs keep the loop running
         self._wake.start(self._deliver)
 
     @staticmethod
@@ -351,18 +348,18 @@ class _Returns:
                 return
             try:
                 self._done.popleft().finish()
-            except Exception:  # the other jobs are delivered nevertheless
-                log.exception("error behind a file operation")
+            except Exception:  # other jobs are still delivered
+                log.exception("error after a file operation")
 
 
 DISK_JOBS = Limit("disk_jobs", "", f"{MAX_WAITING} operations wait for one disk already")
 
 
 class DiskThreads:
-    """The threads of one disk; they start when there is work, and end after `DISK_IDLE_S` without.
+    """The threads of one disk; they start with work, and end after `DISK_IDLE_S` without work.
 
     Args:
-        name: of the disk, for the log.
+        name: the name of the disk, for the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -372,7 +369,7 @@ class DiskThreads:
         self._threads = self._idle = self._waiting = 0
 
     def submit(self, job: DiskJob) -> DiskJob:
-        """Have a thread do a job, and return the job."""
+        """Run a job in a thread, and return the job."""
         with self._lock:
             is_full = self._waiting >= MAX_WAITING and not job.must_run
             if not is_full:
@@ -392,7 +389,7 @@ class DiskThreads:
         """Call a function in a thread, and return its value; blocks this greenlet.
 
         Raises:
-            Exception: what the function raises.
+            Exception: the error of the function.
             TimeoutError: after `PATIENCE_S`, or when too many jobs wait.
         """
         job = self.submit(DiskJob(function, *args))
@@ -431,13 +428,13 @@ class DiskThreads:
 # ---- Calls from other threads into the loop
 
 MAX_INLET_CALLS, MAX_INLET_BYTES = 10_000, 16 << 20
-"""How many calls may wait, and the bytes of their messages."""
+"""The maximum number of waiting calls, and of the bytes of their messages."""
 INLET_PORTION_S = 0.004
 CALLS_OF_THREADS = Limit("calls_of_threads", "", "threads pass more calls than the loop handles (publish_threadsafe)")
 
 
 class Inlet:
-    """A bounded queue of calls from threads, made by the loop in order. Created in the loop's thread."""
+    """A bounded queue of calls from threads; the loop makes the calls in order. Create it in the thread of the loop."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
@@ -445,11 +442,11 @@ class Inlet:
         self._lock = new_lock()
         loop: Any = get_hub().loop
         self._wake = loop.async_()
-        self._wake.ref = False
+        self._wake.ref = False  # an idle inlet does not keep the loop running
         self._wake.start(self._run_portion)
 
     def put(self, size_bytes: int, function: Callable[..., object], *arguments: object) -> bool:
-        """Have the loop call `function(*arguments)` soon; return False when the queue is full. From any thread."""
+        """Call `function(*arguments)` in the loop soon; return False when the queue is full. From any thread."""
         with self._lock:
             if len(self._jobs) >= MAX_INLET_CALLS or self._bytes + size_bytes > MAX_INLET_BYTES:
                 CALLS_OF_THREADS.refused("a message of a thread")
@@ -460,7 +457,7 @@ class Inlet:
         return True
 
     def drain(self) -> None:
-        """Make all waiting calls; in the loop's thread only."""
+        """Make all waiting calls; in the thread of the loop only."""
         while self._run_next():
             pass
 

@@ -130,7 +130,7 @@ class Server:
         self._collector = GarbageCollector()
         self._compactions = Compactions(writer.opened, report)
         apply_limits(settings.limits, settings.topics)
-        cluster.follow(cluster_plan(settings.cluster))
+        cluster.set_plan(cluster_plan(settings.cluster))
 
         self.root = Root()
         sessions = sessions_of(self.place, settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)

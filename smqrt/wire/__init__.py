@@ -1,1 +1,1 @@
-"""The formats on the wire: bytes in, values out. Standard library only."""
+"""Wire formats without I/O, with the standard library only."""

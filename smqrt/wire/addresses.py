@@ -123,21 +123,21 @@ def basic_authorization(user: str, password: str | None) -> str:
 
 # ---- PROXY protocol, versions 1 and 2, without I/O
 #
-# A proxy sends this header before the client's first byte, with the client's address (HAProxy's proxy-protocol.txt,
-# sections 2.1 and 2.2).
+# A proxy sends a header with the address of the client before the first byte of the client (HAProxy's
+# proxy-protocol.txt, sections 2.1 and 2.2).
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 """The first bytes of a header of version 2."""
 MAX_V1_BYTES = 107
 MAX_V2_BYTES = 4096
-"""With additional fields: names and certificates of a TLS connection have a few hundred bytes."""
+"""The maximum size, with additional fields: names and certificates of a TLS connection have a few hundred bytes."""
 _V1 = re.compile(
     rb"PROXY (?:(TCP4|TCP6) ([0-9A-Fa-f.:]{2,45}) ([0-9A-Fa-f.:]{2,45}) ([0-9]{1,5}) ([0-9]{1,5})|UNKNOWN[^\r\n]*)\r\n"
 )
 _MAX_PORT = 65535
 _V2_HEAD_BYTES = 16
 """Signature, command, family and length."""
-_LOCAL, _PROXY = 0x20, 0x21  # commands
+_LOCAL, _PROXY = 0x20, 0x21  # commands, with the version in the upper half of the byte
 _TCP4, _TCP6 = 0x11, 0x21
 _ADDRESS_BYTES = {_TCP4: 12, 0x12: 12, _TCP6: 36, 0x22: 36, 0x31: 216, 0x32: 216}
 """By family and transport: IPv4, IPv6 and Unix sockets, with TCP (or stream) and UDP (or datagram)."""
@@ -148,8 +148,8 @@ class ProxyHeader(NamedTuple):
     """Contents of a header.
 
     Attributes:
-        size_bytes: of the header.
-        client: the client's address and port. None when the connection is the proxy's own (a health check), or the
+        size_bytes: the size of the header.
+        client: the address and port of the client. None when the connection is a health check of the proxy, or the
             proxy does not have them.
         is_tls: whether the client uses TLS to the proxy.
     """
@@ -160,7 +160,7 @@ class ProxyHeader(NamedTuple):
 
 
 class NoProxyHeader(ValueError):
-    """The data is not a header of the PROXY protocol; the message has the rule that it violates."""
+    """The data is not a header of the PROXY protocol; the message names the violated rule."""
 
 
 def parse(data: bytes) -> ProxyHeader | None:
@@ -190,30 +190,25 @@ def _version_1(data: bytes) -> ProxyHeader | None:
     size = len(line) + 2
     if match[1] is None:
         return ProxyHeader(size)
-    source, _ = (_address(match[1], text) for text in match.group(2, 3))
-    port, _ = (_port(text) for text in match.group(4, 5))
-    return ProxyHeader(size, (source, port))
-
-
-def _address(family: bytes, text: bytes) -> str:
-    try:
-        address = ip_address(text.decode())
-    except ValueError:
-        raise NoProxyHeader("a malformed address") from None
-    if (address.version == 4) is not (family == b"TCP4"):
-        raise NoProxyHeader("an address of another family")
-    return plain(address)
+    addresses, ports = [], []
+    for text in match.group(2, 3):
+        try:
+            address = ip_address(text.decode())
+        except ValueError:
+            raise NoProxyHeader("a malformed address") from None
+        if (address.version == 4) is not (match[1] == b"TCP4"):
+            raise NoProxyHeader("an address of another family")
+        addresses.append(plain(address))
+    for text in match.group(4, 5):
+        if int(text) > _MAX_PORT or (text[:1] == b"0" and text != b"0"):
+            raise NoProxyHeader("a malformed port")
+        ports.append(int(text))
+    return ProxyHeader(size, (addresses[0], ports[0]))
 
 
 def plain(address: IPv4Address | IPv6Address) -> str:
-    """Return the text of an address; an IPv4 address in IPv6 as IPv4, so that a machine has one text only."""
+    """Return the text of an address; an IPv4-mapped address as IPv4, so that a machine has only one text."""
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def _port(text: bytes) -> int:
-    if int(text) > _MAX_PORT or (text[:1] == b"0" and text != b"0"):
-        raise NoProxyHeader("a malformed port")
-    return int(text)
 
 
 def _version_2(data: bytes) -> ProxyHeader | None:
@@ -239,7 +234,7 @@ def _version_2(data: bytes) -> ProxyHeader | None:
     if family == _TCP6:
         packed, port = struct.unpack_from(">16s16xH", data, _V2_HEAD_BYTES)
         return ProxyHeader(size, (plain(IPv6Address(packed)), port), is_tls)
-    return ProxyHeader(size, None, is_tls)  # clients of UDP or of a Unix socket have no TCP address
+    return ProxyHeader(size, None, is_tls)  # UDP or a Unix socket: there is no TCP address
 
 
 def _has_tls(fields: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Packets between cluster nodes: link handshake, channels and hub packets.
 
-They have the framing of raw sockets: `u16 length`, which includes itself, `u8 type`, body. Publish frames like those of
-clients are between them, so that the same kernels split the stream. All integers are big-endian.
+They have the framing of raw sockets: `u16 length`, which includes itself, `u8 type`, body. Messages are Publish
+frames as those of clients, so that the same kernels split the stream. All integers are big-endian.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ── Proof ───────▶      HMAC-SHA-256 over "connects" and both Hellos
 #        ◀────── Proof ──       over "accepts" and both Hellos
 #        ◀── Node ───────▶      node numbers, until they differ
-#        ◀── Open ───────▶      for each hub: then the packets of `cluster_packets`, and messages
-#                               for each channel of applications: then messages, and Handled
+#        ◀── Open ───────▶      for each hub; packets of `LinkType` and messages follow
+#                               for each application channel; messages and Handled follow
 
 OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
 APP = b"\xff"
-"""Prefix of the names of applications' channels. Names of hubs are UTF-8 and don't begin with this byte. A node without
-such channels takes them for hubs that it does not have.
+"""Prefix of the names of application channels. Names of hubs are UTF-8 and do not begin with this byte. A node of a
+release without such channels treats them as hubs that it does not have.
 """
 ABILITY = b"\xfe"
-"""Prefix of a name that is not a channel: opening it announces a feature of the sender beyond version 1. Nodes that do
-not support the feature take it for a hub that they don't have.
+"""Prefix of a name that is not a channel. An Open packet with it announces an optional feature of the sender. Nodes
+that do not support the feature treat it as a hub that they do not have.
 """
 PRESSURE = ABILITY + b"pressure"
 """The sender supports the packets from `LinkType.PRESSED` on."""
@@ -60,32 +60,32 @@ class Packet(IntEnum):
     REFUSED = 0x62
     """`u8 code, text`."""
     NODE = 0x63
-    """`u16 number, u16*`: the sender's number, and the numbers of the nodes that it is linked to."""
+    """`u16 number, u16*`: the number of the sender, and the numbers of the nodes to which it is linked."""
     TAKEN = 0x64
-    """`u16*`: numbers that are taken, among them the receiver's; the receiver must choose another one."""
+    """`u16*`: numbers that are taken, among them that of the receiver, which must choose another one."""
     OPEN = 0x65
-    """`u16 channel, name`: this channel has the packets of the hub with this cluster name, or, with the prefix `APP`,
-    of the applications' channel with this name.
+    """`u16 channel, name`: opens a channel for the hub in the cluster of this name or, with the prefix `APP`, for the
+    application channel of this name.
     """
     CLOSE = 0x66
     """`u16 channel, text`."""
     CLOSED = 0x6B
-    """`u16 channel`: the answer to Close. What follows on the channel belongs to a later Open."""
+    """`u16 channel`: the answer to Close. Later packets on the channel belong to a later Open."""
     CHANNEL = 0x67
-    """`u16 channel`: the packets that follow belong to it."""
+    """`u16 channel`: the following packets belong to it."""
     ACK = 0x68
     """`u64 bytes`: the number of bytes of the link that the sender has processed."""
     PING = 0x69
     """`u64`: returned in Pong."""
     PONG = 0x6A
     HANDLED = 0x6C
-    """`u64 bytes`, on a channel of applications: how many more bytes the applications have received."""
+    """`u64 bytes`, on an application channel: the bytes of messages handled since the last Handled packet."""
     SIBLINGS = 0x6D
-    """`16s server, u16 own`, then `16s id, u16 port` for each process of the sender's server: see `Siblings`."""
+    """`16s server, u16 own`, then `16s id, u16 port` for each process of the server of the sender; see `Siblings`."""
 
 
 class Refusal(IntEnum):
-    """Reason why a node rejects a link."""
+    """Reasons for which a node refuses a link."""
 
     VERSION = 1
     PASSWORD = 2
@@ -113,13 +113,13 @@ class Hello(NamedTuple):
 
 
 class Siblings(NamedTuple):
-    """Processes of one server, as one of them announces them to other nodes.
+    """Processes of one server, announced by one of them to other nodes.
 
     Attributes:
         server: 16 bytes that these processes share.
-        own: index of the sender.
-        places: id and port of each process. The id is zero when the sender has no link to it; the port is 0 when it
-            accepts no links or is unknown.
+        own: the index of the sender.
+        places: the id and port of each process. The id is zero when the sender has no link to the process. The port is
+            0 when the process accepts no links, or its port is unknown.
     """
 
     server: bytes
@@ -156,7 +156,7 @@ def proof(key: bytes, connects: bool, hellos: bytes) -> bytes:
 
 
 def is_proof(packet: bytes, key: bytes, connects: bool, hellos: bytes) -> bool:
-    """Whether a packet proves that the other side has the key; compares in constant time."""
+    """Return whether a packet proves that the other side has the key; compares in constant time."""
     return hmac.compare_digest(packet, proof(key, connects, hellos))
 
 
@@ -190,7 +190,7 @@ def parse_numbers(packet: bytes) -> list[int]:
         raise _wrong_length()
     found = [one for (one,) in _U16.iter_unpack(memoryview(packet)[1:])]
     if found and not 0 < min(found) <= max(found) <= MAX_NODE:
-        raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node whose number is not 1 to {MAX_NODE}")
+        raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node number that is not 1 to {MAX_NODE}")
     return found
 
 
@@ -250,7 +250,7 @@ class LinkType(IntEnum):
     INTEREST = 0x41
     """`(u32 tid, u32 check)*`: the sender has subscribers of these topics now."""
     NO_INTEREST = 0x42
-    """The same: it has none any longer."""
+    """The same format: topics whose last subscriber at the sender has left."""
     NUMBERED = 0x43
     """`(u32 tid, u32 check, u32 number)*`: topics whose id at the sender is not the one derived from their name."""
     SUBTOPICS = 0x44
@@ -264,11 +264,11 @@ class LinkType(IntEnum):
     WATCH = 0x48
     """`(u32 tid, u32 check)*`: request for the number of subscribers, now and at each change."""
     UNWATCH = 0x49
-    """The same: end of the request."""
+    """The same format: end of the request."""
     COUNT = 0x4A
     """`(u32 tid, u32 check, u32 subscribers)*`: the answer to Watch."""
     END = 0x4B
-    """`u32 etid, text`: disconnect this client, or all for 0; with an empty text no Disconnect packet is sent."""
+    """`u32 etid, text`: close this client, or all clients for 0. If the text is empty, no Disconnect packet is sent."""
     TOPICS = 0x4C
     """`(u32 tid, u16 length, name)*`: names of topics whose last values follow."""
     VALUE = 0x4D
@@ -280,30 +280,30 @@ class LinkType(IntEnum):
     PRESSED = 0x50
     """`(u32 tid, u32 check)*`: publishers have to wait for clients of the sender; for an ETID check is 0."""
     RELEASED = 0x51
-    """The same: end of the wait."""
+    """The same format: end of the wait."""
     ONCE = 0x52
     """`(u32 tid, u32 check, u32 number)*`: the sender's server handles messages of these topics with `once`. Messages
     for it to handle are sent to the ETID `number`; 0 ends that.
     """
     PAUSE = 0x53
-    """The hub is about to move to another process: hold back messages for it."""
+    """The hub will migrate to another process: keep messages for it."""
     PAUSED = 0x54
     """The answer to Pause: no messages follow."""
     SUCCESSOR = 0x55
-    """`u16 number`: this hub continues as the node of this number."""
+    """`u16 number`: the sender takes over the clients of the node with this number."""
     SUCCEED = 0x56
-    """`u16 number`: the successor has sent all its subscriptions."""
+    """`u16 number`: the successor has sent its whole snapshot."""
     SUCCEEDED = 0x57
-    """The answer to Succeed: what follows is for the successor."""
+    """The answer to Succeed: the following messages are for the successor."""
 
 
 class Announced(NamedTuple):
     """Client of another node.
 
     Attributes:
-        etid, uid, info: as at its node.
-        stamp: when it connected, in ms; of several with one uid the newest counts.
-        user: its user; empty without authentication.
+        etid, uid, info: the values at its node.
+        stamp: when it connected, in ms; of several clients with one uid, the newest counts.
+        user: the user; empty without authentication.
     """
 
     etid: int
@@ -383,14 +383,14 @@ def parse_names(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 def peers(of: Iterable[Announced]) -> Iterator[bytes]:
     """Yield Peers packets; an `info` that does not fit a packet is cut."""
-    return _packets(LinkType.PEERS, (_peer(one) for one in of))
 
+    def encoded() -> Iterator[bytes]:
+        for one in of:
+            info, user = one.info[: MAX_PACKET_BYTES - _PEER_BYTES - 1], one.user[:255]
+            head = _PEER.pack(one.etid, one.stamp, len(one.uid)) + one.uid + len(info).to_bytes(2, "big") + info
+            yield head + bytes((len(user),)) + user
 
-def _peer(one: Announced) -> bytes:
-    info = one.info[: MAX_PACKET_BYTES - _PEER_BYTES - 1]
-    head = _PEER.pack(one.etid, one.stamp, len(one.uid)) + one.uid + len(info).to_bytes(2, "big") + info
-    user = one.user[:255]
-    return head + bytes((len(user),)) + user
+    return _packets(LinkType.PEERS, encoded())
 
 
 def parse_peers(packet: bytes) -> Iterator[Announced]:

@@ -1,22 +1,22 @@
 """States of a connection, and the legal transitions between them.
 
-    OPENING ──▶ OPEN ◀──▶ BLOCKED        data in both directions; BLOCKED while the remote side takes none
+    OPENING ──▶ OPEN ◀──▶ BLOCKED        data in both directions; BLOCKED while the socket accepts none
         │         │           │
         └─────────┴─────┬─────┘
                         ▼
-                    DRAINING             closed for its owner: the last data is sent, then the remote side closes
+                    DRAINING             closed for its owner: the last data is sent, then the other side closes
                         │
                         ▼
                      CLOSED              the transport is closed, or passed to another process
 
-DRAINING may be skipped: a connection that breaks is CLOSED at once. A connection whose first data is not taken is
-BLOCKED before it was OPEN, and OPENING again afterwards. OPENING means:
+DRAINING may be skipped: a broken connection is CLOSED at once. If the socket does not accept the first data, a
+connection goes from OPENING to BLOCKED and back to OPENING. OPENING means:
 
 * an SMQ client (raw, WebSocket, over TLS, WSGI): the handshake is not complete;
-* HTTP: there was no request yet;
-* a `Stream`: nothing, it is OPEN from the beginning.
+* HTTP: no request has arrived yet;
+* a `Stream`: not used, it is OPEN from the beginning.
 
-Whether a connection is *read* is independent of its state: a client that waits for a hook may be blocked or not.
+Reading is independent of the state: a client that waits for a hook is not read, BLOCKED or not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Life(Enum):
     """State of a connection.
 
     Attributes:
-        over: whether it is closed for its owner: no more data is taken from it or given to it.
+        over: whether it is closed for its owner: no data is passed on in either direction.
         moves: the legal next states.
     """
 
@@ -59,8 +59,9 @@ for _life, _moves in MOVES.items():
 
 
 def moved(life: Life, to: Life) -> Life:
-    """Return `to`, the next state of a connection in the state `life`. An illegal transition is a bug in smqrt: it is
-    logged, and made nevertheless.
+    """Return `to`, the next state of a connection in the state `life`.
+
+    An illegal transition is a bug in smqrt; it is logged, and made nevertheless.
     """
     if to not in life.moves:
         log.error("a connection went from %s to %s", life.value, to.value, stack_info=True)

@@ -1,7 +1,7 @@
 """Inner loops of the data path, in Python and in LuaJIT.
 
-The second part has the same loops for LuaJIT. All of them work on one shared receive buffer. Both kinds return the
-same bytes for the same input, which a property test checks; they differ in speed only.
+All of them work on one shared receive buffer. Both kinds return the same bytes for the same input, which a property
+test checks; they differ in speed only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from smqrt.wire.websocket import mask
 BUFFER_BYTES = (64 + 512) << 10
 """Space for an incomplete frame and the largest single receive."""
 ENCODE_BYTES = 32 << 10
-"""Bytes that `encode` takes at once."""
-MAX_RUNS = BUFFER_BYTES // 3 + 1
+"""The maximum number of bytes for one call of `encode`."""
+MAX_BATCHES = BUFFER_BYTES // 3 + 1  # the smallest frame has three bytes
 MAX_PARTITIONS = 1024
 
 
@@ -82,7 +82,7 @@ class Kernels(Protocol):
         ...
 
     def encode(self, batch: bytes) -> tuple[bytes, int]:
-        """Return the WebSocket frames for the leading whole frames of `batch`, and the bytes of it that they took."""
+        """Return the WebSocket frames for the leading whole frames of `batch`, and the size of these frames there."""
         ...
 
     def count(self, batch: bytes) -> int:
@@ -90,7 +90,10 @@ class Kernels(Protocol):
         ...
 
     def measure(self, batch: bytes | memoryview) -> tuple[int, int]:
-        """Return the number of frames in a whole batch, and the longest; a view must be of the receive buffer."""
+        """Return the number of frames in a whole batch, and the length of the longest.
+
+        A view must be one of the receive buffer.
+        """
         ...
 
 
@@ -128,7 +131,7 @@ class PureKernels:
     def __init__(self) -> None:
         self.chars = (ctypes.c_char * BUFFER_BYTES)()
         self.view = memoryview(self.chars).cast("B")
-        self.ends, self.frames = _u32_array(MAX_RUNS), _u32_array(MAX_RUNS)
+        self.ends, self.frames = _u32_array(MAX_BATCHES), _u32_array(MAX_BATCHES)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES)()
         self.partition_ids, self.partition_ends = _u32_array(MAX_PARTITIONS), _u32_array(MAX_PARTITIONS)
 
@@ -226,7 +229,7 @@ class PureKernels:
 
 # ---- Kernels in LuaJIT
 #
-# LuaJIT is part of lupa's wheel, so no compiler is needed. `load` chooses these kernels when they work.
+# LuaJIT is part of the wheel of lupa, so no compiler is needed. `load` selects these kernels if they work.
 
 log = logging.getLogger("smqrt")
 
@@ -235,7 +238,7 @@ _TRIAL, _FOUND = b"\x00\x05one\x00\x05two", ((2, 10, False), 5, 2)
 
 
 class JitKernels:
-    """Kernels as compiled LuaJIT loops. One process has one: a receive is processed before the next one."""
+    """Kernels as compiled LuaJIT loops. A process has one: received data is processed before the next receive."""
 
     def __init__(self) -> None:
         import lupa.luajit21 as lupa
@@ -248,7 +251,7 @@ class JitKernels:
         buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
-        self.ends, self.frames = _u32_view(ends_at, MAX_RUNS), _u32_view(frames_at, MAX_RUNS)
+        self.ends, self.frames = _u32_view(ends_at, MAX_BATCHES), _u32_view(frames_at, MAX_BATCHES)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES).from_address(partitioned_at)
         self.partition_ids = _u32_view(partition_ids_at, MAX_PARTITIONS)
         self.partition_ends = _u32_view(partition_ends_at, MAX_PARTITIONS)
@@ -265,7 +268,7 @@ class JitKernels:
 
 
 def _address(data: bytes) -> int | None:
-    """Return the address of the bytes: passed as a string, Lua would copy them."""
+    # Lua would copy the bytes if they were passed as a string.
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
 
 
@@ -279,7 +282,7 @@ def load() -> Kernels:
         return PureKernels()
     try:
         kernels = JitKernels()
-        kernels.view[: len(_TRIAL)] = _TRIAL  # checks that Lua sees the same bytes at the addresses as Python does
+        kernels.view[: len(_TRIAL)] = _TRIAL  # checks that Lua and Python have the same bytes at the addresses
         found = kernels.scan(len(_TRIAL), 0), kernels.ends[0], kernels.count(_TRIAL)
         if found != _FOUND:
             raise ValueError(f"they return {found} instead of {_FOUND}")

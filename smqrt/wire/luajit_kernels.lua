@@ -1,5 +1,5 @@
--- The kernels of wire/kernels.py for LuaJIT. Pure functions over one buffer: no state but the buffer itself.
--- Called as chunk(size); returns the functions, the addresses of the arrays that Python sees, and what keeps these alive.
+-- The kernels of wire/kernels.py for LuaJIT: functions over one buffer, without other state.
+-- Called as chunk(size). Returns the functions, the addresses of the arrays for Python, and a reference to the arrays.
 local size = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
@@ -8,20 +8,20 @@ local u32_in, u32_out, u8_in = ffi.typeof "const uint32_t*", ffi.typeof "uint32_
 local PUBLISH, PUBLISH_HEADER = 8, 15
 local ENCODE_ROOM = 96 * 1024
 
-local buffer, run_ends = ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", size / 3 + 1)
+local buffer, batch_ends = ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", size / 3 + 1)
 local encoded = ffi.new("uint8_t[?]", ENCODE_ROOM)
-local run_frames = ffi.new("uint32_t[?]", size / 3 + 1)
-local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", run_ends)
+local batch_frames = ffi.new("uint32_t[?]", size / 3 + 1)
+local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", batch_ends)
 
 local function scan(n, start)
-  local at, runs = start, 0
+  local at, batches = start, 0
   while n - at >= 2 do
     local length = p[at] * 256 + p[at + 1]
-    if length < 3 then return runs, at, true end
+    if length < 3 then return batches, at, true end
     if n - at == 2 then break end
     local frames = 1
     if p[at + 2] == PUBLISH then
-      if length < PUBLISH_HEADER then return runs, at, true end
+      if length < PUBLISH_HEADER then return batches, at, true end
       if at + length > n then break end
       local key = ffi.cast(u32_in, p + at + 3)
       local tid, ptid = key[0], key[1]
@@ -37,10 +37,10 @@ local function scan(n, start)
       if at + length > n then break end
       at = at + length
     end
-    ends[runs], run_frames[runs] = at, frames
-    runs = runs + 1
+    ends[batches], batch_frames[batches] = at, frames
+    batches = batches + 1
   end
-  return runs, at, false
+  return batches, at, false
 end
 
 -- Forward copy is safe in place: a raw frame is at least four bytes shorter than its masked WebSocket form.
@@ -105,7 +105,7 @@ local function count(address, n)
   return frames, longest
 end
 
--- A partition is what one subscriber gets of a chunk. `keys` are the ids of destinations, `numbers` the partition of
+-- A partition has the frames of a chunk for one subscriber. `keys` are the ids of destinations, `numbers` the partition of
 -- each: u32.
 local function partition_table(keys, numbers)
   local table = {count = 0}
@@ -164,5 +164,5 @@ end
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
 return scan, unmask, encode, partition_table, partition, count,
-  address(buffer), address(run_ends), address(run_frames), address(partitioned), address(partition_ids),
-  address(partition_ends), function() return buffer, run_ends, run_frames, encoded, partitioned, partition_ids, partition_ends end
+  address(buffer), address(batch_ends), address(batch_frames), address(partitioned), address(partition_ids),
+  address(partition_ends), function() return buffer, batch_ends, batch_frames, encoded, partitioned, partition_ids, partition_ends end

@@ -1,10 +1,10 @@
 """NATS client protocol without I/O.
 
-There are encoders for a client, and a decoder of what a server sends. The protocol has lines of text that end with CR
+There are encoders for clients, and a decoder for the data from servers. The protocol has lines of text that end with CR
 LF; MSG and HMSG lines are followed by a payload of the size that they contain. Names are those of the protocol
 reference (docs.nats.io, "Client Protocol").
 
-The decoder reads each byte a constant number of times, however the server splits what it sends. After a `NatsError` the
+The decoder reads each byte a constant number of times, however the server splits its data. After a `NatsError` the
 stream cannot be decoded any further.
 """
 
@@ -21,7 +21,7 @@ from smqrt.errors import ArgumentError, NatsError
 
 PING, PONG = b"PING\r\n", b"PONG\r\n"
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
-"""Default of servers; each server sends its own limit in INFO."""
+"""The default of servers; a server sends its limit in INFO."""
 LARGEST_PAYLOAD_BYTES = 64 << 20
 """The largest limit that a server can be configured for."""
 MAX_LINE_BYTES = 64 << 10
@@ -39,7 +39,7 @@ _QUEUE = re.compile(r"[^\s\x00-\x20\x7f]+")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _HEADER_VALUE = re.compile(r"[^\r\n\0]*")
 _HEADER_LINE = b"NATS/1.0"
-_MAX_NUMBER_DIGITS = 10
+_MAX_NUMBER_DIGITS = 10  # larger numbers are invalid, and `int` of many digits is slow
 
 
 # ---- encoding
@@ -47,7 +47,7 @@ _MAX_NUMBER_DIGITS = 10
 
 @lru_cache(maxsize=8192)
 def subject_bytes(subject: str) -> bytes:
-    """Return a subject to publish to, encoded.
+    """Encode a subject to publish to.
 
     Raises:
         ArgumentError: it is not a valid subject.
@@ -56,7 +56,7 @@ def subject_bytes(subject: str) -> bytes:
 
 
 def pattern_bytes(pattern: str) -> bytes:
-    """Return a subject to subscribe to, encoded: `*` matches one token, `>` at the end matches all that follow.
+    """Encode a subject to subscribe to; `*` matches one word, `>` at the end matches one or more.
 
     Raises:
         ArgumentError: it is not a valid subject.
@@ -65,7 +65,7 @@ def pattern_bytes(pattern: str) -> bytes:
 
 
 def queue_bytes(queue: str) -> bytes:
-    """Return the name of a queue group, encoded.
+    """Encode the name of a queue group.
 
     Raises:
         ArgumentError: it is not a valid name.
@@ -86,7 +86,11 @@ def _checked(text: str, rule: re.Pattern[str], expected: str) -> bytes:
 
 
 def connect(options: Mapping[str, object]) -> bytes:
-    """Return a CONNECT line with the options of the protocol reference."""
+    """Return a CONNECT line.
+
+    Args:
+        options: the options of CONNECT by their names in the protocol reference.
+    """
     return b"CONNECT %b\r\n" % json.dumps(options, separators=(",", ":")).encode()
 
 
@@ -134,7 +138,7 @@ def unsub(sid: int) -> bytes:
 
 
 def headers_bytes(headers: Mapping[str, str]) -> bytes:
-    """Return headers, encoded.
+    """Encode headers.
 
     Raises:
         ArgumentError: a name or a value has forbidden characters.
@@ -148,7 +152,7 @@ def headers_bytes(headers: Mapping[str, str]) -> bytes:
 
 
 def parse_headers(block: bytes) -> tuple[int | None, dict[str, str]]:
-    """Return the status (503 when a request has no responder) and the headers; the last one of several with one name.
+    """Return the status (503: no responders) and the headers; of several with one name, the last one.
 
     Raises:
         NatsError: they are malformed.
@@ -172,15 +176,15 @@ def parse_headers(block: bytes) -> tuple[int | None, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Contents of INFO, as far as clients need it.
+    """The fields of INFO that clients need.
 
     Attributes:
         server_id, server_name, version, cluster: empty when they are missing.
         max_payload_bytes: largest message that the server accepts.
-        auth_required, tls_required, tls_available, headers: what the server requires and supports.
-        nonce: to be signed by clients with an nkey; empty for none.
+        auth_required, tls_required, tls_available, headers: requirements and features of the server.
+        nonce: the text that clients with an nkey sign; empty for none.
         connect_urls: "host:port" of the servers of its cluster.
-        is_lame_duck: whether it shuts down soon; clients should connect to another one.
+        is_lame_duck: whether the server shuts down soon; clients should connect to another one.
     """
 
     server_id: str = ""
@@ -212,21 +216,18 @@ def parse_info(text: bytes) -> ServerInfo:
         raise NatsError(f"INFO is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise NatsError("INFO is not a JSON object")
-    values: dict[str, Any] = {name: _value(found, name) for name in ServerInfo.__slots__}
+    values: dict[str, Any] = {}
+    for name in ServerInfo.__slots__:
+        default, key = getattr(_EMPTY_INFO, name), _INFO_FIELDS.get(name, name)
+        value = found.get(key)
+        if value is None:
+            continue
+        if name == "connect_urls" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+            value = tuple(value)
+        elif type(value) is not type(default) or (isinstance(value, int) and not 0 <= value <= LARGEST_PAYLOAD_BYTES):
+            raise NatsError(f"INFO: invalid {key}: {str(value)[:40]!r}")
+        values[name] = value
     return ServerInfo(**values)
-
-
-def _value(found: dict[str, object], name: str) -> object:
-    default: object = getattr(_EMPTY_INFO, name)
-    key = _INFO_FIELDS.get(name, name)
-    value = found.get(key)
-    if value is None:
-        return default
-    if name == "connect_urls" and isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return tuple(value)
-    if type(value) is not type(default) or (isinstance(value, int) and not 0 <= value <= LARGEST_PAYLOAD_BYTES):
-        raise NatsError(f"INFO: invalid {key}: {str(value)[:40]!r}")
-    return value
 
 
 _EMPTY_INFO = ServerInfo()
@@ -239,28 +240,28 @@ class NatsEvents(Protocol):
         """MSG or HMSG for the subscription `sid`; `reply` and `headers` are empty when there are none."""
 
     def on_info(self, info: ServerInfo) -> None:
-        """INFO: the first operation; sent again whenever it changes."""
+        """INFO: the first operation, sent again after each change."""
 
     def on_ping(self) -> None:
         """PING: the server expects a PONG."""
 
     def on_pong(self) -> None:
-        """PONG: the answer to the oldest PING that is not answered."""
+        """PONG: the answer to the oldest unanswered PING."""
 
     def on_error(self, text: str) -> None:
         """-ERR, without the quotes. The server may close the connection after it."""
 
 
 class NatsDecoder:
-    """Decoder of the bytes that a server sends, in pieces of any size.
+    """Decoder for data from a server, in pieces of any size.
 
     Args:
         events: receives the operations.
-        max_payload_bytes: limit of memory; servers may send larger messages than they accept.
+        max_payload_bytes: limits the memory; servers may send larger messages than they accept.
 
     Attributes:
         events: may be replaced between two calls of `decode`.
-        messages, payload_bytes: number of messages, and bytes of payload and headers.
+        messages, payload_bytes: the number of messages, and the bytes of their payload and headers.
     """
 
     __slots__ = (
@@ -279,7 +280,7 @@ class NatsDecoder:
     def __init__(self, events: NatsEvents, max_payload_bytes: int = LARGEST_PAYLOAD_BYTES) -> None:
         self.events, self._max_payload_bytes = events, max_payload_bytes
         self._data, self._at = b"", 0
-        self._next = b"", 0  # data behind `_data`, and where to continue in it
+        self._next = b"", 0  # data that follows `_data`, and the position where it continues
         self._held = bytearray()  # an incomplete line or message
         self._needed_bytes = 0  # size of that message
         self._is_line = True  # whether it is a line
@@ -326,20 +327,13 @@ class NatsDecoder:
                     break
                 end = find(b"\n", at, at + MAX_LINE_BYTES)
                 if end < 0:
-                    if len(data) - at >= MAX_LINE_BYTES:
-                        raise _too_long(data[at : at + 40])
-                    self._held += data[at:]
-                    self._is_line = True
-                    at = len(data)
+                    at = self._hold(data, at)
                     break
                 line = data[at:end]
                 words = line.split()  # MSG subject sid [reply-to] size; HMSG has the headers' size before the size
                 kind, headers_size = words[0] if words else b"", 0
                 if kind == b"HMSG":
-                    headers_size = _number(words[-2]) if len(words) > 4 else 0
-                    if not headers_size:
-                        raise NatsError("HMSG without headers")
-                    del words[-2]
+                    headers_size = _pop_headers_size(words)
                 elif kind != b"MSG":
                     at = end + 1
                     self._control(kind, line)
@@ -347,22 +341,19 @@ class NatsDecoder:
                 if not 4 <= len(words) <= 5 or line[-1:] != b"\r":
                     raise NatsError(f"malformed message line: {line[:80]!r}")
                 size = _number(words[-1])
-                first, stop = end + 1, end + 1 + size
+                body, stop = end + 1 + headers_size, end + 1 + size
                 if not headers_size <= size <= self._max_payload_bytes:
                     raise NatsError(f"invalid size of a message: {size} bytes, of these {headers_size} for headers")
                 if stop + 2 > len(data):
-                    self._held += memoryview(data)[at:]
-                    self._is_line, self._needed_bytes = False, stop + 2 - at
-                    at = len(data)
+                    at = self._hold(data, at, stop + 2 - at)
                     break
                 if not data.startswith(b"\r\n", stop):
                     raise NatsError("no CR LF at the end of a message")
                 at = stop + 2
                 messages += 1
                 payload_bytes += size
-                body = first + headers_size
                 reply = words[3] if len(words) == 5 else b""
-                on_message(words[2], words[1], reply, data[body:stop], data[first:body])
+                on_message(words[2], words[1], reply, data[body:stop], data[end + 1 : body])
         finally:
             self._at = at
             self.messages += messages
@@ -372,6 +363,14 @@ class NatsDecoder:
         self._data, self._at = self._next
         self._next = b"", 0
         return self._at < len(self._data)
+
+    def _hold(self, data: bytes, at: int, needed_bytes: int = 0) -> int:
+        """Keep an incomplete message of `needed_bytes`, or an incomplete line (0); return the end of the data."""
+        if not needed_bytes and len(data) - at >= MAX_LINE_BYTES:
+            raise _too_long(data[at : at + 40])
+        self._held += memoryview(data)[at:]
+        self._is_line, self._needed_bytes = not needed_bytes, needed_bytes
+        return len(data)
 
     def _control(self, word: bytes, line: bytes) -> None:
         if line[-1:] != b"\r":
@@ -388,6 +387,15 @@ class NatsDecoder:
             events.on_error(rest.strip().strip(b"'").decode("utf-8", "replace"))
         elif kind != b"+OK":
             raise NatsError(f"unknown operation: {line[:40]!r}")
+
+
+def _pop_headers_size(words: list[bytes]) -> int:
+    """Remove the size of the headers from the words of an HMSG line, and return it."""
+    size = _number(words[-2]) if len(words) > 4 else 0
+    if not size:
+        raise NatsError("HMSG without headers")
+    del words[-2]
+    return size
 
 
 def _number(word: bytes) -> int:

@@ -22,7 +22,7 @@ from smqrt.errors import CloseReason, ProtocolError
 # ---- Ranges of 32-bit ids: ETIDs and the node in them, the servers of nodes, and topics.
 #
 #     0 nnnnnnnnnn lllllllllllllllllllll   ETID: 10 bits of the node, 21 bits drawn by that node
-#     0 nnnnnnnnnn 000000000000000000001   the server of node n, as other nodes see it
+#     0 nnnnnnnnnn 000000000000000000001   the server of node n, for other nodes
 #     1 hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh   topic
 #
 # Node 0 is a hub without a cluster. A topic whose id an application or a file chooses may have any id.
@@ -40,14 +40,14 @@ def node_of(number: int) -> int:
 
 
 def server_of(node: int) -> int:
-    """Return the ETID of the server of `node`, as other nodes see it."""
+    """Return the ETID that other nodes use for the server of `node`."""
     return node << LOCAL_BITS | SERVER_LOCAL
 
 
 class NameNumbers:
     """Derives ids from names, with the same result at all nodes of a cluster.
 
-    They are derived with a key, so that clients cannot guess ids or find names that share one.
+    The key prevents clients from guessing ids, and from finding names with the same id.
 
     Args:
         key: at most 64 bytes, the same at all nodes.
@@ -80,7 +80,7 @@ MAX_PAYLOAD_BYTES = 0xFFF0
 PUBLISH_HEADER_BYTES = 15
 """Length, type, tid, ptid and stid of a Publish frame; the payload follows."""
 TID, PTID, STID = slice(3, 7), slice(7, 11), slice(11, 15)
-"""Byte ranges of the ids in a Publish frame. Code that runs for each message has the numbers instead."""
+"""Byte ranges of the ids in a Publish frame. Code that runs for each message uses the numbers directly."""
 MAX_FRAME_BYTES = 0xFFFF
 MAX_PACKET_BYTES = MAX_FRAME_BYTES - 2
 MAX_NAME_BYTES = MAX_PACKET_BYTES - 6
@@ -124,7 +124,7 @@ class ConnackCode(IntEnum):
 
 
 class Connect(NamedTuple):
-    """Contents of a Connect packet; `max_frame_bytes` is 0 unless a version 2 client limits the frames it takes."""
+    """Contents of a Connect packet; `max_frame_bytes` is 0 unless a version 2 client limits its received frames."""
 
     uid: bytes
     credentials: bytes
@@ -273,7 +273,7 @@ def parse_connect(packet: bytes) -> Connect:
 
 
 def _counted(packet: bytes, at: int, what: str) -> tuple[bytes, int]:
-    """Return a string with its length in one byte before it, and where it ends; empty at the end of the packet."""
+    """Return a string that follows its length in one byte, and its end; empty at the end of the packet."""
     if at >= len(packet):
         return b"", at
     end = at + 1 + packet[at]

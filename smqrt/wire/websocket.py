@@ -35,23 +35,23 @@ _CLOSE_CODES = {
 }
 
 MAX_FRAGMENTS = 4096
-"""Frames of one message. With 16 MiB, the largest message, fragments have 4 KiB each on average."""
+"""The maximum number of frames of a message: 4 KiB each in the largest message, of 16 MiB."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_CONTROL_BYTES = 125
-"""Payload of a ping, a pong or a close."""
+"""The maximum payload of a ping, pong or close frame."""
 PIECE_BYTES = 65535
-"""A codec returns a frame up to this size whole, a larger one in pieces of at most this size."""
+"""A codec returns larger frames in pieces of this size."""
 FRAMES_AT_A_TIME = 1000
-"""Frames without a message for the application that are decoded in one call: 1 to 2 ms of work."""
+"""The maximum number of frames that one call decodes to find a message: 1 to 2 ms of work."""
 _FIN, _MASKED, _RESERVED, _OPCODE, _SIZE = 0x80, 0x80, 0x70, 0x0F, 0x7F
 """Bits of the first byte (`_FIN`, `_RESERVED`, `_OPCODE`) and of the second one (`_MASKED`, `_SIZE`) of a frame."""
 _SIZE_U16, _SIZE_U64 = 126, 127
-"""Sizes in the second byte that say that the size follows in two or eight bytes."""
+"""Values of the size field if the size follows in two or eight bytes."""
 _MASK_BYTES = 4
 
 
 class Frame(NamedTuple):
-    """One frame, unmasked, or a part of one. The codec uses it for control frames and fragments."""
+    """A frame without its mask, or a part of a frame. The codec uses it for control frames and fragments."""
 
     fin: bool
     opcode: int
@@ -87,7 +87,7 @@ def accept_key(key: str) -> str:
 
 
 def valid_key(key: str) -> bool:
-    """Whether `key` is a `Sec-WebSocket-Key`: 16 bytes in base64."""
+    """Return whether `key` is a `Sec-WebSocket-Key`: 16 bytes in base64."""
     try:
         return len(base64.b64decode(key.strip(), validate=True)) == 16
     except (binascii.Error, ValueError):
@@ -149,13 +149,14 @@ def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | 
     Args:
         data: the bytes.
         at: where the frame starts.
-        is_masked: whether frames must be masked (those of a client), or must not (those of a server).
+        is_masked: true for frames of clients, which must have a mask; false for those of servers, which must not.
 
     Returns:
-        The first byte, the size of the payload, and where the mask starts, or the payload of a frame without a mask.
+        The first byte, the size of the payload, and the start of the mask, or of the payload if there is no mask.
         None when more bytes are needed.
+
     Raises:
-        ProtocolError: the sender broke RFC 6455 §5.2.
+        ProtocolError: the sender violated RFC 6455 §5.2.
     """
     if len(data) - at < 2:
         return None
@@ -180,10 +181,10 @@ def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | 
 
 
 def parse_client_frame(data: bytes, limit_bytes: int, at: int = 0) -> tuple[Frame | None, int]:
-    """Return the frame at `data[at]` and where it ends, or `(None, at)` when more bytes are needed.
+    """Return the frame at `data[at]` and its end, or `(None, at)` when more bytes are needed.
 
     Raises:
-        ProtocolError: the client broke RFC 6455, or the frame is larger than `limit_bytes`.
+        ProtocolError: the client violated RFC 6455, or the frame is larger than `limit_bytes`.
     """
     head = parse_head(data, at, is_masked=True)
     if head is None:
@@ -255,16 +256,16 @@ class Assembler:
 
     @property
     def busy(self) -> bool:
-        """Whether a message has begun, whose first frame had `opcode`."""
+        """Whether there is an incomplete message; its first frame had `opcode`."""
         return self._joined is not None
 
     def state(self) -> tuple[int, int, bytes] | None:
-        """Return the incomplete message, as arguments for `of`; None without one."""
+        """Return the incomplete message as arguments for `of`; None if there is none."""
         return None if self._joined is None else (self.opcode, self._count, bytes(self._joined))
 
     @classmethod
     def of(cls, opcode: int, count: int, joined: bytes) -> Assembler:
-        """Return an assembler with an incomplete message of another one."""
+        """Return an assembler with the incomplete message of another assembler; see `state`."""
         made = cls()
         made.opcode, made._count, made._joined = opcode, count, bytearray(joined)
         return made
@@ -296,7 +297,7 @@ class Assembler:
 
 
 class WebSocketMessage(NamedTuple):
-    """Message, or a piece of a large one: with it, `done_bytes` of `frame_bytes` have arrived."""
+    """A message, or a piece of a large one: `done_bytes` of `frame_bytes` are decoded, this piece included."""
 
     data: bytes
     is_text: bool
@@ -305,7 +306,7 @@ class WebSocketMessage(NamedTuple):
 
 
 class _LargeFrame:
-    """Large frame, which is decoded in pieces."""
+    """A large frame, which is decoded in pieces."""
 
     __slots__ = ("decoder", "done", "fin", "key", "opcode", "size")
 
@@ -321,7 +322,7 @@ class _LargeFrame:
         return mask(data, self.key[shift:] + self.key[:shift]) if self.key else data
 
     def fragment(self, piece: bytes) -> Frame:
-        """Return a piece as a fragment of the message to which this frame belongs."""
+        """Return a piece as a fragment of the message of this frame."""
         opcode, self.opcode = self.opcode, CONTINUATION
         return Frame(self.fin and self.done == self.size, opcode, piece)
 
@@ -340,12 +341,12 @@ class WebSocketCodec:
 
     Args:
         is_client: whether this side is the client, which masks its frames.
-        max_message_bytes: largest message that is accepted.
+        max_message_bytes: the largest message that is accepted.
 
     Attributes:
         max_message_bytes: see above.
-        has_more: whether `next` returned None only because it had decoded many frames; call it again.
-        close_code: code of the close frame that was received, None before.
+        has_more: whether `next` returned None because it had decoded `FRAMES_AT_A_TIME` frames; call it again.
+        close_code: the code of the received close frame; None before.
         close_sent: whether this side has sent its close frame.
     """
 
@@ -395,9 +396,9 @@ class WebSocketCodec:
         return self._encode(CLOSE, close_payload(code, text))
 
     def take_replies(self) -> bytes:
-        """Return what to send back: the pong to the last ping, the answer to a close.
+        """Return the frames to send back: the pong to the last ping, and the answer to a close.
 
-        It is built here and not for each ping, because one read can contain thousands of them.
+        They are encoded here and not for each ping, because received data can contain thousands of pings.
         """
         pong = b"" if self._ping is None else self._encode(PONG, self._ping)
         replies, self._ping, self._answer = pong + self._answer, None, b""
@@ -414,7 +415,7 @@ class WebSocketCodec:
         """Return the next message or piece; None when more bytes are needed or the other side has closed.
 
         Raises:
-            ProtocolError: the other side broke RFC 6455, or sent a message over `max_message_bytes`.
+            ProtocolError: the other side violated RFC 6455, or sent a message over `max_message_bytes`.
         """
         self.has_more = False
         for _ in range(FRAMES_AT_A_TIME):
@@ -433,14 +434,20 @@ class WebSocketCodec:
                 data, self._at = self._buffer[self._at : end], end
                 if not data:
                     return None
-                message = self._part(large, large.piece(data))
+                piece = large.piece(data)
+                if large.done == large.size:
+                    self._large = None
+                if self._assembler is None and large.fin and large.opcode:
+                    message = large.message(piece)
+                else:
+                    message = self._fragment(large.fragment(piece))
             if message is not None:
                 return message
         self.has_more = True
         return None
 
     def _frame(self) -> Frame | None:
-        """Return the next frame; None when more bytes are needed, and for a large one, which starts then."""
+        """Return the next frame; None when more bytes are needed, and at the start of a large frame."""
         buffer = self._buffer
         head = parse_head(buffer, self._at, not self._is_client)
         if head is None:
@@ -464,7 +471,9 @@ class WebSocketCodec:
     def _whole(self, frame: Frame) -> WebSocketMessage | None:
         if frame.opcode >= CLOSE:
             if frame.opcode == PING:
-                self._ping = frame.payload  # only the last one is answered (RFC 6455 §5.5.3), so they don't accumulate
+                self._ping = (
+                    frame.payload
+                )  # only the last ping is answered (RFC 6455 §5.5.3), so that pongs do not accumulate
             elif frame.opcode == CLOSE:
                 self.close_code = check_close(frame.payload)
                 self._answer = self.close(self.close_code)
@@ -472,13 +481,6 @@ class WebSocketCodec:
         if frame.fin and frame.opcode and self._assembler is None:
             return WebSocketMessage(checked(frame.opcode, frame.payload), frame.opcode == TEXT)
         return self._fragment(frame)
-
-    def _part(self, large: _LargeFrame, piece: bytes) -> WebSocketMessage | None:
-        if large.done == large.size:
-            self._large = None
-        if self._assembler is None and large.fin and large.opcode:
-            return large.message(piece)
-        return self._fragment(large.fragment(piece))
 
     def _fragment(self, frame: Frame) -> WebSocketMessage | None:
         assembler = self._assembler = self._assembler or Assembler()

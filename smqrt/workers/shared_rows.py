@@ -1,7 +1,7 @@
 """Rows that the workers of a server share, in an SQLite file.
 
-Each worker keeps a copy of the rows in memory. It reads what the others have written when it next asks for `changes`.
-The file is in the folder of the workers. Rows are encrypted with a key that ends with the server.
+Each worker keeps a copy of the rows in memory, and calls `changes` to read the rows that other workers have written.
+The file is in the folder of the workers. Rows are encrypted with a key that is lost when the server ends.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from smqrt.settings.limits import Limit, LineLimit
 log = logging.getLogger("smqrt")
 
 FORMAT = 1
-"""Part of the file's name: workers of two versions of smqrt, as at a hot restart, use different files."""
+"""A part of the file name. Processes with different formats, as during a hot restart, use different files."""
 ENDED_S = 60.0
-"""How long deletions are kept, so that other workers read them."""
+"""How long deletions are kept, so that other workers can read them."""
 MISSED_S = ENDED_S / 2
-"""A worker that has not read for this long may have missed deletions, and reads all rows again."""
+"""A worker that has not read for this time may have missed deletions, and reads all rows again."""
 LOCK_S = 0.010
-"""How long a write blocks this process while another worker writes; then the write is postponed."""
+"""The maximum time that a write blocks this process while another worker writes; then the write is postponed."""
 AGAIN_S = 0.050
-"""After a write that did not get the lock, the next ones don't wait for it during this time; after another failure,
-such as a full disk, nothing is tried during this time."""
+"""If a write did not get the lock, later writes do not wait for it during this time. After another error, such as a
+full disk, no write is tried during this time."""
 OPEN_S = 5.0
 MAX_READ, MAX_READ_BYTES = 1000, 1 << 20  # in one call: about 10 ms
 MAX_WRITTEN, MAX_TRANSACTIONS = 200, 5  # rows in a transaction, and transactions in a call: about 2 ms, 10 ms
 PAGE_BYTES = 1024  # SQLite writes whole pages, and a row is small
 MAX_WAITING = 50_000
-"""Postponed writes, with a full disk for example; the oldest are dropped."""
+"""The maximum number of postponed writes, for example when the disk is full; the oldest are dropped."""
 RETRY_LOCK_S = 0.0005
-WAITING = Limit("worker_changes", "", "changes for other workers can't be written, and too many of them wait")
+WAITING = Limit("worker_changes", "", "too many changes for other workers wait, since they can't be written")
 _NONCE = struct.Struct(">IQ")
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
 
@@ -62,8 +62,11 @@ CREATE TABLE IF NOT EXISTS rows (
 CREATE INDEX IF NOT EXISTS ends ON rows (until_s) WHERE until_s IS NOT NULL;
 CREATE TABLE IF NOT EXISTS writers (writer INTEGER PRIMARY KEY AUTOINCREMENT);
 """
+# A deleted row has NULL as its data until `ENDED_S` have passed, so that other workers read the deletion. Each write
+# has a new version, by which `changes` finds it.
 _NEW = "SELECT version, owner, name, data, writer FROM rows WHERE version > ? ORDER BY version LIMIT ?"
 _PUT = "INSERT OR REPLACE INTO rows (owner, name, data, writer, until_s) SELECT ?1, ?2, ?3, ?4, ?5"
+# Only while the head row (?6) of the owner exists: another worker may have ended the owner.
 _PUT_IF = f"{_PUT} WHERE EXISTS (SELECT 1 FROM rows WHERE owner = ?1 AND name = ?6 AND data IS NOT NULL)"
 _END = "DELETE FROM rows WHERE owner = ?"
 _OLD = "DELETE FROM rows WHERE version IN (SELECT version FROM rows WHERE until_s < ? LIMIT ?)"
@@ -71,7 +74,7 @@ _OWNERS = "SELECT owner FROM rows WHERE name = ? AND data IS NOT NULL"
 
 
 class Row(NamedTuple):
-    """A row that another worker has written; `data` is None when it deleted the row."""
+    """A row that another worker has written; `data` is None for a deleted row."""
 
     owner: int
     name: bytes
@@ -79,22 +82,22 @@ class Row(NamedTuple):
 
 
 class SharedRows:
-    """Rows by owner and name. The head row of an owner exists while the owner does; its other rows need it.
+    """Rows by owner and name. An owner exists while its head row exists; its other rows are written only then.
 
-    Rows of the owner 0 need no head. A write that fails, since another worker holds the lock or the disk is full, is
-    postponed and repeated with the next one. No call blocks the process for longer than about 20 ms.
+    The owner 0 needs no head row. When the lock is taken or the disk is full, a write is postponed until the next one.
+    No call blocks the process for longer than about 20 ms.
 
     Args:
-        directory: of the workers of this server.
-        secret: of the workers of this server.
-        head: the name of an owner's head row.
+        directory: the folder of the workers of this server.
+        secret: the secret of the workers of this server.
+        head: the name of head rows.
 
     Attributes:
-        writer: the number of this process among all that ever opened the rows, from 1.
-        is_complete: whether the last `changes` returned all that there were.
+        writer: the number of this process among all processes that have opened the rows, from 1.
+        is_complete: whether the last call of `changes` returned all changes.
 
     Raises:
-        StartError: the file can't be created; one sentence.
+        StartError: the file can't be created; the text is one sentence.
     """
 
     def __init__(self, directory: Path, secret: bytes, head: bytes) -> None:
@@ -110,7 +113,7 @@ class SharedRows:
             self._db = sqlite3.connect(directory / f"shared-{FORMAT}.db", isolation_level=None, timeout=OPEN_S)
             self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = OFF")  # the rows end with the server: a power failure ends both
+            self._db.execute("PRAGMA synchronous = OFF")  # rows need not survive a power failure, which ends the server
             self._db.executescript(_TABLES)
             self.writer = self._db.execute("INSERT INTO writers DEFAULT VALUES").lastrowid or 0
             self._db.execute("PRAGMA busy_timeout = 0")  # SQLite would block the loop; see `_execute_with_lock`
@@ -121,9 +124,9 @@ class SharedRows:
     # ---- reading
 
     def changes(self) -> list[Row]:
-        """Return the last state of each row that other workers have changed since the last call, the oldest first.
+        """Return the rows that other workers have changed since the last call, with their last state, the oldest first.
 
-        There may be more, see `is_complete`.
+        There may be more rows; see `is_complete`.
         """
         rows: list[Row] = []
         if self._waiting and not self._depth:
@@ -135,7 +138,11 @@ class SharedRows:
                 for version, owner, name, sealed, writer in cursor:
                     self._last_version, count = version, count + 1
                     if writer != self.writer:
-                        data = None if sealed is None else self._decrypt(owner, name, sealed)
+                        data = None
+                        if sealed is not None:
+                            nonce, text = sealed[: _NONCE.size], sealed[_NONCE.size :]
+                            with suppress(InvalidTag):  # not written by a worker of this server
+                                data = self._cipher.decrypt(nonce, text, b"%d %b" % (owner, name))
                         rows.append(Row(owner, name, data))
                         size_bytes += len(sealed or b"")
                         if size_bytes > MAX_READ_BYTES:
@@ -148,9 +155,10 @@ class SharedRows:
         return rows
 
     def living_if_missed(self) -> set[int] | None:
-        """Return the owners that exist, if this worker may have missed deletions, since it has not read for `MISSED_S`.
+        """If this worker may have missed deletions, return the existing owners, and restart `changes` from the start.
 
-        `changes` then begins again with all rows. Otherwise return None.
+        Returns:
+            None when it has read within the last `MISSED_S`.
         """
         if monotonic() - self._read_at_s < MISSED_S or self._waiting:
             return None
@@ -167,10 +175,10 @@ class SharedRows:
         """Write a row.
 
         Args:
-            owner: its number, 0 for rows without an owner.
-            name: of the row.
-            data: None to delete it.
-            keep_s: how long it is needed; None: as long as its owner exists.
+            owner: the number of the owner; 0 for rows without an owner.
+            name: the name of the row.
+            data: the content; None to delete the row.
+            keep_s: how long the row is kept; None: as long as its owner exists.
         """
         if data is None:
             keep_s = ENDED_S
@@ -199,13 +207,13 @@ class SharedRows:
 
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[bool]:
-        """Write in one transaction what the `with` block writes; the block must not switch greenlets.
+        """Combine the writes of the `with` block in one transaction; the block must not switch greenlets.
 
         Args:
-            alone: exclude other workers from writing meanwhile: the result of `changes` inside stays valid.
+            alone: prevent other workers from writing meanwhile, so that the result of `changes` remains valid.
 
         Returns:
-            whether `alone` succeeded, as it does unless another worker holds the lock; False without `alone`.
+            Whether `alone` succeeded: it fails if another worker has the lock. False without `alone`.
         """
         is_exclusive = alone and not self._depth and self.write() and self._begin()
         self._depth += 1
@@ -219,12 +227,12 @@ class SharedRows:
                 self.write()
 
     def write(self) -> bool:
-        """Write postponed rows, at most `MAX_TRANSACTIONS` transactions; return whether all are written."""
+        """Write postponed rows in at most `MAX_TRANSACTIONS` transactions; return whether all are written."""
         if self._waiting and monotonic() < self._rest_until_s:
             return False
         for _ in range(MAX_TRANSACTIONS):
             if len(self._waiting) < 2:
-                for sql, *values in self._waiting:  # a single row needs no transaction around it
+                for sql, *values in self._waiting:  # a single row needs no explicit transaction
                     if not self._execute_with_lock(str(sql), values):
                         return False
                 self._waiting.clear()
@@ -234,7 +242,7 @@ class SharedRows:
         return not self._waiting
 
     def purge(self) -> bool:
-        """Delete some of the rows that are not needed any more; return whether there may be more."""
+        """Delete some of the expired rows; return whether there may be more."""
         if not self._begin():
             return False
         try:
@@ -264,7 +272,7 @@ class SharedRows:
                     self._no_wait_until_s = max(self._no_wait_until_s, now_s + AGAIN_S)
                     self._complain("written", error)
                     return False
-            _sleep(RETRY_LOCK_S)  # blocks the loop: a switch would break `together`
+            _sleep(RETRY_LOCK_S)  # blocks the loop, since a switch of greenlets would break `together`
 
     def _write_begun(self) -> bool:
         """Write postponed rows, at most `MAX_WRITTEN`, and commit; return whether that succeeded."""
@@ -288,10 +296,3 @@ class SharedRows:
 
     def _complain(self, done: str, error: sqlite3.Error) -> None:
         self._lines.warn(f"shared rows of the workers can't be {done} now; trying again: {error}")
-
-    def _decrypt(self, owner: int, name: bytes, sealed: bytes) -> bytes | None:
-        try:
-            nonce, text = sealed[: _NONCE.size], sealed[_NONCE.size :]
-            return self._cipher.decrypt(nonce, text, b"%d %b" % (owner, name))
-        except InvalidTag:  # not written by a worker of this server
-            return None

@@ -1,7 +1,7 @@
 """Requests between the workers of a server.
 
-Each worker answers at a Unix socket in the folder that the workers share. A connection carries one question and then
-one answer, or a stream of messages (news) until one side closes.
+Each worker answers at a Unix socket in the folder that the workers share. On a connection there is one question, then
+either one answer, or a stream of messages (news) until one side closes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from smqrt.settings.limits import LineLimit
 
 # ---- Worker identity
 #
-# `smqrt serve --workers 4` has four workers, numbered from 0 to 3. The supervisor assigns each number before the worker
-# does anything else. Every other process, also a server without workers, is number 0 of 1. Worker 0 does what must be
-# done once.
+# `smqrt serve --workers 4` starts four workers, numbered from 0 to 3. The supervisor assigns the number before the
+# worker does anything else. Any other process, such as a server without workers, has number 0 of 1. Worker 0 does the
+# tasks that must be done once.
 
 ENVIRONMENT = "_SMQRT_WORKER"
 """The variable with the number of the inherited descriptor from which a worker reads its `WorkerPlace`."""
 HUBS_OF_A_WORKER = 1_000_000
+"""The distance between the hub numbers of two workers."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class WorkerPlace:
     """One worker among those of its server.
 
     Attributes:
-        number: from 0; the replacement of a dead worker has the same number.
-        count: of all workers.
-        secret: 32 random bytes that only the workers of this server know; empty for a process alone.
-        directory: for Unix sockets between the workers, accessible to this user only, deleted with the server. None for
-            a process alone.
-        start: how many processes had this number before; the later of two, as at a hot restart, has the greater one.
+        number: the number of the worker, from 0; the replacement of a dead worker has the same number.
+        count: the number of workers.
+        secret: 32 random bytes that only the workers of this server have; empty for a single process.
+        directory: for Unix sockets between the workers, accessible to this user only, and deleted with the server. None
+            for a single process.
+        start: the number of earlier processes with this number; greater in the new process of a hot restart.
     """
 
     number: int = 0
@@ -59,37 +60,34 @@ class WorkerPlace:
 
     @property
     def is_first(self) -> bool:
-        """Whether it does what must be done once: pipelines, the admin listener."""
+        """Whether this worker does tasks that must be done once, such as pipelines and the admin listener."""
         return self.number == 0
 
     @property
     def label(self) -> str:
-        """The name in log lines: "w1"; empty for a process alone."""
+        """The name in log lines: "w1"; empty for a single process."""
         return f"w{self.number}" if self.count > 1 else ""
 
     def socket_path(self, number: int, kind: str = "worker") -> Path:
         """Return the path of a worker's Unix socket.
 
         Args:
-            number: of that worker.
+            number: the number of the worker.
             kind: the purpose of the socket.
         """
-        assert self.directory is not None, "a process alone has no sockets for workers"
+        assert self.directory is not None, "a single process has no sockets for workers"
         return self.directory / f"{kind}-{number}.sock"
 
     def hub_number(self, count: int) -> int:
-        """Return the number that operators see of the `count`th hub of this worker, unique among all workers."""
+        """Return the number of the `count`th hub of this worker for operators; it is unique among all workers."""
         return self.number * HUBS_OF_A_WORKER + count
 
     def share(self, total: int) -> int:
-        """Return one worker's part of a number that is meant for all together, rounded up; 0 stays 0."""
+        """Return the share of one worker in a limit for all workers, rounded up; 0 stays 0."""
         return -(-total // self.count)
 
     def own_file(self, path: str) -> str:
-        """Return the file that this worker opens in place of one that only one process may open.
-
-        Worker 0 opens `path` itself.
-        """
+        """Return the path for this worker of a file that only one process may open; worker 0 opens `path` itself."""
         return path if self.is_first else f"{path}.w{self.number}"
 
 
@@ -113,23 +111,23 @@ def take_place(place: WorkerPlace) -> None:
 
 
 def anew(place: WorkerPlace) -> WorkerPlace:
-    """Return the place of the next process with the same number."""
+    """Return the place for the next process with the same number."""
     return replace(place, start=place.start + 1)
 
 
 # ---- Messages with file descriptors over a Unix socket
 #
 # A message is a dictionary of JSON values, with bytes anywhere in it. On the wire: the length of the JSON text, the
-# length of the bytes behind it, the number of descriptors; then the text and the bytes. In the text an object
-# `{"@": [place, length]}` refers to bytes.
+# length of the bytes, the number of descriptors; then the text and the bytes. An object `{"@": [place, length]}` in the
+# text refers to bytes.
 
 Message = dict[str, Any]
 
 MAX_FDS = 250
-"""In one message; Linux accepts 253 (SCM_MAX_FD)."""
+"""The maximum number of descriptors in one message; Linux accepts 253 (SCM_MAX_FD)."""
 MAX_JSON_BYTES = 64 << 20
 MAX_BLOB_BYTES = 512 << 20
-"""Twice the bound of all send queues of a server together."""
+"""Twice the limit for all send queues of a server together."""
 _HEAD = struct.Struct(">III")
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _PIECE_BYTES = 1 << 18
@@ -140,7 +138,7 @@ class ChannelError(SmqrtError):
 
 
 class ChannelSilent(ChannelError):
-    """The other process exists, and does not respond."""
+    """The other process exists, but does not respond."""
 
 
 class FdChannel:
@@ -148,7 +146,7 @@ class FdChannel:
 
     Args:
         sock: a connected Unix stream socket; the channel closes it.
-        most_bytes: of one received message; for a process that is not trusted yet, use a small value.
+        most_bytes: the maximum size of a received message; use a small value for a process that is not trusted yet.
     """
 
     def __init__(self, sock: socket.socket, most_bytes: int = MAX_BLOB_BYTES) -> None:
@@ -159,12 +157,12 @@ class FdChannel:
         self._fds: deque[int] = deque()
 
     def peer(self) -> tuple[int, int]:
-        """Return process and user id of the other side, from the kernel."""
+        """Return the process and user id of the other side, from the kernel."""
         pid, uid, _ = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         return pid, uid
 
     def is_of_this_user(self) -> bool:
-        """Whether the other side runs as our user, or as root."""
+        """Return whether the other side runs as the same user or as root."""
         return self.peer()[1] in (os.geteuid(), 0)
 
     def send(self, message: Message, fds: Sequence[int] = (), timeout_s: float = 10.0) -> None:
@@ -187,7 +185,7 @@ class FdChannel:
             raise ChannelError(f"the other process is gone ({error.strerror})") from None
 
     def put_back(self, message: Message) -> None:
-        """Have the next `receive` return this message again; it must have come without descriptors."""
+        """Make the next `receive` return this message, which must not have descriptors, again."""
         self._returned = message
 
     def receive(self, timeout_s: float | None) -> tuple[Message, list[int]]:
@@ -246,8 +244,9 @@ class FdChannel:
 
 
 def _encoded(message: Message) -> tuple[bytes, bytes]:
-    """Return the JSON text and the bytes that it refers to. The same object is sent once: queues of slow clients share
-    theirs.
+    """Return the JSON text and the bytes to which it refers.
+
+    An object that occurs several times is sent once: the queues of slow clients share objects.
     """
     pieces: list[bytes] = []
     places: dict[int, int] = {}
@@ -273,7 +272,7 @@ def _decoded(text: bytes, blob: bytes) -> Message:
             return found
         place, size = found["@"]
         if not 0 <= place <= place + size <= len(blob):
-            raise ValueError("a reference beyond the bytes of the message")
+            raise ValueError("a reference beyond the end of the message")
         return blob[place : place + size]
 
     try:
@@ -288,33 +287,33 @@ def _decoded(text: bytes, blob: bytes) -> Message:
 log = logging.getLogger("smqrt.admin")
 
 KIND = "desk"
-"""In the name of the socket; workers of two versions, as at a hot restart, have to agree on it."""
+"""A part of the name of the socket. It must not change, since processes of two versions use it during a hot restart."""
 QUESTION_S = 1.0
 ANSWER_S = 3.0
-"""A worker that needs longer, since an application blocks its loop, is left out of the answer."""
+"""The time limit of an answer. A worker that exceeds it, since an application blocks its loop, is left out."""
 SILENT_S = 10.0
-"""After such a timeout the worker is not asked for this long: an operator's page asks many questions at once."""
+"""After such a timeout, no questions are sent to the worker for this time: a page for operators sends many at once."""
 AGAIN_S = 0.5
-"""The delay before the news of a worker that is gone are requested again."""
+"""The delay before the news of an unreachable worker are requested again."""
 BACKLOG, QUESTION_BYTES = 64, 2 << 20
 EVENTS = 1000
-"""How many events of a trace may wait for their reader."""
+"""The maximum number of events of a trace that wait for the reader."""
 END: Message = {"do": "end"}
-"""The last message of news that are complete; without it the worker is gone."""
+"""The last message of complete news. If the connection ends without it, the worker is gone."""
 
 News = Generator[Message, None, None]
 Events = Generator[Any, None, None]
 
 
 class WorkerRpcServer:
-    """The answering side of a worker.
+    """The server side of a worker.
 
     Args:
-        place: which worker this is.
+        place: the place of this worker.
 
     Attributes:
-        answers: functions that answer a question, by its `do`; each call gets a greenlet of its own.
-        news: functions that return a generator of messages, the same way; it is closed when the caller disconnects.
+        answers: functions that answer questions, by the `do` of the question; each call has a separate greenlet.
+        news: functions that return a generator of messages, by the `do`; it is closed when the caller disconnects.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
@@ -326,14 +325,14 @@ class WorkerRpcServer:
         self._serving: set[gevent.Greenlet[..., None]] = set()
 
     def open(self) -> None:
-        """Begin to answer. Raises OSError when the socket can't be created."""
+        """Begin to answer questions. Raises OSError when the socket can't be created."""
         path = self._place.socket_path(self._place.number, KIND)
         temporary = path.with_suffix(f".{os.getpid()}")
         self._socket = gsocket.socket(socket.AF_UNIX)
         try:
             self._socket.bind(str(temporary))
             self._socket.listen(BACKLOG)
-            temporary.rename(path)  # at a hot restart, the previous process had this name until now
+            temporary.rename(path)  # during a hot restart, it replaces the socket of the previous process
         except OSError:
             self._socket.close()
             raise
@@ -363,7 +362,7 @@ class WorkerRpcServer:
                 elif news := self.news.get(question["do"]):
                     _send_news(channel, news(question))
         except ChannelError:
-            pass  # the asking worker has gone
+            pass  # the other worker has disconnected
         except SmqrtError as error:
             log.info("a question of another worker failed: %s", error)
         finally:
@@ -378,7 +377,7 @@ def _send_news(channel: FdChannel, news: News) -> None:
             channel.receive(None)
         sending.kill(block=False)
 
-    # A generator without events sends nothing, so that a failing `send` would not show that the reader has gone.
+    # While there are no events, no `send` fails, so that a disconnected reader would not be noticed.
     watching = gevent.spawn(stop_when_closed)
     try:
         with contextlib.closing(news):
@@ -389,14 +388,14 @@ def _send_news(channel: FdChannel, news: News) -> None:
 
 
 class WorkerRpc:
-    """Calls to the other workers of a server, and the server of this one.
+    """Calls to the other workers of a server, and the server side of this worker.
 
     Args:
-        place: which worker this is.
+        place: the place of this worker.
 
     Attributes:
         place: see above.
-        desk: the answering side of this worker.
+        desk: the server side of this worker.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
@@ -411,12 +410,12 @@ class WorkerRpc:
         return [number for number in range(self.place.count) if number != self.place.number]
 
     def ask(self, number: int, question: Message, timeout_s: float | None = None) -> Message | None:
-        """Return the answer of a worker; None when it does not answer, or did not within the last `SILENT_S`. Blocks.
+        """Return the answer of a worker; None if it does not answer, or has not within the last `SILENT_S`. Blocks.
 
         Args:
             number: the worker.
-            question: its `do` names the answering function.
-            timeout_s: `ANSWER_S` by default.
+            question: a message whose `do` selects the function in `answers`.
+            timeout_s: the time limit; `ANSWER_S` by default.
         """
         begun_s = monotonic()
         if begun_s < self._silent_until_s.get(number, 0.0):
@@ -425,36 +424,36 @@ class WorkerRpc:
             with contextlib.closing(self._connect(number, question)) as channel:
                 return channel.receive(timeout_s or ANSWER_S)[0]
         except (FileNotFoundError, ConnectionRefusedError):
-            return None  # it is being started
+            return None  # the worker is starting
         except (ChannelError, OSError) as error:
-            self._complaints.warn(f"w{number} does not answer operators: {error}")
+            self._complaints.warn(f"w{number} does not answer requests for operators: {error}")
             if monotonic() - begun_s >= QUESTION_S:
                 self._silent_until_s[number] = monotonic() + SILENT_S
             return None
 
     def ask_each(self, questions: dict[int, Message]) -> dict[int, Message]:
-        """Return the answers of those that answer in time, by worker. Blocks.
+        """Return the answers that arrive in time, by worker. Blocks.
 
         Args:
-            questions: by worker.
+            questions: the questions by worker.
         """
         asking = {number: gevent.spawn(self.ask, number, question) for number, question in questions.items()}
         gevent.joinall(list(asking.values()))
         return {number: greenlet.value for number, greenlet in asking.items() if greenlet.value is not None}
 
     def ask_all(self, question: Message) -> dict[int, Message]:
-        """Return the answers of all other workers that answer in time, by worker. Blocks."""
+        """Send a question to all other workers; return the answers that arrive in time, by worker. Blocks."""
         return self.ask_each(dict.fromkeys(self.others, question))
 
     def follow(self, number: int, question: Callable[[], Message], take: Callable[[Message], object]) -> None:
-        """Call `take` with each message of a worker's news, until they are complete; needs a greenlet of its own.
+        """Call `take` with each message of a worker's news, until they are complete. Blocks the greenlet.
 
-        A worker that is gone, or not started yet, is asked again.
+        The question is sent again if the worker is gone or not started yet.
 
         Args:
             number: the worker.
             question: returns the question; called for each attempt.
-            take: gets each message.
+            take: called with each message.
         """
         while True:
             with contextlib.suppress(ChannelError, OSError), contextlib.closing(self._connect(number, question())) as c:
@@ -468,7 +467,7 @@ class WorkerRpc:
 
         Args:
             numbers: the workers.
-            question: what is asked.
+            question: the question to these workers.
             own: the events of this worker.
         """
         queue: Queue[Any] = Queue(EVENTS)

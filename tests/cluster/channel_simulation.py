@@ -63,7 +63,7 @@ class Side:
     @property
     def waiting(self) -> int:
         """How many messages have come and wait for its function."""
-        return sum(len(list(frames(event.run[event.at :]))) for event in self.channel._events)
+        return sum(len(list(frames(event.batch[event.at :]))) for event in self.channel._events)
 
 
 class Machine:
@@ -157,7 +157,7 @@ class World:
     def on_time(self, tenths: int) -> None:
         self.network.now_s += tenths / 10
         for node in self.network.nodes:
-            node.look()
+            node.check_links()
 
     def on_dial(self, one: int, other: int) -> None:
         first, second = pick(self.machines, one), pick(self.machines, other)

@@ -199,5 +199,5 @@ class MemoryNetwork:
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 0.5)
             for node in self.nodes:
-                node.look()
+                node.check_links()
             self.settle()

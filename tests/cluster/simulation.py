@@ -252,7 +252,7 @@ class World:
     def on_time(self, tenths: int) -> None:
         self.network.now_s += tenths / 10
         for node in self.network.nodes:
-            node.look()
+            node.check_links()
 
     def on_dial(self, one: int, other: int) -> None:
         self.dial(pick(self.machines, one), pick(self.machines, other))

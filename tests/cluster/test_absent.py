@@ -119,7 +119,7 @@ def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pyt
     other.client().subscribe(b"topic")
     engine.until(lambda: one.wanted_by(b"topic"), "interest")
     apart(engine, one, other)
-    engine.node_of(one).look()
+    engine.node_of(one).check_links()
     engine.until(lambda: one.member.lost.is_empty, "it is forgotten")
     publisher.publish(b"topic", b"to nobody")
     assert (lost(one), unrouted(one)) == (0, 1)

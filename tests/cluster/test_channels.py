@@ -374,7 +374,7 @@ def test_there_are_so_many_channels(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, _ = pair(engine)
     some = [End(engine, one, b"%d" % count) for count in range(MAX_CHANNELS)]
-    with pytest.raises(ArgumentError, match="400 channels are open already; close some before 'one more'"):
+    with pytest.raises(ArgumentError, match="400 channels are open already; close one before you open 'one more'"):
         End(engine, one, b"one more")
     some[0].channel.close()
     with pytest.raises(ArgumentError, match="channels are opened too often for 'one more'; keep them open"):

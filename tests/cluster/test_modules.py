@@ -84,7 +84,7 @@ def test_a_channel(nodes: tuple[Node, Node]) -> None:
     with here:
         pass
     wait_until(lambda: len(other.said) == 2, "the end")
-    assert other.said[1][1:] == (False, "the channel was closed there")
+    assert other.said[1][1:] == (False, "the other node has closed the channel")
     assert here.counts() == {"sent": 3, "received": 0, "refused": 0, "lost": 0, "dropped": 0}
     with pytest.raises(ClosedError, match="the channel 'chat' is closed; open it again"):
         here.send(b"after")
@@ -179,10 +179,10 @@ def test_round_trips() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ping_s": 0}, "ping_s: 0; it is 0.05 to 3600"),
-        ({"ping_s": float("nan")}, "ping_s: nan; it is"),
-        ({"ping_s": 2, "silence_s": 2}, "silence_s: 2; it is more than ping_s, and 3600 at most"),
-        ({"silence_s": float("inf")}, "silence_s: inf; it is"),
+        ({"ping_s": 0}, "ping_s: 0; it must be 0.05 to 3600"),
+        ({"ping_s": float("nan")}, "ping_s: nan; it must be"),
+        ({"ping_s": 2, "silence_s": 2}, "silence_s: 2; it must be more than ping_s and at most 3600"),
+        ({"silence_s": float("inf")}, "silence_s: inf; it must be"),
         ({"node": 2000}, "node: 2000"),
         ({"onstatus": 1}, "onstatus: a function is needed, not int"),
         ({"on_round_trip": 1}, "on_round_trip: a function is needed, not int"),
@@ -210,7 +210,7 @@ def test_wrong_calls(nodes: tuple[Node, Node]) -> None:
         "shark, sshark: links over TLS need both": lambda: conn.create(one.links, 0, sshark=1),  # type: ignore[arg-type]
         "name: 1001 bytes; the name of a cluster": lambda: cluster.create(hub.create(), one.links, name="x" * 1001),
         "is not text": lambda: cluster.create(hub.create(), one.links, name="\udcff"),
-        "these links belong to the server": lambda: conn.create(mtl.server(), 0),
+        "these are the links of the server": lambda: conn.create(mtl.server(), 0),
     }
     for message, call in wrong.items():
         with pytest.raises(ArgumentError, match=message):

@@ -246,7 +246,7 @@ def test_who_claims_to_be_thousands_of_nodes_is_not_remembered_as_such(server: N
             stranger.say(inbox, _HEAD.pack(node_id, os.urandom(8), 0) + NOTHING + packets)
         stranger.arrived()
         wait_until(lambda: one.mesh.node.refused[Refusal.PASSWORD] == 2 * MAX_NODE)
-        assert len(one.backplane._left_alone) <= MAX_NODE
+        assert len(one.backplane._refused_until_s) <= MAX_NODE
         assert not one.backplane._connections
     finally:
         stranger.client.close()
@@ -263,6 +263,6 @@ def test_a_node_hears_no_more_of_links_that_are_gone_than_there_may_be_nodes(
     for _ in range(3 * MAX_NODE):
         stranger.say(inbox, _HEAD.pack(other.mesh.node.id, os.urandom(8), 7) + NOTHING)
     stranger.arrived()
-    assert len(one.backplane._told_gone) <= MAX_NODE
+    assert len(one.backplane._announced_gone) <= MAX_NODE
     assert goes_on(one, other, links)
     assert len(caplog.records) < 10

@@ -36,7 +36,7 @@ def start() -> Iterator[Start]:
     def start_one(**plan: Any) -> ProcessCluster:
         one = ProcessCluster()
         started.append(one)
-        one.follow(ClusterPlan(password="of the test", **plan))
+        one.set_plan(ClusterPlan(password="of the test", **plan))
         one.opened()
         return one
 
@@ -173,7 +173,7 @@ def test_a_hub_may_name_the_servers_of_nats_itself(start: Start, tmp_path: Path)
 
 def test_a_certificate_without_an_authority_is_a_mistake(start: Start, tmp_path: Path) -> None:
     given = files(Authority(tmp_path), "first")
-    with pytest.raises(ArgumentError, match=r"need cluster\.ca and cluster\.cert"):
+    with pytest.raises(ArgumentError, match=r"need both cluster\.ca and cluster\.cert"):
         start(listen="127.0.0.1:0", cert=given["cert"], key=given["key"])
     with pytest.raises(ArgumentError, match="certfile: cannot read"):
         start(listen="127.0.0.1:0", ca=given["ca"], cert=str(tmp_path / "missing.pem"))

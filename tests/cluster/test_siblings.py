@@ -39,7 +39,7 @@ class Machine:
         self._patch.setattr(process_cluster, "worker_place", lambda: place)
         one = self.workers[number] = ProcessCluster()
         listen = f"127.0.0.1:{self._port}"
-        one.follow(ClusterPlan(listen=listen, nodes=self._nodes, password="of the test", ping_s=0.2))
+        one.set_plan(ClusterPlan(listen=listen, nodes=self._nodes, password="of the test", ping_s=0.2))
         one.opened()
         return one
 

@@ -442,7 +442,7 @@ def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
     site.run("mtls[2]:shutdown()")
     wait_until(lambda: len(site.of("link", 1)) == 2, "its end")
     assert site.of("link", 1)[1][:2] == (b"127.0.0.1", False)
-    assert b"being stopped" in site.of("link", 1)[1][2]
+    assert b"shutting down" in site.of("link", 1)[1][2]
 
 
 def test_of_an_address_that_is_listed_the_list_tells(site: Site) -> None:
@@ -491,7 +491,7 @@ def test_channels_over_the_links_of_the_server(site: Site) -> None:
     site.run("channel = server:open('chat', print, print)")
     assert site.value("channel:send('x')") == "nil nobody"
     assert site.value("require'smq.mtl'.server():close('chat'), server:isopen('chat')") == "false true"
-    own = "these links belong to the server and follow its settings; make others with smq.mtl"
+    own = "these are the links of the server, with its settings; make other links with smq.mtl"
     assert site.error("require'smq.conn'.create(server, 0)") == own
     assert site.error("server:commence(ba.socket.udpcon())") == own
     mesh = open_meshes[-1]

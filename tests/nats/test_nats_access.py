@@ -148,7 +148,7 @@ def test_files_that_hold_no_credentials(tmp_path: Path) -> None:
     for content, words in (
         ("", "not an nkey"),
         (Key(20).public, "begins with SU"),
-        (Key(0).seed, "an account's"),
+        (Key(0).seed, "an account, an operator"),
         ("".join(sorted(Key(20).seed)), "not an nkey"),
         ("é" * 10, "not an nkey"),
     ):

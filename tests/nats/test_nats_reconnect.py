@@ -213,8 +213,8 @@ def test_what_is_no_server_of_nats(greeting: bytes, words: str, lying: Callable[
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (b"BAD\r\n", "broke the protocol"),
-        (b"MSG a 1 99999999\r\n", "broke the protocol"),
+        (b"BAD\r\n", "violated the protocol"),
+        (b"MSG a 1 99999999\r\n", "violated the protocol"),
         (b"-ERR 'Stale Connection'\r\n", "Stale Connection"),
         (b"-ERR 'Slow Consumer'\r\n", "Slow Consumer"),
         (b"-ERR 'User Authentication Expired'\r\n", "check the user and password"),

@@ -36,10 +36,10 @@ def test_each_server_has_its_own_time() -> None:
         servers.failed(a, 100)
         times.append(round(servers.next()[1] - 100, 3))
     assert times == [0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5]
-    servers.worked(a)
+    servers.forget_failures(a)
     servers.failed(a, 100)
     assert servers.next() == (a, 100.1)
-    servers.leave_alone(a, 160)
+    servers.postpone(a, 160)
     assert servers.next() == (b, 130)
 
 
@@ -48,7 +48,7 @@ def test_a_connection_that_broke_is_made_again_at_once() -> None:
     servers = pool("a")
     for _ in range(5):
         servers.failed(a, 100)
-    servers.broke(a, 110)
+    servers.retry_at_once(a, 110)
     assert servers.next() == (a, 110)
     servers.failed(a, 110)
     assert servers.next() == (a, 110.1), "and then after the usual times"
@@ -80,5 +80,5 @@ def test_what_is_learned() -> None:
     servers.learn(source, [f"10.1.0.{number % 250}:{1 + number}" for number in range(1000)])
     assert len(servers) == MAX_SERVERS
     servers.failed(NatsAddress("gone"), 0)
-    servers.worked(NatsAddress("gone"))
-    servers.leave_alone(NatsAddress("gone"), 0)
+    servers.forget_failures(NatsAddress("gone"))
+    servers.postpone(NatsAddress("gone"), 0)

@@ -1,6 +1,6 @@
 """Connections of links over sockets, with and without TLS.
 
-The kernels split what arrives into runs, which are delivered. What is sent goes out once per turn of the event loop.
+The kernels split received data into batches. Each connection writes once per turn of the event loop.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 log = logging.getLogger("smqrt")
 
 MAX_UNAUTHENTICATED_BYTES = 8192
-"""What may arrive before the other side has proved the password; a node sends less until then."""
+"""The maximum of received bytes before the other side has proved the password; a node sends fewer."""
 _NEVER_S = float("inf")
 
 
 class _DiscardingQueue(list[bytes]):
-    """The queue of a closed connection: the link counts what it loses."""
+    """The queue of a closed connection. The link counts lost messages."""
 
-    def append(self, run: bytes) -> None:
-        """Keep nothing."""
+    def append(self, batch: bytes) -> None:
+        """Discard the batch."""
 
 
 class LinkSession:
-    """What `RawConnection` needs of a client's session, for a link."""
+    """The session of a link, with the attributes that `RawConnection` uses."""
 
     meter = None
     partitions = None
@@ -58,13 +58,13 @@ class LinkSession:
         self.link = link
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
-        """End the link: its connection is broken, or the other side reads nothing."""
+        """End the link: its connection is broken, or the other side does not read."""
         slow = reason is CloseReason.SLOW_CONSUMER
         why = "the other node has stopped reading" if slow else reason.value
         self.link.lose(why, Drop.LINK_SLOW if slow else Drop.LINK_LOST)
 
     def fail(self, error: ProtocolError) -> None:
-        """End the link: the other side broke a rule."""
+        """End the link: the other side violated the protocol."""
         self.link.lose(str(error))
 
 
@@ -72,19 +72,19 @@ class LinkConnection(RawConnection):
     """A connection to another node; the transport of a `Link`.
 
     Args:
-        sock: connected and non-blocking.
+        sock: a connected, non-blocking socket.
 
     Attributes:
         link: the link over it.
-        received_bytes: bytes received, without those being processed.
+        received_bytes: bytes received, except those being processed.
     """
 
     __slots__ = ("link", "received_bytes")
     link: Link
 
     def __init__(self, sock: Transport) -> None:
-        # Priority 1: links are read before clients. When a client of another worker has its answer, this worker must
-        # have what that worker has sent, before a client here can ask for it.
+        # Priority 1: links are read before clients. When a client of another worker has its answer, a request to this
+        # worker may depend on it: by then, this worker must have processed the packets of the other one.
         super().__init__(sock, get_hub().loop.io(sock.fileno(), READ, priority=1))
         self.handshake = None
         self.life = Life.OPEN
@@ -114,7 +114,7 @@ class LinkConnection(RawConnection):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def serve(self, link: Link, data: bytes = b"") -> None:
-        """Begin to read; `data` has arrived already."""
+        """Begin to read; `data` was received already."""
         self.link = link
         self.received_bytes = len(data)
         session: Any = LinkSession(link)
@@ -122,7 +122,7 @@ class LinkConnection(RawConnection):
             self.start(session, data)
 
     def exceeds_unauthenticated_bytes(self, received_bytes: int) -> bool:
-        """End the link of an unauthenticated peer that has sent too much; return whether it has."""
+        """End the link if an unauthenticated peer has sent too much; return whether it ended."""
         if self.link.is_proven or received_bytes <= MAX_UNAUTHENTICATED_BYTES:
             return False
         self.link.lose(
@@ -155,7 +155,7 @@ class LinkConnection(RawConnection):
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
             self.receive_bytes = size >> 1
         self.carry = b""
-        self.received_bytes -= held  # what is being processed must not be acknowledged
+        self.received_bytes -= held  # bytes that are being processed must not be acknowledged
         if self.exceeds_unauthenticated_bytes(self.received_bytes + held + got):
             return
         self.feed(held + got)
@@ -165,7 +165,7 @@ class LinkConnection(RawConnection):
     def on_data_waiting(self) -> None:
         """See `RawConnection.on_data_waiting`."""
         held = len(self.carry)
-        self.received_bytes -= held  # what is being processed must not be acknowledged
+        self.received_bytes -= held  # bytes that are being processed must not be acknowledged
         super().on_data_waiting()
         self.received_bytes += held
         if not self.life.over:
@@ -179,7 +179,7 @@ class LinkConnection(RawConnection):
     def route(self, size: int) -> int:
         """Process the frames in `chars[:size]`; return the number of bytes processed."""
         try:
-            return self._work_off(size)
+            return self._process_frames(size)
         except ProtocolError as error:
             self.link.lose(str(error))
         except (Exception, Timeout):
@@ -187,18 +187,18 @@ class LinkConnection(RawConnection):
             self.lost(CloseReason.HOOK_FAILED)
         return size
 
-    def _work_off(self, size: int) -> int:
+    def _process_frames(self, size: int) -> int:
         if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
             self.defer()
             return 0
-        runs, used, bad = scan(size, 0)
-        until_s = data_path.defer_at_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        batches, used, bad = scan(size, 0)
+        until_s = data_path.defer_at_s() if batches > RUNS_AT_ONCE else _NEVER_S
         at = 0
-        for first in range(0, runs, RUNS_AT_ONCE):
-            if runs > RUNS_AT_ONCE and time() >= until_s:
+        for first in range(0, batches, RUNS_AT_ONCE):
+            if batches > RUNS_AT_ONCE and time() >= until_s:
                 self.defer()
                 return at
-            last = min(first + RUNS_AT_ONCE, runs)
+            last = min(first + RUNS_AT_ONCE, batches)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 if chars[at + 2] != b"\x08":  # u16 length, u8 type: no Publish
                     self.link.control(chars[at + 2 : end])
@@ -221,7 +221,7 @@ class LinkConnection(RawConnection):
     def _deliver(self, at: int, end: int, count: int) -> bool | None:
         remote = self.link.remote
         if remote is None:
-            self.link.stray()
+            self.link.drop_unaddressed()
             return False
         if end - at < PUBLISH_HEADER_BYTES:
             raise ProtocolError(CloseReason.SHORT_PACKET)
@@ -235,21 +235,23 @@ class LinkConnection(RawConnection):
 
     # ---- writing
 
-    def held(self, run: bytes) -> None:
-        """Account for a queued run. A link drops no single messages: over its limit it ends."""
-        self.queued_bytes += len(run)
-        QueuedMemory.total_bytes += len(run)
+    def held(self, batch: bytes) -> None:
+        """Account for a queued batch. Above its limit a link ends; it does not drop messages."""
+        self.queued_bytes += len(batch)
+        QueuedMemory.total_bytes += len(batch)
         self._drop_over_budget()
 
     def _drop_over_budget(self) -> None:
         if self.queued_bytes > self.budget_bytes and not self.life.over:
-            # Not at once: the caller may be in a loop over the runs of this turn, and has more to put.
+            # Not at once: the caller may be in a loop over the batches of this turn, with more to put.
             get_hub().loop.run_callback(self._give_up)
 
     def _give_up(self) -> None:
         if not self.life.over and self.queued_bytes > self.budget_bytes:
-            waiting = f"the other node is too slow: {self.queued_bytes >> 20} MiB are queued for it"
-            self.link.lose(f"{waiting}; the link is made again", Drop.LINK_SLOW)
+            self.link.lose(
+                f"the other node is too slow: {self.queued_bytes >> 20} MiB are queued for it; the link is made again",
+                Drop.LINK_SLOW,
+            )
 
     # ---- the end
 

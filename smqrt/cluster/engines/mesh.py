@@ -1,4 +1,4 @@
-"""Mesh of links from this process to each other node, over TCP, TLS or Unix sockets."""
+"""Mesh of links to all other nodes, over TCP, TLS or Unix sockets."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_packets import Refusal
 from smqrt.wire.smq import MAX_NODE
 
-# ---- The links that a process makes: to the addresses of its list, and to all processes of the servers found there.
-# Each process of a server announces the others.
+# ---- Expected links: to the addresses of the list, and to all processes of the servers at these addresses, which each
+# process of a server announces.
 
 log = logging.getLogger("smqrt")
 
 MISSING_S = 10.0
-"""A link that is missing for this long is logged; most outages are shorter."""
+"""A missing link is logged after this time; most outages are shorter."""
 SILENT_S = 5.0
-"""A node that is linked for this long and has not announced its server is of an older release."""
+"""A node that has not announced its server this long after the link came up has an older release."""
 MAX_DIALERS = 2 * MAX_NODE
 
 
@@ -54,9 +54,9 @@ class Missing(NamedTuple):
     """A missing link.
 
     Attributes:
-        to: an address, or a process that has none.
-        why: why there is no link.
-        since_s: since when, by the node's clock.
+        to: an address, or the description of a process without one.
+        why: the reason.
+        since_s: when the link was first missing, by the node's clock.
     """
 
     to: str
@@ -64,8 +64,8 @@ class Missing(NamedTuple):
     since_s: float
 
 
-class Expected:
-    """The links that a mesh should have, and those that are missing."""
+class ExpectedLinks:
+    """The links that a mesh should have, and the missing ones."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -73,16 +73,16 @@ class Expected:
         self._logged: set[str] = set()
 
     def missing(self) -> list[Missing]:
-        """Return the missing links, the oldest first."""
+        """Return the missing links; the longest outage is first."""
         if self._mesh.has_begun:
             self._compare()
         return sorted(self._missing.values(), key=lambda one: one.since_s)
 
     def check(self) -> None:
-        """Dial processes that were announced, and log links that are missing for too long."""
+        """Dial announced processes, and log links that are missing for too long."""
         node = self._mesh.node
-        if node.has_heard:
-            node.has_heard = False
+        if node.has_news_of_siblings:
+            node.has_news_of_siblings = False
             self._dial_siblings()
         if any(one.origin is not None for one in self._mesh.dialers):
             self._forget_siblings()
@@ -96,9 +96,8 @@ class Expected:
             log.info("the link to %s is no longer missing", to)
         self._logged &= self._missing.keys()
 
-    # ---- what is missing
-
     def _compare(self) -> None:
+        """Find the missing links; those that were missing before keep their times."""
         node = self._mesh.node
         found = {one.address: one.why for one in self._mesh.dialers if not one.up and not one.is_self}
         known = {node.id, *node.links, *(one.expects for one in self._mesh.dialers)}
@@ -106,7 +105,9 @@ class Expected:
             for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
                 if node_id != NO_NODE_ID and node_id not in known:
                     known.add(node_id)
-                    found[f"process {index} of the server of node {link.number}"] = "no node has made it"
+                    found[f"process {index} of the server of node {link.number}"] = (
+                        "neither of the two processes has made it"
+                    )
         now_s = node.clock_s()
         self._missing = {
             to: Missing(to, why, self._missing[to].since_s if to in self._missing else now_s)
@@ -117,6 +118,7 @@ class Expected:
 
     def _dial_siblings(self) -> None:
         node = self._mesh.node
+        """Find the processes of each server that was found at an address of the list, and dial them."""
         found: dict[Dialer, list[Link]] = {}
         by_id = {one.leads_to_id: one.origin or one for one in self._mesh.dialers if one.place is not None}
         for link in node.links.values():
@@ -125,13 +127,14 @@ class Expected:
             if origin is not None and link.siblings is not None and not node.server.has(link):
                 found.setdefault(origin, []).append(link)
         for origin, links in found.items():
+            # After a restart, links of the former server may last a moment longer.
             newest = max(links, key=lambda one: one.peer.epoch if one.peer is not None else 0)
             assert newest.siblings is not None
             server = newest.siblings.server
             self._expect(origin, [one for one in links if one.siblings is not None and one.siblings.server == server])
 
     def _expect(self, origin: Dialer, links: list[Link]) -> None:
-        """Dial the processes of the server that was found at an address, and no others there."""
+        """Dial the processes of the server that was found at an address; remove dialers of its former processes."""
         assert origin.place is not None
         host, _, tls, any_name = origin.place
         wanted = {port: node_id for node_id, port in merged(links).values() if port}
@@ -141,14 +144,16 @@ class Expected:
         by_address = {one.place[:2]: one for one in self._mesh.dialers if one.place is not None}
         for port, node_id in wanted.items():
             dialer = by_address.get((host, port))
-            is_found = node_id == origin.leads_to_id  # at another port, behind a port forwarding
+            is_found = (
+                node_id == origin.leads_to_id
+            )  # the process at the address itself; it may announce another port (port forwarding)
             if dialer is None and not is_found and len(self._mesh.dialers) < MAX_DIALERS:
                 dialer = self._mesh.dial(host, port, tls, any_name, origin)
             if dialer is not None:
                 dialer.expects = node_id if node_id != NO_NODE_ID else b""
 
     def _forget_siblings(self) -> None:
-        """Stop dialling processes found at an address that was removed, or that has an older release now."""
+        """Stop dialling processes of an address that was removed, or where an older release runs now."""
         node = self._mesh.node
         silent = {
             id_
@@ -163,24 +168,24 @@ class Expected:
 PORT = 1900
 """The usual port of links (spec: smq §6)."""
 RETRY_S = 2.5
-"""The longest delay before an address is tried again. After any outage all nodes are linked within 5 s, also when the
-system repeats a connection attempt by itself, 1 s and 3 s after it began.
+"""The maximum delay before an address is tried again. All nodes are linked within 5 s after an outage. That includes
+connection attempts that the system itself repeats, 1 s and 3 s after they began.
 """
 FIRST_RETRY_S = 0.1
 CHECK_S = 0.5
 CONNECT_S = 5.0
 SELF_RETRY_S = 60.0
-"""How often an address at which this node finds itself is tried: another node may have it later, and any server
-may pretend to be this node.
+"""How often an address of this node itself is tried: another node may use it later, and any server may claim to be
+this node.
 """
 ACCEPT_PAUSE_S = 0.5
-"""The pause after a failed accept, for lack of file descriptors."""
+"""The pause after `accept` has failed because no file descriptors are left."""
 LASTED_S = 0.3
-"""A link that has lasted this long is made again at once."""
+"""A link of at least this duration is made again without a delay."""
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
-"""The delay before a link is reported as ended. Nodes that connect to each other at once keep one of two links, and the
-end of the other is not an event."""
+"""The delay before the end of a link is reported. Nodes that connect to each other at the same time keep one of two
+links, and do not report the end of the other."""
 
 
 open_meshes: list[Mesh] = []
@@ -193,13 +198,13 @@ def _key_of(password: bytes) -> bytes:
 
 
 def key_of(password: bytes) -> bytes:
-    """See `smqrt.wire.cluster_packets.key_of`; it runs in a thread where a greenlet can wait for it."""
+    """See `smqrt.wire.cluster_packets.key_of`; it runs in a thread if the caller can block."""
     return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
 
 
 @dataclass(frozen=True)
 class LinkTls:
-    """Mutual TLS of links: both sides have a certificate of an authority that signs only nodes; names are not checked.
+    """Mutual TLS of links: both sides need a certificate of an authority for nodes only; names are not checked.
 
     Attributes:
         client: for links that this node makes.
@@ -214,7 +219,7 @@ class LinkTls:
         """Read PEM files: the authority, this node's certificate, and its key if that is in another file.
 
         Raises:
-            ArgumentError: one cannot be read or is invalid.
+            ArgumentError: a file cannot be read or is invalid.
         """
         client = ClientTls.from_files(ca, cert, key)
         server = ServerTls(client.store, client.identities).context()
@@ -228,13 +233,13 @@ class Mesh:
     Args:
         key: a secret that all nodes share, see `key_of`.
         number: the node's number; 0 to draw one.
-        ping_s, silence_s: how often other nodes are pinged, and after which silence one is lost.
-        queue_bytes: what may be queued for one node.
+        ping_s, silence_s: the interval of pings, and the time without data after which a node is lost.
+        queue_bytes: the size of the queue for each node.
 
     Attributes:
         node: this node.
-        dialers: the dialers of its addresses.
-        expected: the links that it should have.
+        dialers: one for each address.
+        expected: the links that the mesh should have.
         on_accepted: called with an accepted link, before it is up.
     """
 
@@ -265,7 +270,7 @@ class Mesh:
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
-        self.expected = Expected(self)
+        self.expected = ExpectedLinks(self)
         self.on_accepted: Callable[[Link], object] = lambda link: None
         open_meshes.append(self)
 
@@ -273,7 +278,7 @@ class Mesh:
     def has_begun(self) -> bool:
         """Whether this process may have links.
 
-        In a hot restart of a node with a fixed number, other nodes would give up their links to the old process.
+        In a hot restart of a node with a fixed number, links of the new process would replace those of the old one.
         """
         return hub_registry.has_left or not self.node.is_fixed
 
@@ -284,7 +289,7 @@ class Mesh:
             hub_registry.when_left(lambda: None if self.node.closed else start())
 
     def _check(self) -> None:
-        self.node.look(self._ping_s, self._silence_s)
+        self.node.check_links(self._ping_s, self._silence_s)
         if self.has_begun:
             self.expected.check()
 
@@ -298,7 +303,7 @@ class Mesh:
         """Accept links at an address.
 
         Raises:
-            StartError: it cannot be bound.
+            StartError: the address cannot be bound.
         """
         listener = Listener(host, port, self.accepted, context)
         listener.name, listener.max_handshakes = "the links of nodes", MAX_UNAUTHENTICATED
@@ -308,23 +313,23 @@ class Mesh:
         return listener
 
     def accepted(self, sock: Transport, address: tuple[str, int]) -> None:
-        """Make a link of an accepted connection."""
+        """Make a link from an accepted connection."""
         if self.node.closed:
             sock.close()
             return
         self.on_accepted(self.commence(sock, b"", connects=False, address=address[0]))
 
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
-        """Make a link of a connection.
+        """Make a link from a connection.
 
         Args:
-            sock: connected and non-blocking.
-            data: what has arrived already.
+            sock: a connected, non-blocking socket.
+            data: data that was received already.
             connects: whether this node has connected.
             address: the address of the other side.
         """
         connection = connection_of(sock)
-        connection.budget_bytes = self.node.unacked_bytes  # larger than the link's own limits
+        connection.budget_bytes = self.node.unacked_bytes  # above the limits of `Link`, which are checked first
         link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
@@ -337,11 +342,13 @@ class Mesh:
         any_name: bool = False,
         origin: Dialer | None = None,
     ) -> Dialer:
-        """Connect to another node, and again whenever the link is lost.
+        """Connect to another node; reconnect whenever the link is lost.
 
         Args:
+            host, port: its address.
+            tls: the TLS configuration; None for no TLS.
             any_name: its certificate may be for another name than `host`.
-            origin: the dialer that has found another process of the same server.
+            origin: the dialer of the address at which the server was found; None for an address of the list.
         """
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         dialer = Dialer(self, shown, partial(_connect, host, port, tls, any_name))
@@ -351,8 +358,8 @@ class Mesh:
         return dialer
 
     def link_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
-        """Link to all nodes of a site that use the same NATS; see `NatsBackplane`."""
-        # Links have limits of their own; the client must not refuse before these are reached.
+        """Link to all nodes of a site that use the same NATS cluster; see `NatsBackplane`."""
+        # Links have lower limits; the NATS client must not refuse messages before these are reached.
         options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))
         backplane = NatsBackplane(self.node, servers, site, **options)
         self._when_begun(backplane.begin)
@@ -363,7 +370,7 @@ class Mesh:
         """Link to all processes of this machine that share a directory, which only this user may read.
 
         Raises:
-            OSError: it cannot be used.
+            OSError: the directory cannot be used.
         """
         shared = SharedDirectory(self, directory)
         self._closers.append(shared.close)
@@ -377,7 +384,7 @@ class Mesh:
         for closer in (*self._closers, *[one.close for one in self.dialers]):
             closer()
         self.node.close()
-        for closer in self._last_closers:  # last, since they carry the final packets of the links
+        for closer in self._last_closers:  # last, since NATS carries the final packets of the links
             closer()
         self._timer.stop()
         self._timer.close()
@@ -400,16 +407,16 @@ class Dialer:
 
     Args:
         mesh: the mesh of this process.
-        address: for the log and the status.
-        connect: connects; returns the connection and what has arrived already. May raise StreamError.
+        address: the address as text, for the log and the status.
+        connect: connects and returns the connection and received data; may raise StreamError or OSError.
 
     Attributes:
         up: whether there is a link to the node at this address.
         why: why the last link ended, or could not be made.
-        is_self: whether the address is this node's own.
+        is_self: whether the address leads to this node.
         place: host, port and TLS of the address, see `Mesh.dial`; None for another kind of address.
-        origin: the dialer that has found another process of the same server; None for a configured address.
-        expects: the id of the node there, as another process of its server announces it; empty when none does.
+        origin: the dialer of the address at which the server was found; None for a configured address.
+        expects: the id of the node at this address, as another process of its server announces it; empty if none does.
         on_status: called with whether there is a link, and why not.
     """
 
@@ -440,18 +447,17 @@ class Dialer:
                 wait_s = FIRST_RETRY_S
                 continue
             link = self._try()
-            if link is None:
-                pass
-            elif self.is_self:
+            if link is not None and self.is_self:
                 gevent.sleep(SELF_RETRY_S)
                 continue
-            elif self._has_link(link):
+            if link is not None and self._has_link(link):
                 assert link.peer is not None
                 self._report(True, "")
                 self._wait_for_end(link.peer.id)
                 wait_s = FIRST_RETRY_S
                 continue
-            gevent.sleep(uniform(0.5, 1.0) * wait_s)  # random, so that two nodes do not collide again and again
+            # Random, so that two nodes do not dial each other at the same time again and again.
+            gevent.sleep(uniform(0.5, 1.0) * wait_s)
             wait_s = min(2 * wait_s, RETRY_S)
 
     def _try(self) -> Link | None:
@@ -463,8 +469,8 @@ class Dialer:
         self._ended.clear()
         link = self._link = self._mesh.commence(sock, data, connects=True)
         link.on_end = lambda link, why: self._ended.set()
-        end_s = time.monotonic() + self._mesh._silence_s + 1
-        # Polled: a link that the other side has made in the meantime sets no event here.
+        end_s = time.monotonic() + self._mesh._silence_s + 1  # a link ends earlier if its handshake is not complete
+        # Polled, since a link that the other side makes meanwhile does not set the event.
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
         node = self._mesh.node
@@ -474,36 +480,29 @@ class Dialer:
         return link
 
     def _has_link(self, link: Link) -> bool:
-        """Return whether there is a link to that node: this one, or one that the other side has made."""
+        """Return whether there is a link to the node: this link, or one that the other side has made."""
         return link.peer is not None and link.peer.id in self._mesh.node.links
 
     def _wait_for_end(self, node_id: bytes) -> None:
         while (current := self._mesh.node.links.get(node_id)) is not None:
             if current is self._link:
                 self._ended.wait()
-                if self._has_broken():
+                others = (one.peer for one in self._mesh.node.all_links if one is not current)
+                is_being_replaced = any(peer is not None and peer.id == node_id for peer in others)
+                if not is_being_replaced and self._mesh.node.clock_s() - current.since_s >= LASTED_S:
                     self.why = current.why
-                    break  # each moment without a link loses messages
+                    break  # without a delay: each moment without a link loses messages
             gevent.sleep(TAKEN_PLACE_S)
             self.why = current.why
         self._report(False, self.why)
 
-    def _has_broken(self) -> bool:
-        """Return whether a steady link has ended, and the other node is not making another one."""
-        link = self._link
-        if link is None or link.peer is None:
-            return False
-        others = (one.peer for one in self._mesh.node.all_links if one is not link)
-        is_being_replaced = any(peer is not None and peer.id == link.peer.id for peer in others)
-        return not is_being_replaced and self._mesh.node.clock_s() - link.since_s >= LASTED_S
-
     def leads_to(self, link: Link) -> bool:
-        """Return whether a link leads to the node at this address, whichever side has made it."""
+        """Return whether a link, made by either side, leads to the node at this address."""
         return link.peer is not None and self.leads_to_id == link.peer.id
 
     @property
     def leads_to_id(self) -> bytes:
-        """The id of the node that was found at this address last; empty for none."""
+        """The id of the node that was last found at this address; empty for none."""
         mine = self._link.peer if self._link is not None else None
         return self.expects or (b"" if mine is None else mine.id)
 
@@ -529,7 +528,7 @@ class Dialer:
             self._mesh.dialers.remove(self)
 
     def disconnect(self) -> None:
-        """Remove the address, and end the link and those to other processes of that server."""
+        """Remove the address; end its link, and the links to other processes of the same server."""
         self.forget()
         for one in [one for one in self._mesh.dialers if one.origin is self]:
             one.disconnect()
@@ -544,11 +543,12 @@ class SharedDirectory:
 
     Args:
         mesh: the mesh of this process.
-        directory: exists, and belongs to one user.
+        directory: an existing directory that only this user may read.
     """
 
     def __init__(self, mesh: Mesh, directory: Path) -> None:
         self._mesh, self._directory = mesh, directory
+        # With the node id, so that other processes find out whether they are linked already.
         self._path = directory / f"{os.getpid()}-{_shown(mesh.node.id)}.sock"
         self._dialers: dict[Path, Dialer] = {}
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -558,7 +558,7 @@ class SharedDirectory:
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Accept and make links. Raises OSError when the directory cannot be used."""
+        """Begin to accept and make links. Raises OSError when the directory cannot be used."""
         self._socket.bind(str(self._path))
         self._socket.listen(128)
         self._watcher.start(self._accept)
@@ -569,7 +569,7 @@ class SharedDirectory:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             return
-        except OSError:  # no file descriptors: the socket stays readable, and would keep the loop busy
+        except OSError:  # no file descriptors left: the socket stays readable, and would keep the loop busy
             self._watcher.stop()
             self._pause.close()
             self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new timer: one that has fired fires again at once
@@ -580,21 +580,19 @@ class SharedDirectory:
         self._mesh.accepted(client, (str(self._path), 0))
 
     def _scan(self) -> None:
-        """Repeat the scan: processes may die without removing their sockets, and others may start at the same time."""
-        while True:
-            with contextlib.suppress(OSError):  # no file descriptors, or the directory is gone
-                self._scan_once()
+        """Dial new sockets, and forget removed ones."""
+        while True:  # repeated, since processes may start at the same time, or be killed
+            with contextlib.suppress(OSError):  # no file descriptors left, or the directory was deleted
+                # Nodes that started later have connected already; a second link would replace the first.
+                linked = {_shown(node_id) for node_id in self._mesh.node.links}
+                others = sorted(one for one in self._directory.glob("*.sock") if one != self._path)
+                for path in [one for one in others if one not in self._dialers]:
+                    if path.stem.rpartition("-")[2] not in linked:
+                        dialer = self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+                        dialer.start()
+                for path in [one for one in self._dialers if not one.exists()]:
+                    self._dialers.pop(path).close()
             gevent.sleep(SCAN_S)
-
-    def _scan_once(self) -> None:
-        # A node that started later has connected already; a second link would replace the first.
-        linked = {_shown(node_id) for node_id in self._mesh.node.links}
-        others = sorted(one for one in self._directory.glob("*.sock") if one != self._path)
-        for path in [one for one in others if one not in self._dialers and one.stem.rpartition("-")[2] not in linked]:
-            dialer = self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
-            dialer.start()
-        for path in [one for one in self._dialers if not one.exists()]:
-            self._dialers.pop(path).close()
 
     def _connect(self, path: Path) -> tuple[Transport, bytes]:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -602,7 +600,7 @@ class SharedDirectory:
         try:
             sock.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)  # its process is dead
+            path.unlink(missing_ok=True)  # its process was killed
             sock.close()
             raise
         except OSError:
@@ -624,5 +622,5 @@ class SharedDirectory:
 
 
 def _shown(node_id: bytes) -> str:
-    """Return the part of a socket's name that identifies its node."""
+    """Return the part of the name of a socket that identifies the node."""
     return node_id.hex()[:8]

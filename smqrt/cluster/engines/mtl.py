@@ -30,12 +30,13 @@ OnStatus = Callable[[str, bool, str], object]
 OnRoundTrip = Callable[[str, float | None], object]
 """`f(address, ms)`, called for each ping; `ms` is None when it was not answered in time."""
 OnLog = Callable[[str, bool], object]
-"""`f(text, is_urgent)`, called with what happens to links."""
+"""`f(text, is_urgent)`, called with a sentence about a link."""
 MIN_PING_S, MAX_S = 0.05, 3600.0
+"""Limits of `ping_s`, and of both times."""
 _names = itertools.count(1)
 
 
-def nobody(*_: object) -> None:
+def ignore_event(*_: object) -> None:
     """Do nothing; the default callback."""
 
 
@@ -45,11 +46,11 @@ class MtlOptions:
 
     Attributes:
         ping_s: seconds between pings, 0.05 to 3600.
-        silence_s: after this time without any data a node is lost; more than `ping_s`, at most 3600.
-        node: a fixed number for this node; 0 draws one.
+        silence_s: a node is lost after this time without data; more than `ping_s`, at most 3600.
+        node: a fixed number for this node; 0 to draw one.
         onstatus: called for every link.
         on_round_trip: called for each ping.
-        log: called with what happens to links.
+        log: called with events of links.
 
     Raises:
         ArgumentError: a time is out of range.
@@ -58,19 +59,19 @@ class MtlOptions:
     ping_s: float = PING_S
     silence_s: float = SILENCE_S
     node: int = 0
-    onstatus: OnStatus = nobody
-    on_round_trip: OnRoundTrip = nobody
-    log: OnLog = nobody
+    onstatus: OnStatus = ignore_event
+    on_round_trip: OnRoundTrip = ignore_event
+    log: OnLog = ignore_event
 
     def __post_init__(self) -> None:
         if not MIN_PING_S <= self.ping_s <= MAX_S:
-            raise ArgumentError(f"ping_s: {self.ping_s}; it is {MIN_PING_S} to {MAX_S:g}")
+            raise ArgumentError(f"ping_s: {self.ping_s}; it must be {MIN_PING_S} to {MAX_S:g}")
         if not self.ping_s < self.silence_s <= MAX_S:
-            raise ArgumentError(f"silence_s: {self.silence_s}; it is more than ping_s, and {MAX_S:g} at most")
+            raise ArgumentError(f"silence_s: {self.silence_s}; it must be more than ping_s and at most {MAX_S:g}")
 
 
 class Links:
-    """Links to other nodes that the server has made, with channels of one application.
+    """Links of the server to other nodes, with the channels of one application.
 
     Args:
         mesh: the mesh of the links.
@@ -88,15 +89,15 @@ class Links:
         return made
 
     def isopen(self, name: bytes) -> bool:
-        """Return whether such a channel is open, or a hub is in a cluster of that name."""
+        """Return whether there is an application channel, or a hub in a cluster, with this name."""
         node = self.mesh.node
         return name in node.channels or name.decode("utf-8", "surrogateescape") in node.members
 
     def close_named(self, name: bytes, text: bytes = b"") -> bool:
-        """Close a channel that this object has opened. Raises as `AppChannel.close`.
+        """Close a channel that was opened by this object. Raises as `AppChannel.close`.
 
         Returns:
-            False when there is none.
+            False when there is no such channel.
         """
         found = self._channels.get(name)
         if found is None or found.closed:
@@ -105,16 +106,16 @@ class Links:
         return True
 
     def hascon(self, host: str) -> bool:
-        """Return whether there is a link to a node at that address."""
+        """Return whether there is a link to a node at this address."""
         return any(_host_of(link) == host for link in self.mesh.node.links.values())
 
     def shutdown(self) -> None:
-        """Close the channels that this object has opened. A second call does nothing."""
+        """Close the channels that were opened by this object. A second call does nothing."""
         for one in self._channels.values():
             one.close()
 
     def close(self) -> None:
-        """As `shutdown`, called when the application ends."""
+        """Do the same as `shutdown`; called when the application ends."""
         self.shutdown()
 
 
@@ -122,7 +123,8 @@ class Mtl(Links):
     """Links of this process to other nodes with the same password, which its hubs share.
 
     Args:
-        password: the same at all nodes.
+        password: the password of all nodes.
+        options: see `MtlOptions`; None for the defaults.
 
     Raises:
         ArgumentError: the password is empty.
@@ -132,7 +134,7 @@ class Mtl(Links):
         if not password:
             raise ArgumentError("password: it is empty; without one, any client of the port could join")
         options = options or MtlOptions()
-        # Not in a thread: an application may be waiting inside Lua. It is done once for each password.
+        # Not in a thread, since a call from Lua cannot block here.
         key = wire.key_of(password)
         super().__init__(Mesh(key, options.node, ping_s=options.ping_s, silence_s=options.silence_s))
         self.onstatus = options.onstatus
@@ -142,7 +144,7 @@ class Mtl(Links):
         self._conns: list[Conn] = []
 
     def _watch_accepted(self, link: Link) -> None:
-        """Report a link that another node makes, unless its address is in a list: then the dialer reports it."""
+        """Report a link that another node makes. If its address is in a list, the dialer reports it instead."""
 
         def report(link: Link) -> None:
             host = _host_of(link)
@@ -158,17 +160,17 @@ class Mtl(Links):
         self._on_round_trip(address, None if seconds is None else seconds * 1000)
 
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str, status: OnStatus) -> bool:
-        """Make a link of a connection that the application has made.
+        """Make a link from a connection of the application.
 
         Args:
-            sock: connected and non-blocking.
-            data: what has arrived already.
+            sock: a connected, non-blocking socket.
+            data: data that was received already.
             connects: whether this side has connected.
             address: the address for `status`.
             status: called when the link comes up, and when it ends.
 
         Returns:
-            False when these links are closed, or the old process of a hot restart still has their node number.
+            False when these links are closed, or the old process of a hot restart still uses their node number.
         """
         if self.mesh.node.closed or not self.mesh.has_begun:
             sock.close()
@@ -184,10 +186,10 @@ class Mtl(Links):
         return True
 
     def close_named(self, name: bytes, text: bytes = b"") -> bool:
-        """Close a channel of this name; if there is none, take the hub in the cluster of this name out of it.
+        """Close the channel with this name; if there is none, take the hub out of the cluster with this name.
 
         Returns:
-            False when there is neither.
+            False when there is neither a channel nor a hub.
 
         Raises:
             ArgumentError: `text` has more than 1000 bytes.
@@ -202,11 +204,11 @@ class Mtl(Links):
         return True
 
     def hascon(self, host: str) -> bool:
-        """Return whether there is a link to a node at that address."""
+        """Return whether there is a link to a node at this address."""
         return any(conn.status().get(host) for conn in self._conns) or super().hascon(host)
 
     def attach(self, conn: Conn) -> None:
-        """Add a source of links; `shutdown` ends it too."""
+        """Add a source of links, which `shutdown` ends, too."""
         self._conns.append(conn)
 
     def shutdown(self) -> None:
@@ -217,13 +219,13 @@ class Mtl(Links):
 
 
 def own(links: Links) -> Mtl:
-    """Return links that the application has made.
+    """Return `links` if they were made by the application.
 
     Raises:
-        ArgumentError: they are the server's.
+        ArgumentError: they are those of the server.
     """
     if not isinstance(links, Mtl):
-        raise ArgumentError("these links belong to the server and follow its settings; make others with smq.mtl")
+        raise ArgumentError("these are the links of the server, with its settings; make other links with smq.mtl")
     return links
 
 
@@ -232,7 +234,7 @@ def _host_of(link: Link) -> str:
         host: str = link.transport.transport.getpeername()[0]  # type: ignore[attr-defined]
     except (OSError, AttributeError, IndexError):
         return ""
-    return host.removeprefix("::ffff:")
+    return host.removeprefix("::ffff:")  # IPv4 over a socket for both
 
 
 class Conn:
@@ -242,8 +244,8 @@ class Conn:
         mtl: the links.
         port: the port to listen at; 0 picks a free one.
         host: the address to listen at.
-        client_tls: TLS of links to the list; names are checked.
-        server_tls: TLS of accepted links. Both or neither must be given.
+        client_tls: TLS configuration of links to the list; host names are checked.
+        server_tls: TLS configuration of accepted links. Give both or neither.
         onstatus: called for every address of the list.
 
     Raises:
@@ -259,7 +261,7 @@ class Conn:
         host: str = "0.0.0.0",
         client_tls: ClientTls | None = None,
         server_tls: SSLContext | None = None,
-        onstatus: OnStatus = nobody,
+        onstatus: OnStatus = ignore_event,
     ) -> None:
         if (client_tls is None) != (server_tls is None):
             raise ArgumentError("shark, sshark: links over TLS need both: one to connect, one to accept")
@@ -271,7 +273,7 @@ class Conn:
         mtl.attach(self)
 
     def setlist(self, nodes: Sequence[tuple[str, int]]) -> None:
-        """Connect to these nodes and no others. One of them may be this node itself. Raises as `add`."""
+        """Replace the list of nodes to connect to. It may contain this node itself. Raises as `add`."""
         self._must_be_open()
         for _, port in nodes:
             _check_port(port)
@@ -307,15 +309,15 @@ class Conn:
             raise ClosedError("conn: it was shut down; make a new one")
 
     def name_of(self, link: Link) -> str | None:
-        """Return the host in the list of the node that a link leads to; None when it is not in the list."""
+        """Return the listed host to which a link leads; None when it is not in the list."""
         return next((host for (host, _), dialer in self._dialers.items() if dialer.leads_to(link)), None)
 
     def has_host(self, host: str) -> bool:
-        """Return whether the list has a node at this host."""
+        """Return whether this host is in the list."""
         return any(host == listed for listed, _ in self._dialers)
 
     def status(self) -> dict[str, bool]:
-        """Return by host whether there is a link, without this node itself."""
+        """Return whether there is a link, by host; this node itself is left out."""
         found: dict[str, bool] = {}
         for (host, _), dialer in self._dialers.items():
             if not dialer.is_self:
@@ -323,7 +325,7 @@ class Conn:
         return found
 
     def shutdown(self) -> None:
-        """Accept and make no more links; those that are up stay. A second call does nothing."""
+        """Stop accepting and making links; links that are up remain. A second call does nothing."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -332,12 +334,12 @@ class Conn:
 
 
 class Cluster:
-    """A hub that is one with the hubs of the same name at other nodes.
+    """A hub that forms one cluster with hubs at other nodes.
 
     Args:
         broker: the hub.
-        mtl: its links; None for those of the process, which the server's settings describe.
-        name: the same at all nodes.
+        mtl: its links; None for the links from the settings of the server.
+        name: the name of the cluster, the same at all nodes; by default "SMQ-1", "SMQ-2" and so on.
 
     Raises:
         ArgumentError: another hub of this process is in the cluster.
@@ -354,7 +356,7 @@ class Cluster:
             self._clustered.counts.count_all()
 
     def publish(self, data: bytes, subtopic: Name | None = None, ptid: int | None = None) -> int:
-        """Send a message to the servers of all other nodes; return how many nodes there are.
+        """Send a message to the servers of all other nodes; return the number of nodes.
 
         Raises:
             ArgumentError: `data` is too long.
@@ -365,16 +367,16 @@ class Cluster:
         return self._clustered.routing.to_servers(data, sender, stid)
 
     def pubon(self, data: bytes, ptid: int, topic: Name, subtopic: Name | None = None) -> bool:
-        """Publish on behalf of a client of any node; return false when there is no such client."""
+        """Publish as a client of any node; return false when there is no such client."""
         if self._broker.etid2peer(ptid) is None:
             return False
         self._broker.publish(data, topic, subtopic, ptid)
         return True
 
     def nodes(self) -> dict[int, int]:
-        """Return the numbers of the other nodes, and how many clients each has.
+        """Return the number of clients of each other node, by node number.
 
-        A node that joins is listed once its snapshot has arrived: messages published then reach its subscribers.
+        A node is listed when its snapshot has arrived. From then on, published messages reach its subscribers.
         """
         return {node.number: len(node.phantoms) for node in self._clustered.remotes if node.synced}
 
@@ -388,7 +390,7 @@ class Cluster:
         self._clustered.end_all(text)
 
     def close(self, text: bytes = b"") -> None:
-        """Take the hub out of the cluster: it continues alone, with its clients. A second call does nothing.
+        """Take the hub out of the cluster; it continues alone, with its clients. A second call does nothing.
 
         Raises as `Mtl.close_named`.
         """
@@ -403,5 +405,5 @@ def _check_port(port: int) -> None:
 
 
 def address_list(given: Iterable[str] | Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return addresses as `Conn.setlist` takes them, from hosts, or from ports by host; 0 is the port of the Conn."""
+    """Return the addresses for `Conn.setlist`, from hosts or from ports by host; 0 is the port of the Conn."""
     return list(given.items()) if isinstance(given, Mapping) else [(one, 0) for one in given]

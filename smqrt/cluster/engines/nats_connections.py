@@ -3,15 +3,17 @@
     smqrt.<site>.hello     each node publishes a hello every second: its id, its start time, a sequence number
     smqrt.<site>.n.<id>    messages for one node: the sender's id, the link, a sequence number, then bytes
 
-NATS keeps the order of what one connection publishes to a subject, and drops silently what it cannot deliver. A gap
-in the sequence numbers shows that, and the link is made again. The password is proved on each link as everywhere
-else.
+NATS keeps the order of messages from one connection to one subject. It drops messages that it cannot deliver, without
+a notification. A gap in the sequence numbers reveals that, and the link is made again. Both sides prove the password on
+each link, as on other transports.
 
-Any client with rights to the subjects can publish there in the name of any node. So each message has a signature of
-16 bytes. On a link it is GMAC with a key that only the two sides have, over the side, the sequence number and all
-bytes. A hello, and the notice that a link is gone, have BLAKE2b with a key that all nodes have. GMAC takes 3 us for
-64 KiB, BLAKE2b 49. A message with a wrong signature ends no link and keeps none alive. Before the password is proved
-it is processed, so that a node with another password gets an answer. Until then the link is one of
+Any client with rights to the subjects can publish there in the name of any node. Therefore each message has a signature
+of 16 bytes. On a link it is a GMAC over the side, the sequence number and all bytes, with a key that only the two sides
+have. Hellos, and the notice that a link is gone, have a BLAKE2b signature with a key that all nodes have. For 64 KiB,
+GMAC takes 3 us and BLAKE2b 49 us.
+
+A message with a wrong signature does not end a link, and does not count as activity. Before the password is proved,
+signatures are not checked, so that a node with another password gets an answer. Until then, the link counts for
 `MAX_UNAUTHENTICATED`.
 """
 
@@ -44,17 +46,17 @@ from smqrt.wire.connection_state import Life, moved
 from smqrt.wire.smq import MAX_NODE
 
 PORTION_BYTES = 64 << 10
-"""The maximum content of a NATS message: for larger ones its server clears more memory, for each."""
+"""The maximum content of a NATS message. For larger messages, a NATS server clears more memory each time."""
 HELLO_S = 1.0
 RETRY_S = 10.0
-"""How long a node is not contacted after a refusal on either side, unless its hello is signed: a client without the
-password may have caused the refusal."""
+"""The delay before a node is contacted again after a refusal on either side. A signed hello overrides it, since a
+client without the password may have caused the refusal."""
 SIGNATURE_BYTES = 16
 WAITING_BYTES = 16 << 20
-"""What may be queued of one node, for handlers that are behind."""
+"""The maximum of received bytes of one node that wait for handlers."""
 
 GONE = (1 << 64) - 1
-"""Instead of a sequence number: the sender has no such link."""
+"""In place of a sequence number: the sender has no such link."""
 
 _HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
 """The sender's id, the link's id, the sequence number."""
@@ -63,7 +65,7 @@ _HELLO = struct.Struct(f">{ID_BYTES}sQQ")
 """The node's id, its epoch, the sequence number of the hello."""
 _UNSIGNED = bytes(SIGNATURE_BYTES)
 _NONCE = struct.Struct(">?xxxQ")
-"""The sending side and the sequence number: no two messages have the same with one key."""
+"""The sending side and the sequence number. No nonce is used twice with one key."""
 
 FORGED = Limit("cluster_forged", "", "a message through NATS has no valid signature of its node")
 
@@ -73,12 +75,12 @@ def signature(key: bytes, notice: bytes) -> bytes:
     return blake2b(notice, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
-def portions(runs: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
-    """Split runs into portions of `portion_bytes`, the last may be smaller; each is a list of pieces."""
+def portions(batches: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
+    """Split batches into portions of `portion_bytes`, each a list of pieces; the last one may be smaller."""
     portion: list[bytes | memoryview] = []
     room_bytes = portion_bytes
-    for run in runs:
-        rest: bytes | memoryview = run
+    for batch in batches:
+        rest: bytes | memoryview = batch
         while len(rest) >= room_bytes:
             piece, rest = memoryview(rest)[:room_bytes], memoryview(rest)[room_bytes:]
             yield [*portion, piece]
@@ -99,7 +101,7 @@ class NatsConnection(LinkConnection):
         link_id: eight bytes, the same on both sides.
 
     Attributes:
-        received, sent: the next sequence numbers of received and of sent messages.
+        received, sent: the sequence numbers of the next received and the next sent message.
     """
 
     __slots__ = (
@@ -115,7 +117,7 @@ class NatsConnection(LinkConnection):
     )
 
     def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
-        Outbox.__init__(self)  # not that of LinkConnection: there is no socket to watch
+        Outbox.__init__(self)  # not `LinkConnection.__init__`, since there is no socket to watch
         self.watcher = self.writer = self.backlog = self.handshake = None
         self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
         self.received_bytes = self.sent = self.received = 0
@@ -132,7 +134,7 @@ class NatsConnection(LinkConnection):
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """The other node's id and the link's."""
+        """The ids of the other node and of the link."""
         return self.to, self._link_id
 
     @property
@@ -145,28 +147,34 @@ class NatsConnection(LinkConnection):
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes
 
-    def signature(self, connects: bool, place: int, content: bytes | memoryview) -> bytes:
+    def signature(self, connects: bool, number: int, content: bytes | memoryview) -> bytes:
         """Return the signature of a message; zeros while the link has no key.
 
         Args:
             connects: whether the sender is the side that has connected.
-            place: the sequence number.
+            number: the sequence number.
             content: the frames.
         """
         if self._cipher is None:
             if self.link.peer is None:
                 return _UNSIGNED
             self._cipher = AESGCM(self.link.session_key)
-        return self._cipher.encrypt(_NONCE.pack(connects, place), b"", content)
+        return self._cipher.encrypt(_NONCE.pack(connects, number), b"", content)
 
     # ---- reading
 
-    def arrived(self, place: int, message: bytes) -> None:
-        """Process a message in the name of the other node."""
-        if self.link.is_proven and not self._is_next(place, message):
-            return
-        if place != self.received:
-            self.link.lose(f"NATS lost {place - self.received} messages; the link is made again")
+    def arrived(self, number: int, message: bytes) -> None:
+        """Process the message `number`, which claims to be from the other node."""
+        if self.link.is_proven:
+            signed = self.signature(not self.link.connects, number, memoryview(message)[_FRAMES_AT:])
+            # In constant time, so that the duration reveals nothing about the signature.
+            if not compare_digest(message[_HEAD.size : _FRAMES_AT], signed):
+                FORGED.refused(f"a message in the name of node {self.link.number}")
+                return
+            if number < self.received:  # a replay
+                return
+        if number != self.received:
+            self.link.lose(f"NATS lost {number - self.received} messages; the link is made again")
             return
         size = len(message) - _FRAMES_AT
         if size > PORTION_BYTES:
@@ -183,22 +191,13 @@ class NatsConnection(LinkConnection):
                 f"handlers are behind: {WAITING_BYTES >> 20} MiB are queued from NATS; the link is made again"
             )
         elif size < LARGE_RUN_BYTES:
-            self._work_off_waiting()
-        elif len(self._waiting) == 1:  # later, with what else has arrived: each delivery is a write
-            get_hub().loop.run_callback(self._work_off_waiting)
+            self._process_waiting()
+        elif len(self._waiting) == 1:  # later, together with further messages: each delivery causes a write
+            get_hub().loop.run_callback(self._process_waiting)
 
-    def _is_next(self, place: int, message: bytes) -> bool:
-        """Return whether a message is signed by the other node, and is not a replay."""
-        signed = self.signature(not self.link.connects, place, memoryview(message)[_FRAMES_AT:])
-        # In constant time, so that a forger learns nothing from the duration.
-        if not compare_digest(message[_HEAD.size : _FRAMES_AT], signed):
-            FORGED.refused(f"a message in the name of node {self.link.number}")
-            return False
-        return place >= self.received
-
-    def _work_off_waiting(self) -> None:
+    def _process_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
-            # What is carried over, and behind it as many messages as the buffer takes.
+            # The incomplete frame, followed by the messages that fit into the buffer.
             size = carried = len(self.carry)
             view[:size] = self.carry
             self.carry = b""
@@ -206,7 +205,7 @@ class NatsConnection(LinkConnection):
                 piece = memoryview(self._waiting.popleft())[_FRAMES_AT:]
                 view[size : size + len(piece)] = piece
                 size += len(piece)
-            self._waiting_bytes += carried  # what is being processed must not be acknowledged
+            self._waiting_bytes += carried  # bytes that are being processed must not be acknowledged
             self.feed(size)
             self._waiting_bytes -= size
         if not self.life.over:
@@ -215,7 +214,7 @@ class NatsConnection(LinkConnection):
     def on_data_waiting(self) -> None:
         """Continue after a pause."""
         super().on_data_waiting()
-        self._work_off_waiting()
+        self._process_waiting()
 
     def pause(self) -> None:
         """See `RawConnection`."""
@@ -275,7 +274,7 @@ class NatsBackplane:
         servers: the NATS servers, see `smqrt.nats.connect`.
         site: a word of a subject; only nodes of the same site find each other.
         hello_s: seconds between hellos.
-        options: of the client, see `smqrt.cluster.nats.options.NatsOptions`.
+        options: options of the client, see `smqrt.cluster.nats.options.NatsOptions`.
 
     Attributes:
         client: the NATS client.
@@ -285,16 +284,16 @@ class NatsBackplane:
         self.node, self._site, self._hello_s = node, site, hello_s
         self._key = blake2b(b"smqrt nats", key=node.key, digest_size=32).digest()
         self._connections: dict[tuple[bytes, bytes], NatsConnection] = {}
-        self._heard: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._newest_hellos: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """The newest hello of each linked node: its epoch and its sequence number."""
         self._hellos = 0
-        self._left_alone: OrderedDict[bytes, float] = OrderedDict()
+        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict()
         """Nodes that are not contacted after a refusal, and until when."""
-        self._told_gone: set[bytes] = set()
+        self._announced_gone: set[bytes] = set()
         """Links whose end was announced since the last hello."""
         self._broken: list[tuple[bytes, bytes]] = []
-        """Links that broke with the connection to NATS."""
-        self._answered_s = 0.0
+        """Links that ended with the connection to NATS."""
+        self._hello_at_s = 0.0
         """When the last hello was published."""
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
         loop: Any = get_hub().loop
@@ -320,10 +319,10 @@ class NatsBackplane:
     # ---- finding nodes
 
     def send_hello(self) -> None:
-        """Publish a hello, if there is a connection."""
-        self._told_gone.clear()
+        """Publish a hello, if there is a connection to NATS."""
+        self._announced_gone.clear()
         if self.client.connected and self._timer.active:
-            self._answered_s = monotonic()
+            self._hello_at_s = monotonic()
             self.client.publish(f"smqrt.{self._site}.hello", self.hello())
 
     def hello(self) -> bytes:
@@ -342,16 +341,16 @@ class NatsBackplane:
             connection.link.lose(f"no connection to NATS: {why}")
 
     def _reconnected(self) -> None:
-        """Make the links again that broke with the connection to NATS.
+        """Make the links again that ended with the connection to NATS.
 
-        The other node's connection to NATS may have lasted. It still sends over the old link then, so announce its end.
+        If the other node has kept its connection to NATS, it still sends over the old link. Therefore announce its end.
         """
         self.send_hello()
         broken, self._broken = self._broken, []
         for node_id, link_id in broken:
             self._send_gone(node_id, link_id)
             if node_id not in self.node.links:
-                self._meet(node_id)
+                self._make_link(node_id)
 
     def _on_hello(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
         if len(payload) != _HELLO.size + SIGNATURE_BYTES or self.node.closed:
@@ -360,32 +359,28 @@ class NatsBackplane:
         is_signed = compare_digest(payload[_HELLO.size :], signature(self._key, payload[: _HELLO.size]))
         link = self.node.links.get(node_id)
         if link is None:
-            is_left_alone = self._left_alone.get(node_id, 0.0) > monotonic()
-            if node_id != self.node.id and (is_signed or not is_left_alone):
-                self._meet(node_id)
-        elif is_signed and (epoch, count) > self._heard.get(node_id, (0, 0)):  # else it is a replay
-            self._is_alive(link, epoch, count)
+            is_refused = self._refused_until_s.get(node_id, 0.0) > monotonic()
+            if node_id != self.node.id and (is_signed or not is_refused):
+                self._make_link(node_id)
+        elif is_signed and (epoch, count) > self._newest_hellos.get(node_id, (0, 0)):  # otherwise it is a replay
+            assert link.peer is not None
+            self._newest_hellos[node_id] = epoch, count
+            self._newest_hellos.move_to_end(node_id)
+            if len(self._newest_hellos) > MAX_NODE:
+                self._newest_hellos.popitem(last=False)
+            if epoch > link.peer.epoch:  # the node was started again
+                self._make_link(node_id)
+            elif epoch == link.peer.epoch and isinstance(link.transport, NatsConnection):
+                link.heard(self.node.clock_s())
 
-    def _is_alive(self, link: Link, epoch: int, count: int) -> None:
-        """Record a signed hello of a linked node."""
-        assert link.peer is not None
-        self._heard[link.peer.id] = epoch, count
-        self._heard.move_to_end(link.peer.id)
-        if len(self._heard) > MAX_NODE:
-            self._heard.popitem(last=False)
-        if epoch > link.peer.epoch:
-            self._meet(link.peer.id)
-        elif epoch == link.peer.epoch and isinstance(link.transport, NatsConnection):
-            link.heard(self.node.clock_s())
-
-    def _meet(self, node_id: bytes) -> None:
-        """Make a link if this node has the smaller id; otherwise publish a hello, so that the other one does."""
-        under_way = (one.link for one in self._connections.values() if one.to == node_id and one.link.connects)
-        if any(link.state is not LinkState.UP for link in under_way):
+    def _make_link(self, node_id: bytes) -> None:
+        """Make a link if this node has the smaller id; otherwise publish a hello, so that the other node does."""
+        unfinished = (one.link for one in self._connections.values() if one.to == node_id and one.link.connects)
+        if any(link.state is not LinkState.UP for link in unfinished):
             return
         if self.node.id < node_id:
             self._begin(node_id, self.node.random(8), connects=True)
-        elif monotonic() - self._answered_s > self._hello_s / 10:
+        elif monotonic() - self._hello_at_s > self._hello_s / 10:
             self.send_hello()
 
     def _begin(self, node_id: bytes, link_id: bytes, connects: bool) -> NatsConnection:
@@ -400,31 +395,29 @@ class NatsBackplane:
     def _on_message(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
         if len(payload) < _FRAMES_AT or self.node.closed:
             return
-        node_id, link_id, place = _HEAD.unpack_from(payload)
+        node_id, link_id, number = _HEAD.unpack_from(payload)
         connection = self._connections.get((node_id, link_id))
-        if place == GONE:
-            if connection is not None and self._is_signed_by_a_node(payload):
-                connection.link.lose("the other node lost this link; it is made again")
-                self._meet(node_id)
+        if number == GONE:
+            if connection is None:
+                return
+            if compare_digest(payload[_HEAD.size :], signature(self._key, payload[: _HEAD.size])):
+                connection.link.lose("the other node has lost this link; it is made again")
+                self._make_link(node_id)
+            else:
+                FORGED.refused("the notice that a link is gone")
             return
         if connection is None:
-            if place:
+            if number:  # not the first message, so the link has ended here
                 self._send_gone(node_id, link_id)
                 return
             connection = self._begin(node_id, link_id, connects=False)
-        connection.arrived(place, payload)
-
-    def _is_signed_by_a_node(self, payload: bytes) -> bool:
-        is_signed = compare_digest(payload[_HEAD.size :], signature(self._key, payload[: _HEAD.size]))
-        if not is_signed:
-            FORGED.refused("the notice that a link is gone")
-        return is_signed
+        connection.arrived(number, payload)
 
     def _send_gone(self, node_id: bytes, link_id: bytes) -> None:
-        """Announce that a link has ended here: the other node may not have noticed it."""
-        if len(self._told_gone) >= MAX_NODE or link_id in self._told_gone:
+        """Announce that a link has ended here, since the other node may not have noticed that."""
+        if len(self._announced_gone) >= MAX_NODE or link_id in self._announced_gone:
             return
-        self._told_gone.add(link_id)
+        self._announced_gone.add(link_id)
         head = _HEAD.pack(self.node.id, link_id, GONE)
         self.client.publish(self.inbox(node_id), head + signature(self._key, head))
 
@@ -433,10 +426,10 @@ class NatsBackplane:
         if self._connections.get(connection.key) is connection:
             del self._connections[connection.key]
         if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
-            self._left_alone.pop(connection.to, None)
-            self._left_alone[connection.to] = monotonic() + RETRY_S
-            if len(self._left_alone) > MAX_NODE:  # a client can pretend to be any number of nodes
-                self._left_alone.popitem(last=False)
+            self._refused_until_s.pop(connection.to, None)
+            self._refused_until_s[connection.to] = monotonic() + RETRY_S
+            if len(self._refused_until_s) > MAX_NODE:  # a client can claim to be any number of nodes
+                self._refused_until_s.popitem(last=False)
 
     def close(self) -> None:
         """Stop publishing hellos, and close the client."""

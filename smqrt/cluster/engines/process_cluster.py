@@ -1,6 +1,6 @@
-"""Cluster of this process, as the settings of the server, its workers or gunicorn's describe it.
+"""Cluster of this process, from the settings of the server.
 
-Its links are made for the first hub that joins.
+Workers of the server and of gunicorn are linked without settings. The links are made when the first hub joins.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ log = logging.getLogger("smqrt")
 
 SECRET_BYTES = 32
 MAX_DIRECTORY_BYTES = 85
-"""The longest path of a shared directory: a socket's path has at most 107 bytes, its name in the directory takes 22."""
+"""The maximum length of the path of a shared directory: that of a socket is 107 bytes, of which its name takes 22."""
 _NO_PASSWORD = "cluster: links over the network need a password; give cluster.password to all nodes"
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """How this process is linked with others.
+    """The configuration of the links of this process.
 
     Attributes:
-        listen: `host:port` for links of other nodes; empty for none.
+        listen: `host:port` at which links are accepted; empty for none.
         nodes: `host:port` of other nodes, or `nats://…` of servers through which nodes find each other.
         directory: a directory that processes of this machine share; None for none.
-        secret: the secret of these processes; when empty, it is in a file of the directory.
+        secret: the secret of these processes; empty: that in a file of the directory.
         password: the password of links over the network.
         ca, cert, key: PEM files for mutual TLS of these links, and for NATS; empty for none.
         credentials: a file with a user's credentials for NATS; empty for none.
         number: this node's number; 0 to draw one.
-        hubs: whether every hub joins, also those whose options name no cluster.
+        hubs: whether every hub joins, even if its options name no cluster.
         workers: whether other nodes may be workers of this server.
         ping_s, silence_s, queue_bytes: see `Mesh`.
     """
@@ -68,12 +68,12 @@ class ClusterPlan:
 
     @property
     def joins(self) -> bool:
-        """Whether there may be other nodes."""
+        """Whether the plan leads to links."""
         return bool(self.listen or self.nodes or self.directory)
 
 
 class ProcessCluster:
-    """The plan of this process, and the mesh that follows it."""
+    """The plan of this process, and its mesh."""
 
     def __init__(self) -> None:
         self.plan = ClusterPlan()
@@ -81,25 +81,27 @@ class ProcessCluster:
         self.mesh: Mesh | None = None
         self._nats_servers: set[str] = set()
 
-    def follow(self, plan: ClusterPlan) -> None:
-        """Set the plan for the next hub that joins; workers of this server are added to it."""
+    def set_plan(self, plan: ClusterPlan) -> None:
+        """Set the plan for hubs that join later, with the workers of this server added."""
         check_plan(plan)
         self.plan = _with_workers(plan, worker_place())
         self._key = _key(self.plan) if self.plan.joins or self.plan.password else b""
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
-        """Add a new hub to the cluster that its options name, or to that of its key if all hubs join.
+        """Add a new hub to the cluster in its options; if all hubs join, the default name is its key.
 
         `nats://server/chat` is the cluster `chat`, whose nodes find each other through that server.
 
         Raises:
-            ArgumentError: another hub is in it, or the plan cannot be followed.
+            ArgumentError: another hub is in the cluster, or the plan is invalid.
         """
         name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
         if name is None:
             return
-        servers, name = _servers_and_name(name, broker.key)
-        if servers:
+        if "://" in name:  # nats://a,nats://b/chat; the name is optional
+            scheme, _, rest = name.rpartition("://")
+            host, _, name = rest.partition("/")
+            servers, name = f"{scheme}://{host}", name or broker.key
             if not self.plan.password:
                 raise ArgumentError(f"cluster: {servers} needs a password; give cluster.password to all nodes")
             if servers not in self._nats_servers:
@@ -112,28 +114,31 @@ class ProcessCluster:
             clustered.counts.count_all()
 
     def observes(self) -> str:
-        """Return whose subscribers `observe` counts in hubs without that option: `cluster` or `node` (spec: smq §6).
+        """Return the default of the option `observe` of hubs: `cluster` or `node` (spec: smq §6).
 
-        Workers alone are one server, so their subscribers are counted together.
+        Without other nodes, workers are one server, so that their subscribers are counted together.
         """
         has_nodes = self.plan.listen or self.plan.nodes or self._nats_servers
         return "cluster" if self.plan.workers and not has_nodes else "node"
 
     def opened(self) -> Mesh:
-        """Return the mesh of the process; raise ArgumentError when the plan cannot be followed."""
-        if self.mesh is None:
-            self.mesh = self._open()
-        return self.mesh
-
-    def _open(self) -> Mesh:
-        plan = self.plan if self.plan.joins else _of_gunicorn()
-        # `follow` makes the key of a password: that takes long, and Lua may be waiting here.
+        """Return the mesh of the process, opened if necessary. Raises ArgumentError when the plan is invalid."""
+        if self.mesh is not None:
+            return self.mesh
+        plan = self.plan
+        if not plan.joins and "gunicorn" in sys.modules:  # its workers are the children of one process
+            parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+            plan = ClusterPlan(directory=parent / f"smqrt-{os.geteuid()}-{os.getppid()}")
+        elif not plan.joins:
+            plan = ClusterPlan()
+        # `set_plan` has derived the key of a password, which takes long: a call from Lua would block the loop here.
         key = self._key or _key(plan)
         tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
         try:
             if plan.workers and worker_place().count > 1:
                 place = worker_place()
+                # The port of worker 0: `_with_workers` has added the number of this worker.
                 first = address(plan.listen)[1] - place.number if plan.listen else -1
                 ports = range(first, first + place.count) if first > 0 else [0] * place.count
                 mesh.node.server.take_place(place.secret, place.number, ports)
@@ -150,10 +155,11 @@ class ProcessCluster:
         for node in plan.nodes:
             if "://" not in node:
                 mesh.dial(*address(node), tls.client if tls else None, any_name=True)
+        self.mesh = mesh
         return mesh
 
     def wait_until_joined(self, within_s: float) -> None:
-        """Wait until every hub has the snapshots of other processes, `within_s` at most: there may be none."""
+        """Wait until every hub has the snapshots of other processes; at most `within_s`, since there may be none."""
         end_s = monotonic() + within_s
         while self.mesh is not None and self.mesh.has_begun and monotonic() < end_s:
             hubs = self.mesh.node.members.values()
@@ -170,10 +176,10 @@ class ProcessCluster:
 
 
 def check_plan(plan: ClusterPlan) -> None:
-    """Check all of a plan that can be checked before a hub is made; this reads files.
+    """Check a plan as far as that is possible before a hub joins; this reads the files of TLS.
 
     Raises:
-        ArgumentError: a value is invalid, or two contradict each other; one sentence.
+        ArgumentError: a value is invalid, or two contradict each other; the text is one sentence.
         StartError: a file of the links' TLS cannot be read.
     """
     if plan.listen:
@@ -184,13 +190,13 @@ def check_plan(plan: ClusterPlan) -> None:
     if plain and len(plain) < len(plan.nodes):
         through = next(one for one in plan.nodes if "://" in one)
         raise ArgumentError(
-            f"cluster.nodes: {through} beside {plain[0]}; nodes find each other through NATS or at addresses, so give"
+            f"cluster.nodes: both {through} and {plain[0]}; nodes find each other through NATS or at addresses, so give"
             " one kind only"
         )
     if plan.directory and len(os.fsencode(plan.directory.absolute())) > MAX_DIRECTORY_BYTES:
         raise ArgumentError(
-            f"cluster.directory: {plan.directory} is longer than {MAX_DIRECTORY_BYTES} bytes, and there are Unix"
-            " sockets in it; give a shorter path"
+            f"cluster.directory: {plan.directory} is longer than {MAX_DIRECTORY_BYTES} bytes, too long for Unix"
+            " sockets; give a shorter path"
         )
     if plan.joins and not plan.directory and not plan.password:
         raise ArgumentError(_NO_PASSWORD)
@@ -198,10 +204,10 @@ def check_plan(plan: ClusterPlan) -> None:
 
 
 def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
-    """Return the plan of one worker: workers of a server are linked, with all their hubs.
+    """Return the plan of one worker: workers of a server are linked, and all their hubs join.
 
-    Each accepts links over the network at a port of its own. A fixed number is that of the first worker; the others
-    have the numbers after it.
+    Each worker accepts links at another port. The port and a fixed number in the plan are those of the first worker;
+    the other workers use the following ones.
     """
     if place.directory is None or place.count == 1:
         return plan
@@ -224,15 +230,6 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     )
 
 
-def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:
-    """Split `nats://a,nats://b/chat` into the servers and the name, which is `key` by default."""
-    if "://" not in cluster:
-        return "", cluster
-    scheme, _, rest = cluster.rpartition("://")
-    host, _, name = rest.partition("/")
-    return f"{scheme}://{host}", name or key
-
-
 def address(text: str) -> tuple[str, int]:
     """Split `host:port`, `host`, or `[ipv6]:port` into host and port.
 
@@ -251,7 +248,7 @@ def _link_tls(plan: ClusterPlan) -> LinkTls | None:
     if not (plan.cert or plan.ca) or not (plan.listen or any("://" not in one for one in plan.nodes)):
         return None
     if not (plan.cert and plan.ca):
-        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides need a certificate")
+        raise ArgumentError("cluster: links over TLS need both cluster.ca and cluster.cert")
     return LinkTls.from_files(plan.ca, plan.cert, plan.key or None)
 
 
@@ -269,10 +266,10 @@ def _key(plan: ClusterPlan) -> bytes:
 
 
 def _secret_of(directory: Path) -> bytes:
-    """Return the secret of the processes that share a directory; the first one makes it."""
+    """Return the secret of the processes that share a directory; the first process creates it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid() or directory.stat().st_mode & 0o077:
-        raise ArgumentError(f"{directory} must belong to this user, and no other may read it: chmod 700")
+        raise ArgumentError(f"{directory} must be owned and readable by this user only: chmod 700")
     path, own = directory / "secret", directory / f"secret.{os.getpid()}"
     own.write_bytes(os.urandom(SECRET_BYTES))
     own.chmod(0o600)
@@ -280,14 +277,6 @@ def _secret_of(directory: Path) -> bytes:
         os.link(own, path)  # atomic: the file is complete, or does not exist
     own.unlink()
     return path.read_bytes()
-
-
-def _of_gunicorn() -> ClusterPlan:
-    """Return a plan that links the workers of one gunicorn; an empty one outside gunicorn."""
-    if "gunicorn" not in sys.modules:
-        return ClusterPlan()
-    place = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return ClusterPlan(directory=place / f"smqrt-{os.geteuid()}-{os.getppid()}")
 
 
 cluster = ProcessCluster()

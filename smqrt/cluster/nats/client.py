@@ -1,4 +1,4 @@
-"""NATS client: publish and subscribe over a connection to a NATS cluster that is kept, or made again."""
+"""NATS client: publishes and subscribes over a connection that it makes again when it is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gevent import Timeout, get_hub
 from gevent.event import AsyncResult, Event
 from greenlet import getcurrent
 
-from smqrt.cluster.nats.connection import Greeted, NatsConnection, NatsOutbox, RefusedError, greet, refusal
+from smqrt.cluster.nats.connection import NatsConnection, NatsOutbox, RefusedError, greet, refusal
 from smqrt.cluster.nats.options import LAME_DUCK_S, NatsAddress, NatsOptions, ServerPool, parse_servers
 from smqrt.errors import ClosedError, NatsError, NoAnswer, StreamError
 from smqrt.loop.scheduling import Turn
@@ -29,13 +29,13 @@ from smqrt.wire.nats import LARGEST_PAYLOAD_BYTES, ServerInfo
 log = logging.getLogger("smqrt.nats")
 
 STEADY_S = 5.0
-"""A connection that has lasted this long resets the retry delay of its server."""
+"""A connection of at least this duration resets the retry delay of its server."""
 LASTED_S = 0.3
-"""One that was lost after this time is made again at once; a server that closes sooner gets longer delays."""
+"""A connection of at least this duration is made again at once. After a shorter one, the retry delay grows."""
 LEAVE_S = 2.0
-"""How long a server that will shut down has to take what is queued for it."""
+"""The maximum time to send queued data to a server that will shut down."""
 _STAYS_OPEN = ("permissions violation", "invalid subject")
-"""What -ERR begins with, in lower case, when the server keeps the connection."""
+"""The beginnings of -ERR texts, in lower case, after which the server keeps the connection."""
 
 OnMessage = Callable[[bytes, bytes, bytes, bytes], object]
 """`f(subject, payload, reply, headers)`, called from the event loop: it must not block. `reply` and `headers` are empty
@@ -52,8 +52,8 @@ class NatsState(Enum):
 
 
 OnState = Callable[[NatsState, str], object]
-"""`f(state, reason)`, called when the state changes, and when the reason for having no connection changes. It must not
-block: it may be called from the event loop."""
+"""`f(state, reason)`, called when the state changes, or when the reason for a missing connection changes. It must not
+block, since it may be called from the event loop."""
 
 
 @dataclass
@@ -61,15 +61,15 @@ class NatsCounters:
     """The counters of a client.
 
     Attributes:
-        published, published_bytes: messages that were accepted, and bytes of their payload and headers.
+        published, published_bytes: accepted messages, and bytes of their payload and headers.
         received, received_bytes: messages received, and bytes of their payload and headers.
-        sent_bytes: passed to the system, protocol lines and lost messages included.
+        sent_bytes: bytes passed to the system, including protocol lines and lost messages.
         refused_full: messages refused because the queue for a slow server is full.
         refused_disconnected: messages refused because the queue for the next connection is full.
         refused_large: messages refused because they are larger than the server's limit.
         refused_closed: messages refused because the client is closed.
-        lost: messages that were queued, or on their way to the socket, when a connection broke.
-        strays: messages for a subscription that had just ended.
+        lost: messages that were queued, or partly written, when a connection was lost.
+        strays: messages for subscriptions that had ended.
         failed_callbacks: callbacks that raised.
         reconnects: connections after the first one.
         denied: "Permissions Violation" errors of the server.
@@ -94,12 +94,12 @@ class NatsCounters:
 
 
 class Subscription:
-    """A subscription: what `NatsClient.subscribe` returns, for `unsubscribe`.
+    """A subscription, returned by `NatsClient.subscribe`.
 
     Attributes:
         pattern: the subject, with its wildcards.
         queue: the name of the queue group; None for none.
-        is_over: whether it was ended.
+        is_over: whether it has ended.
     """
 
     __slots__ = ("callback", "is_over", "pattern", "queue", "sid")
@@ -120,14 +120,14 @@ def connect(
     on_error: Callable[[str], object] | None = None,
     **options: object,
 ) -> NatsClient:
-    """Return a client that connects at once, in the background, and again whenever the connection is lost.
+    """Return a client that connects in the background, and reconnects whenever the connection is lost.
 
     Args:
-        servers: "nats://user:password@host:4222,tls://host", or a list of such addresses; `nats://token@host` is a
+        servers: "nats://user:password@host:4222,tls://host", or a list of such addresses; `nats://token@host` has a
             token. The client learns further servers of the cluster.
         on_state: see `OnState`.
-        on_error: called with each -ERR that leaves the connection open ("Permissions Violation ..."), from the event
-            loop; by default it goes to the log.
+        on_error: called from the event loop with each -ERR that leaves the connection open ("Permissions Violation
+            ..."); by default these are logged.
         options: see `NatsOptions`.
 
     Raises:
@@ -140,11 +140,11 @@ class Subscriptions:
     """The subscriptions of one client, over all its connections.
 
     Args:
-        counters: of the client.
+        counters: the counters of the client.
         lines: limits the log lines of failed callbacks.
 
     Attributes:
-        late_lines: lines for changes while `resubscription` runs; None otherwise.
+        late_lines: lines for changes while `resubscription` runs; None at other times.
     """
 
     def __init__(self, counters: NatsCounters, lines: LineLimit) -> None:
@@ -176,22 +176,22 @@ class Subscriptions:
         return line
 
     def add_late(self, line: bytes) -> None:
-        """Send a line over the connection that is being made."""
+        """Add a line for the connection that is being made, if there is one."""
         if self.late_lines is not None:
             self.late_lines.append(line)
 
     def all(self) -> list[Subscription]:
-        """Return those that have not ended."""
+        """Return the subscriptions that have not ended."""
         return list(self._by_sid.values())
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all subscriptions."""
         self._by_sid.clear()
 
     def resubscription(self) -> list[bytes]:
         """Return the SUB lines of all subscriptions, for a new connection.
 
-        Other greenlets run meanwhile; the lines of their changes are at the end.
+        Other greenlets may run during the call; the lines for their changes are at the end.
         """
         turn, lines = Turn(), []
         self.late_lines = []
@@ -221,17 +221,17 @@ class Subscriptions:
 
 
 class NatsClient:
-    """A client of NATS core, made by `connect`. For one thread, that of its event loop.
+    """A client of NATS core, made by `connect`. It may be used in the thread of its event loop only.
 
-    Messages are delivered at most once: those on their way are lost with a connection.
+    Messages are delivered at most once: messages in transit are lost with a connection.
 
     Attributes:
-        options: as given.
-        state: the client's state.
-        reason: why it is in this state, in one sentence.
-        outbox: what is queued for the server.
-        subscriptions: those that have not ended.
-        deliver: takes received messages; see `NatsEvents.on_message`.
+        options: the options of `connect`.
+        state: the state of the client.
+        reason: the reason for this state, in one sentence.
+        outbox: the send queue.
+        subscriptions: the subscriptions that have not ended.
+        deliver: called with received messages; see `NatsEvents.on_message`.
     """
 
     def __init__(
@@ -256,12 +256,12 @@ class NatsClient:
         self._connection: NatsConnection | None = None
         self._is_closing = False
         self._over, self._ready = Event(), Event()
-        """Set when the connection is lost; when there is one."""
+        """`_over` is set when the connection is lost, `_ready` when there is a connection or the client is closed."""
         self._greenlet = gevent.spawn(self._keep_connected)
 
     @property
     def max_payload_bytes(self) -> int:
-        """The server's limit for one message; any size while there is no connection."""
+        """The limit of the server for one message; `LARGEST_PAYLOAD_BYTES` while there is no connection."""
         return self._connection.info.max_payload_bytes if self._connection is not None else LARGEST_PAYLOAD_BYTES
 
     # ---- messages
@@ -272,11 +272,14 @@ class NatsClient:
         """Send a message, in the order of calls; without a connection it is queued for the next one.
 
         Args:
+            subject: the subject.
+            payload: the content.
             reply: the subject for answers.
+            headers: the headers.
 
         Returns:
-            False when it was refused, which is counted: the queue is full, the message is too large for the server, or
-            the client is closed.
+            False when the message was refused: the queue is full, the message is too large for the server, or the
+            client is closed. Refused messages are counted.
 
         Raises:
             ArgumentError: a subject or a header is invalid.
@@ -311,9 +314,9 @@ class NatsClient:
         """Subscribe to a subject, also over later connections.
 
         Args:
-            subject: `*` stands for one word, `>` at the end for all that follow.
+            subject: `*` matches one word, `>` at the end matches one or more.
             callback: see `OnMessage`.
-            queue: a group of subscribers, of which one gets each message.
+            queue: the name of a group of subscribers; one of the group gets each message.
 
         Raises:
             ArgumentError: the subject or the name of the group is invalid.
@@ -327,7 +330,7 @@ class NatsClient:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription: its callback is not called any more."""
+        """End a subscription; its callback is not called any more."""
         line = self.subscriptions.remove(subscription)
         if line and self._connection is not None:
             self.outbox.add(line)
@@ -356,7 +359,7 @@ class NatsClient:
 
     @property
     def queued_bytes(self) -> int:
-        """What is queued for the server."""
+        """The size of the send queue."""
         return self.outbox.queued_bytes
 
     @property
@@ -374,9 +377,9 @@ class NatsClient:
         return self.connected
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the server has all that was published and all subscriptions.
+        """Wait until the server has received all published messages and subscriptions.
 
-        It answers a PING after them. Returns False when no answer came in time, or the connection broke.
+        It answers a PING that follows them. Returns False when the answer is late or the connection is lost.
         """
         if self._connection is None:
             return False
@@ -385,10 +388,10 @@ class NatsClient:
         return bool(answer.wait(timeout_s))
 
     def rtt(self, timeout_s: float) -> float:
-        """Measure how long the server takes to answer, in seconds.
+        """Return the round-trip time of a PING, in seconds.
 
         Raises:
-            NoAnswer: there is no connection, or there was no answer in time.
+            NoAnswer: there is no connection, or the answer is late.
         """
         began_s = monotonic()
         if not self.flush(timeout_s):
@@ -402,7 +405,20 @@ class NatsClient:
             address, at_s = self._pool.next()
             gevent.sleep(max(at_s - monotonic(), 0.0))
             try:
-                self._begin(address, greet(address, self._tls, self.options))
+                greeted = greet(address, self._tls, self.options)
+                try:
+                    lines = self.subscriptions.resubscription()
+                except BaseException:
+                    greeted.transport.close()
+                    raise
+                self._over.clear()
+                self._counters.reconnects += self.state is NatsState.DISCONNECTED
+                connection = NatsConnection(self, address, greeted, self.outbox, self.options, lines)
+                self._connection = connection
+                self._ready.set()
+                self._set_state(NatsState.CONNECTED, f"connected to {address}")
+                if connection.is_open:
+                    self.informed(connection)
             except RefusedError as error:
                 self._failed(address, error, self.options.refused_s)
             except (StreamError, NatsError) as error:
@@ -412,20 +428,6 @@ class NatsClient:
                 self._failed(address, error)
             else:
                 self._over.wait()
-
-    def _begin(self, address: NatsAddress, greeted: Greeted) -> None:
-        try:
-            lines = self.subscriptions.resubscription()
-        except BaseException:
-            greeted.transport.close()
-            raise
-        self._over.clear()
-        self._counters.reconnects += self.state is NatsState.DISCONNECTED
-        connection = self._connection = NatsConnection(self, address, greeted, self.outbox, self.options, lines)
-        self._ready.set()
-        self._set_state(NatsState.CONNECTED, f"connected to {address}")
-        if connection.is_open:
-            self.informed(connection)
 
     def _failed(self, address: NatsAddress, error: Exception, at_least_s: float = 0.0) -> None:
         self.subscriptions.discard_late()
@@ -448,24 +450,24 @@ class NatsClient:
             self._counters.failed_callbacks += 1
             log.exception("a callback failed")
 
-    # ---- calls of the connection; see `Owner`
+    # ---- called by the connection; see `Owner`
 
     def informed(self, connection: NatsConnection) -> None:
-        """Take what the server has announced in INFO."""
+        """Process a new INFO: learn servers, and leave a server in lame duck mode."""
         if connection.info.connect_urls:
             self._pool.learn(connection.address, connection.info.connect_urls)
-        if connection.info.is_lame_duck and len(self._pool) > 1:
-            gevent.spawn(self._leave, connection)
 
-    def _leave(self, connection: NatsConnection) -> None:
-        """Change to another server, after a random delay so that the clients do not all change at once."""
-        gevent.sleep(random.random())
-        if connection.is_open:
-            self.flush(LEAVE_S)
-            connection.lose("the server is shutting down (lame duck mode)")
+        def leave() -> None:
+            gevent.sleep(random.random())  # so that clients do not all change to another server at the same time
+            if connection.is_open:
+                self.flush(LEAVE_S)
+                connection.lose("the server is shutting down (lame duck mode)")
+
+        if connection.info.is_lame_duck and len(self._pool) > 1:
+            gevent.spawn(leave)
 
     def complained(self, connection: NatsConnection, text: str) -> None:
-        """Handle -ERR."""
+        """Process -ERR."""
         lower = text.lower()
         self._counters.slow_consumer += "slow consumer" in lower
         if not lower.startswith(_STAYS_OPEN):
@@ -483,13 +485,13 @@ class NatsClient:
         now_s = monotonic()
         lasted_s = now_s - connection.since_s
         if lasted_s >= STEADY_S:
-            self._pool.worked(connection.address)
+            self._pool.forget_failures(connection.address)
         if lasted_s >= LASTED_S and not refusal(reason):
-            self._pool.broke(connection.address, now_s)
+            self._pool.retry_at_once(connection.address, now_s)
         else:
             self._pool.failed(connection.address, now_s, self.options.refused_s if refusal(reason) else 0.0)
         if connection.info.is_lame_duck:
-            self._pool.leave_alone(connection.address, now_s + LAME_DUCK_S)
+            self._pool.postpone(connection.address, now_s + LAME_DUCK_S)
         self._set_state(NatsState.DISCONNECTED, f"{connection.address}: {reason}")
         self._over.set()
 
@@ -505,11 +507,14 @@ class NatsClient:
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the client for good.
 
-        It accepts no more messages, delivers those that are on their way here, and sends the server what is queued, if
-        there is a connection. Called from a callback, it does so in the background.
+        It accepts no more messages, delivers messages that the server has sent, and sends queued messages if there is a
+        connection. In a callback, that happens in the background.
+
+        Args:
+            timeout_s: the maximum time.
 
         Returns:
-            Whether the server has all that was published; False at once in a callback.
+            Whether the server has received all published messages; False in a callback.
         """
         if getcurrent() in (get_hub(), self._greenlet):
             gevent.spawn(self.close, timeout_s)
@@ -517,7 +522,7 @@ class NatsClient:
         if self._is_closing:
             return False
         self._is_closing = True
-        # First, so that the answer to the ping of `flush` follows the last message.
+        # Before `flush`, so that the answer to its PING follows the last message.
         if self._connection is not None:
             for subscription in self.subscriptions.all():
                 self.outbox.add(nats.unsub(subscription.sid))

@@ -1,6 +1,6 @@
 """Connection to a NATS server, its handshake and send queue.
 
-After the handshake, which blocks a greenlet, it consists of callbacks of the event loop.
+The handshake blocks a greenlet. After it, the connection consists of callbacks of the event loop.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from smqrt.wire.nats import PONG, NatsDecoder, ServerInfo
 
 # ---- Send queue
 #
-# It writes once per turn of the event loop, and lasts longer than a connection.
+# It writes once per turn of the event loop, and is used for all connections of a client.
 
 WRITE_BYTES = 256 << 10
-"""What is passed to the socket in one turn, about."""
+"""The approximate number of bytes that are passed to the socket in one turn."""
 LARGE_BYTES = 32 << 10
-"""What is joined for one write, at most."""
+"""The maximum number of bytes that are joined for one write."""
 _MESSAGE = b"PUB ", b"HPUB "
+"""The beginnings of messages; other entries are lines for one connection."""
 
 
 class NatsOutbox(Outbox):
     """Whole messages and lines, in order. BLOCKED while there is no connection, or its socket is full.
 
     Attributes:
-        limit_bytes: the owner accepts no more messages above this size of the queue; the queue itself accepts all.
+        limit_bytes: the maximum size of the queue; its owner checks it.
         queued_bytes: the size of the queue.
-        sent_bytes: passed to the system, over all connections.
-        progress_s: when the socket last took something, in monotonic seconds.
+        sent_bytes: bytes passed to the system, over all connections.
+        progress_s: when the socket last accepted data, in monotonic seconds.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class NatsOutbox(Outbox):
         self.progress_s = 0.0
 
     def add(self, entry: bytes) -> None:
-        """Queue a whole message, or a line."""
+        """Queue a whole message or line."""
         queue = self.queue
         if not queue and self.life is not BLOCKED:
             dirty.append(self)
@@ -82,7 +83,7 @@ class NatsOutbox(Outbox):
         self.queued_bytes += len(entry)
 
     def add_pong(self) -> None:
-        """Answer a PING. While the socket is full, only one answer is queued."""
+        """Answer a PING. While the socket is full, only one answer is queued, so that PINGs cannot fill the memory."""
         if self.life is not BLOCKED:
             self.add(PONG)
         elif not self._has_pong:
@@ -94,9 +95,11 @@ class NatsOutbox(Outbox):
     def attach(
         self, transport: Transport, lines: list[bytes], limit_bytes: int, on_broken: Callable[[OSError], object]
     ) -> None:
-        """Send over a connection: `lines` first, then what is queued.
+        """Send over a connection: `lines` first, then the queue.
 
         Args:
+            transport: the connection.
+            lines: whole lines.
             limit_bytes: see `NatsOutbox`; `lines` do not count.
             on_broken: called when a write fails.
         """
@@ -114,8 +117,8 @@ class NatsOutbox(Outbox):
         """Keep whole messages for the next connection, `limit_bytes` at most.
 
         Returns:
-            How many messages are lost: the newest ones above the limit, and those of a partial write, of which some may
-            have arrived.
+            The number of lost messages: the newest ones above the limit, and those of a partial write. Some of the
+            latter may have arrived.
         """
         if self._watcher is not None:
             self._watcher.stop()
@@ -136,29 +139,24 @@ class NatsOutbox(Outbox):
     # ---- writing
 
     def flush(self) -> None:
-        """Write until the socket is full, or for a share of this turn."""
+        """Write until the socket is full, or about `WRITE_BYTES`."""
         until_bytes = self.sent_bytes + WRITE_BYTES
         while self.queue and self.sent_bytes < until_bytes:
-            if not self._write(self._portion()):
+            entries = self._portion()
+            data = entries[0] if len(entries) == 1 else b"".join(entries)
+            sent = self._send(data)
+            if sent is None:
+                return
+            if sent:
+                del self.queue[: len(entries)]
+            if 0 < sent < len(data):
+                self._unsent = memoryview(data)[sent:]
+                self._torn_messages = sum(entry.startswith(_MESSAGE) for entry in entries)
+            if sent < len(data) or self._has_ciphertext():
+                self._block()
                 return
         if self.queue:
             dirty.append(self)
-
-    def _write(self, entries: list[bytes]) -> bool:
-        """Write entries; return whether the socket took them all."""
-        data = entries[0] if len(entries) == 1 else b"".join(entries)
-        sent = self._send(data)
-        if sent is None:
-            return False
-        if sent:
-            del self.queue[: len(entries)]
-        if 0 < sent < len(data):
-            self._unsent = memoryview(data)[sent:]
-            self._torn_messages = sum(entry.startswith(_MESSAGE) for entry in entries)
-        if sent < len(data) or self._has_ciphertext():
-            self._block()
-            return False
-        return True
 
     def _portion(self) -> list[bytes]:
         """Return the entries of one write: small ones together, a large one alone, which saves a copy."""
@@ -173,7 +171,7 @@ class NatsOutbox(Outbox):
         return self.queue[:count]
 
     def _send(self, data: bytes | memoryview) -> int | None:
-        """Write; return how much the socket took, or None when the connection is broken."""
+        """Write; return the number of bytes that the socket accepted, or None when the connection is broken."""
         assert self._transport is not None
         try:
             sent = self._transport.send(data)
@@ -195,7 +193,7 @@ class NatsOutbox(Outbox):
         self._watcher.start(self._writable)
 
     def wants_write(self) -> None:
-        """Wait for the socket when TLS has data of its own to write."""
+        """Wait until the socket is writable, if TLS has ciphertext to write."""
         if self.life is not BLOCKED and self._has_ciphertext():
             self._block()
 
@@ -206,24 +204,21 @@ class NatsOutbox(Outbox):
             if sent is None:
                 return
             self._unsent = self._unsent[sent:] or None
-        if self._unsent is None and self._is_flushed():
-            self._torn_messages, self._has_pong = 0, False
-            self._watcher.stop()
-            self.life = moved(self.life, Life.OPEN)
-            if self.queue:
-                dirty.append(self)
-
-    def _is_flushed(self) -> bool:
-        """Return whether TLS has written all; false also when the connection is broken."""
+        if self._unsent is not None:
+            return
         if self._has_ciphertext():
             try:
                 self._transport.flush()  # type: ignore[union-attr]
             except BlockingIOError:
-                return False
+                return
             except OSError as error:
                 self._on_broken(error)
-                return False
-        return True
+                return
+        self._torn_messages, self._has_pong = 0, False
+        self._watcher.stop()
+        self.life = moved(self.life, Life.OPEN)
+        if self.queue:
+            dirty.append(self)
 
 
 # ---- Handshake: TCP, INFO, TLS, CONNECT, PONG
@@ -231,7 +226,7 @@ class NatsOutbox(Outbox):
 _AUTHENTICATION = ("authorization", "authentication", "credentials")
 """Words, in lower case, of -ERR texts about authentication."""
 _REMEDY = {
-    Trust.CERTCN: "it is outside its time",
+    Trust.CERTCN: "it is not valid at this time",
     Trust.CERT: "it is for another name: give tls_hostname",
     Trust.CN: "it is from an unknown authority: give tls_ca",
     Trust.NONE: "it is from an unknown authority and for another name: give tls_ca",
@@ -239,14 +234,16 @@ _REMEDY = {
 
 
 class RefusedError(NatsError):
-    """The server rejects this client, or is not trusted: waiting does not help."""
+    """The server rejects this client, or is not trusted. Retries fail until the configuration changes."""
 
 
 class Greeted(NamedTuple):
-    """A connection after the handshake.
+    """The result of the handshake.
 
     Attributes:
-        decoder: may hold the first part of a message; the owner sets its events.
+        transport: the connection.
+        decoder: may have the first part of a message; the owner sets its events.
+        info: the INFO of the server.
     """
 
     transport: Transport
@@ -255,7 +252,7 @@ class Greeted(NamedTuple):
 
 
 def refusal(text: str) -> str | None:
-    """Return what to do about an -ERR about authentication; None for other errors."""
+    """Return a sentence with a remedy for an -ERR about authentication; None for other errors."""
     if not any(word in text.lower() for word in _AUTHENTICATION):
         return None
     return (
@@ -265,12 +262,12 @@ def refusal(text: str) -> str | None:
 
 
 def greet(address: NatsAddress, tls: ClientTls, options: NatsOptions) -> Greeted:
-    """Connect to a server. Blocks the greenlet for `connect_timeout_s` at most.
+    """Connect to a server. Blocks the greenlet for at most `connect_timeout_s`.
 
     Raises:
         StreamError: there is no connection.
         RefusedError: the server rejects this client or is not trusted, or a file with credentials is invalid.
-        NatsError: the server speaks another protocol.
+        NatsError: the server uses another protocol.
     """
     end_s = monotonic() + options.connect_timeout_s
     stream = Stream.connect(address.host, address.port, options.connect_timeout_s)
@@ -284,7 +281,7 @@ def greet(address: NatsAddress, tls: ClientTls, options: NatsOptions) -> Greeted
 
 
 class _Greeter:
-    """The handshake; it takes the events of the decoder meanwhile."""
+    """The handshake, which receives the events of the decoder until it is complete."""
 
     def __init__(self, stream: Stream, address: NatsAddress, tls: ClientTls, options: NatsOptions) -> None:
         self._stream, self._address, self._tls, self._options = stream, address, tls, options
@@ -304,7 +301,20 @@ class _Greeter:
                 raise RefusedError(f"{self._address} does not support TLS, which is required; nothing is sent to it")
             if wanted or self._info.tls_required:
                 self._secure()
-        self._stream.write(nats.connect(self._connect_fields(self._info)) + nats.PING)
+        fields: dict[str, object] = {
+            "verbose": False,
+            "pedantic": False,
+            "tls_required": self._stream.tls is not None,
+            "name": self._options.name,
+            "lang": "python",
+            "version": __version__,
+            "protocol": 1,
+            "echo": self._options.echo,
+            "headers": self._info.headers,
+            "no_responders": self._info.headers,
+        }
+        # The answer to the PING shows that CONNECT was accepted: servers answer CONNECT only with an -ERR.
+        self._stream.write(nats.connect(fields | self._credentials(self._info.nonce)) + nats.PING)
         while not self._is_accepted:
             self._read()
         transport, _ = self._stream.release()
@@ -327,21 +337,6 @@ class _Greeter:
         if Trust.TRUSTED not in trusts:
             raise RefusedError(f"the certificate of {self._address} is not trusted: {_REMEDY[trusts[0]]}")
 
-    def _connect_fields(self, info: ServerInfo) -> dict[str, object]:
-        fields: dict[str, object] = {
-            "verbose": False,
-            "pedantic": False,
-            "tls_required": self._stream.tls is not None,
-            "name": self._options.name,
-            "lang": "python",
-            "version": __version__,
-            "protocol": 1,
-            "echo": self._options.echo,
-            "headers": info.headers,
-            "no_responders": info.headers,
-        }
-        return fields | self._credentials(info.nonce)
-
     def _credentials(self, nonce: str) -> dict[str, object]:
         options, address = self._options, self._address
         if address.user is not None:
@@ -353,7 +348,7 @@ class _Greeter:
         if options.token is not None:
             return {"auth_token": options.token}
         read, path = (nkey_fields, options.nkey_file) if options.nkey_file else (jwt_fields, options.credentials_file)
-        if path is None or not nonce:  # the server does not ask for a signature
+        if path is None or not nonce:  # the server does not request a signature
             return {}
         try:
             return in_thread(read, path, nonce)
@@ -384,7 +379,7 @@ RECEIVE_BYTES = 256 << 10
 _MAX_TICK_S = 1.0
 _TICKS_PER_WAIT = 4
 
-_buffer = bytearray(RECEIVE_BYTES)  # shared by all connections: each copies what it has received at once
+_buffer = bytearray(RECEIVE_BYTES)  # shared by all connections: each copies received data at once
 _view = memoryview(_buffer)
 
 
@@ -392,16 +387,16 @@ class Owner(Protocol):
     """The client of a connection. Its methods are called from the event loop and must not block."""
 
     def deliver(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """Take a message."""
+        """Process a message."""
 
     def informed(self, connection: NatsConnection) -> None:
-        """Take a new INFO of the server."""
+        """Process a new INFO of the server."""
 
     def complained(self, connection: NatsConnection, text: str) -> None:
-        """Take an -ERR of the server."""
+        """Process an -ERR of the server."""
 
     def lost(self, connection: NatsConnection, reason: str) -> None:
-        """The connection has ended, without a call of `close`."""
+        """Handle the end of the connection, unless `close` was called."""
 
 
 class NatsConnection:
@@ -411,15 +406,15 @@ class NatsConnection:
         owner: the client.
         address: the server.
         greeted: the result of the handshake.
-        outbox: sends over the connection from now on.
-        options: of the client.
-        lines: sent before what is queued in `outbox`.
+        outbox: the send queue, which the connection uses from now on.
+        options: the options of the client.
+        lines: lines to send before the queue of `outbox`.
 
     Attributes:
         info: the newest INFO of the server.
         since_s: when it was made, in monotonic seconds.
-        is_open: false when it has ended.
-        lost_messages: how many queued messages were lost with it.
+        is_open: whether it has not ended.
+        lost_messages: the number of queued messages that were lost with it.
     """
 
     def __init__(
@@ -445,20 +440,21 @@ class NatsConnection:
         loop: Any = get_hub().loop
         self._watcher = loop.io(self._transport.fileno(), READ)
         self._watcher.start(self._readable)
+        # Several ticks in each time limit, so that the delay of a ping is a fraction of the limit.
         tick_s = min(options.ping_s / _TICKS_PER_WAIT, options.pong_s / _TICKS_PER_WAIT, _MAX_TICK_S)
         self._ticker = loop.timer(tick_s, tick_s)
         self._ticker.start(self._tick)
         if self._has_pending():
-            self._give_way()
+            self._defer()
 
     @property
     def messages(self) -> int:
-        """How many messages it has received."""
+        """The number of received messages."""
         return self._decoder.messages
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes of payload and headers it has received."""
+        """The number of received bytes of payload and headers."""
         return self._decoder.payload_bytes
 
     # ---- reading
@@ -479,38 +475,38 @@ class NatsConnection:
         try:
             self._decoder.feed(bytes(_view[:got]))
         except NatsError as error:
-            self.lose(f"the server broke the protocol: {error}")
+            self.lose(f"the server violated the protocol: {error}")
             return
-        self._work_off()
+        self._deliver_messages()
         if self.is_open and not self._is_paused and self._has_pending():
-            self._give_way()  # TLS has it already, so the socket does not become readable for it
+            self._defer()  # TLS has received it already, so the socket does not become readable
 
-    def _work_off(self) -> None:
-        """Deliver messages for a share of this turn; the rest follows in a later one."""
+    def _deliver_messages(self) -> None:
+        """Deliver messages until the share of this turn is used up; the rest follows in a later turn."""
         until_s = data_path.defer_at_s()
         try:
             while self._decoder.decode() and self.is_open:
                 if backlog or time() >= until_s:
-                    self._give_way()
+                    self._defer()
                     return
         except NatsError as error:
-            self.lose(f"the server broke the protocol: {error}")
+            self.lose(f"the server violated the protocol: {error}")
 
     def _has_pending(self) -> bool:
         return getattr(self._transport, "has_pending", False)
 
-    def _give_way(self) -> None:
+    def _defer(self) -> None:
         self._is_paused = True
         self._watcher.stop()
         data_path.deferred_reads.append(self)
 
     def go_on(self) -> None:
-        """Continue reading; called by the event loop after `_give_way`."""
+        """Continue reading; called by the event loop after `_defer`."""
         if not self.is_open:
             return
         self._is_paused = False
         self._watcher.start(self._readable)
-        self._work_off()
+        self._deliver_messages()
         if self.is_open and not self._is_paused and self._has_pending():
             self._readable()
 
@@ -537,7 +533,7 @@ class NatsConnection:
     # ---- pings
 
     def ping(self, then: Callable[[bool], object]) -> None:
-        """Send PING after what is queued; `then` gets true for the answer, false when the connection ends before."""
+        """Send PING after the queue; call `then` with true for the answer, or false if the connection ends first."""
         self._pongs.append(then)
         self._outbox.add(nats.PING)
 
@@ -545,14 +541,14 @@ class NatsConnection:
         now_s, outbox, options = monotonic(), self._outbox, self._options
         if outbox.life is BLOCKED and now_s - outbox.progress_s >= options.pong_s:
             self.lose(f"the server read nothing for {options.pong_s:g} s")
-        elif now_s - self._heard_s < options.ping_s or self._is_paused:  # when paused, its data waits to be read
+        elif now_s - self._heard_s < options.ping_s or self._is_paused:  # when paused, received data is not read yet
             return
-        elif self._pinged_s < self._heard_s:
+        elif self._pinged_s < self._heard_s:  # no ping since the last data
             self._pinged_s = now_s
             self.ping(lambda is_answered: None)
         elif now_s - self._pinged_s >= options.pong_s:
             heard_s = self._heard_s
-            self._readable()  # it may have answered while this process was suspended
+            self._readable()  # the answer may have arrived while this process was suspended
             if self._heard_s == heard_s:
                 self.lose(f"the server did not answer for {options.pong_s:g} s")
 
@@ -562,7 +558,7 @@ class NatsConnection:
         self.lose(f"writing failed: {error.strerror or error}")
 
     def lose(self, reason: str) -> None:
-        """End the connection, and call the owner."""
+        """End the connection, and call `lost` of the owner."""
         if self.is_open:
             self.close()
             self._owner.lost(self, reason)

@@ -20,10 +20,10 @@ from smqrt.wire.addresses import split_url
 
 # ---- Credentials
 #
-# An nkey is a pair of Ed25519 keys; its texts are base32 with a prefix and a checksum (docs.nats.io, "NKeys"). The
-# server sends a nonce, and the client its signature: the seed never leaves the process.
+# An nkey is a pair of Ed25519 keys, in base32 with a prefix and a checksum (docs.nats.io, "NKeys"). The server sends a
+# nonce and the client signs it; the seed is not sent.
 
-_SEED_PREFIX, _USER_PREFIX = 18 << 3, 20 << 3
+_SEED_PREFIX, _USER_PREFIX = 18 << 3, 20 << 3  # the letters S and U in base32: 5 bits, at the top of a byte
 _SEED_BYTES = 32
 _MAX_FILE_BYTES = 1 << 20
 _BLOCK = re.compile(r"-{3,}\s*BEGIN ([A-Z ]+?)\s*-{3,}\s*([\w.+/=-]+)\s*-{3,}\s*END [A-Z ]+?\s*-{3,}")
@@ -33,44 +33,38 @@ class UserKey:
     """The nkey of a user.
 
     Args:
-        seed: its text, "SU..."; white space around it is ignored.
+        seed: the seed as text, "SU..."; white space around it is ignored.
 
     Raises:
-        ArgumentError: it is invalid.
+        ArgumentError: the seed is invalid.
     """
 
     def __init__(self, seed: str) -> None:
-        raw = _decoded(seed.strip())
+        text = seed.strip()
+        try:
+            raw = base64.b32decode(text + "=" * (-len(text) % 8))
+        except (binascii.Error, ValueError):
+            raw = b""
+        raw, checksum = raw[:-2], raw[-2:]
+        if len(raw) < 2 or binascii.crc_hqx(raw, 0).to_bytes(2, "little") != checksum:
+            raise ArgumentError("this is not an nkey: it is damaged, or another text")
         if raw[0] & 0xF8 != _SEED_PREFIX or len(raw) != _SEED_BYTES + 2:
-            raise ArgumentError("an nkey seed begins with SU; this is another key, maybe a public one")
+            raise ArgumentError("an nkey seed begins with SU; this is another key, possibly a public one")
         if ((raw[0] & 7) << 5 | raw[1] >> 3) != _USER_PREFIX:
             raise ArgumentError(
-                "an nkey seed of a user begins with SU; this is an account's, an operator's or a server's"
+                "an nkey seed of a user begins with SU; this is that of an account, an operator or a server"
             )
         self._key = Ed25519PrivateKey.from_private_bytes(raw[2:])
 
     @property
     def public(self) -> str:
         """The public key, "U...", for the server's configuration."""
-        return _encoded(bytes((_USER_PREFIX,)) + self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+        raw = bytes((_USER_PREFIX,)) + self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).decode().rstrip("=")
 
     def sign(self, nonce: str) -> str:
         """Return the signature of the server's nonce, in the encoding of CONNECT."""
         return base64.urlsafe_b64encode(self._key.sign(nonce.encode())).decode().rstrip("=")
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        raw = base64.b32decode(text + "=" * (-len(text) % 8))
-    except (binascii.Error, ValueError):
-        raw = b""
-    if len(raw) < 4 or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise ArgumentError("this is not an nkey: it is damaged, or another text")
-    return raw[:-2]
-
-
-def _encoded(raw: bytes) -> str:
-    return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).decode().rstrip("=")
 
 
 def nkey_fields(path: str, nonce: str) -> dict[str, object]:
@@ -137,10 +131,16 @@ class NatsOptions:
     echo: bool = option(True, switch(), "receive messages of this client on its own subscriptions")
     shuffle: bool = option(True, switch(), "try the servers in random order, so that clients spread over them")
     queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued for a slow server; more is refused", shown="8 MiB"
+        8 << 20,
+        whole(0, _WHOLE, "bytes"),
+        "the size of the queue for a slow server; further messages are refused",
+        shown="8 MiB",
     )
     reconnect_queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued while there is no connection; 0: nothing", shown="8 MiB"
+        8 << 20,
+        whole(0, _WHOLE, "bytes"),
+        "the size of the queue while there is no connection; 0: messages are refused",
+        shown="8 MiB",
     )
     connect_timeout_s: float = option(
         5.0,
@@ -150,10 +150,12 @@ class NatsOptions:
     ping_s: float = option(
         10.0,
         number(0, _MAX_S, "seconds", above=True),
-        "the server is pinged after this time without any data",
+        "the server is pinged after this time without data",
     )
     pong_s: float = option(
-        5.0, number(0, _MAX_S, "seconds", above=True), "the maximum time for its answer, and for it to read anything"
+        5.0,
+        number(0, _MAX_S, "seconds", above=True),
+        "the maximum time for its answer, and the maximum time in which it reads nothing",
     )
     reconnect_s: float = option(
         0.1, number(0, _MAX_S, "seconds", above=True), "the delay before a server is tried again; doubles each time"
@@ -169,13 +171,13 @@ class NatsOptions:
         credentials = ("user", "token", "nkey_file", "credentials_file")
         given = [name for name in credentials if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ArgumentError(f"{' and '.join(given)}: give one of them, a server takes one")
+            raise ArgumentError(f"{' and '.join(given)}: give only one of them")
         if self.tls is not None and (self.tls_ca or self.tls_cert):
             raise ArgumentError("tls: give a ClientTls or files, not both")
 
     @property
     def wants_tls(self) -> bool:
-        """Whether TLS is required for all servers, whatever their addresses say."""
+        """Whether TLS is required for all servers, also those with `nats://`."""
         return self.tls is not None or self.tls_first or bool(self.tls_ca or self.tls_cert)
 
 
@@ -183,11 +185,11 @@ class NatsOptions:
 
 PORT = 4222
 MAX_SERVERS = 200
-"""Further servers that a server announces are ignored."""
+"""The maximum number of servers; further announced ones are ignored."""
 LAME_DUCK_S = 60.0
-"""How long a server that is shutting down is not tried, if there is another."""
+"""A server that shuts down is not tried for this time, if there is another one."""
 _SCHEMES = {"nats": False, "tls": True}
-_MAX_DOUBLINGS = 20
+_MAX_DOUBLINGS = 20  # of the delay, so that the power of two stays finite
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class NatsAddress:
         port: the TCP port.
         secure: whether TLS is required.
         tls_hostname: a name that its certificate may have instead of the host; None for none.
-        user, password: for this server; a user alone is a token. None: those of the options.
+        user, password: the credentials for this server; a user without a password is a token. None: use the options.
     """
 
     host: str
@@ -211,7 +213,7 @@ class NatsAddress:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What identifies the server."""
+        """Host and port, which identify the server."""
         return self.host, self.port
 
     def __str__(self) -> str:
@@ -236,7 +238,7 @@ def parse_server(text: str) -> NatsAddress:
     """Return the address in `nats://user:password@host:port`, `nats://token@host`, `tls://host`, `host:port` or `host`.
 
     Raises:
-        ArgumentError: it is invalid; the text has no password in it.
+        ArgumentError: it is invalid; the error text does not contain the password.
     """
     scheme, mark, rest = text.rpartition("://")
     shown = f"{scheme}{mark}{rest.rpartition('@')[2]}"
@@ -263,13 +265,13 @@ class _Known:
 
 
 class ServerPool:
-    """The servers, both those given and those that a server has announced.
+    """The configured servers, and those that a server has announced.
 
-    After a failure a server is not tried for some time. The time doubles with each failure in a row. Half of it is
-    random, so that the clients of a server that was shut down do not return all at once.
+    After a failure a server is not tried for some time, which doubles with each failure in a row. Half of it is random,
+    so that the clients of a restarted server do not all return at the same time.
 
     Args:
-        servers: those given, in the order in which they are tried.
+        servers: the configured servers, in the order in which they are tried.
         first_s, longest_s: the delay after the first failure, and the longest one.
         draw: returns a random number from 0 to 1.
     """
@@ -289,8 +291,8 @@ class ServerPool:
         return [one.address for one in self._known.values()]
 
     def next(self) -> tuple[NatsAddress, float]:
-        """Return the server to try next, and when, by the clock of the times that `failed` gets."""
-        # In the order in which they were given, if several may be tried now.
+        """Return the server to try next, and the time for that, in monotonic seconds."""
+        # If several may be tried now, `min` returns the first one.
         soonest = min(self._known.values(), key=lambda one: one.not_before_s)
         return soonest.address, soonest.not_before_s
 
@@ -299,8 +301,8 @@ class ServerPool:
 
         Args:
             address: the server.
-            now_s: now, in monotonic seconds.
-            at_least_s: the minimum delay in seconds, for failures that take longer to repair.
+            now_s: the present time, in monotonic seconds.
+            at_least_s: the minimum delay in seconds, for failures that need a repair.
         """
         one = self._known.get(address.key)
         if one is not None:
@@ -308,20 +310,20 @@ class ServerPool:
             one.failures = min(one.failures + 1, _MAX_DOUBLINGS)
             one.not_before_s = now_s + delay_s * (1 + self._draw()) / 2
 
-    def broke(self, address: NatsAddress, now_s: float) -> None:
-        """Schedule a server whose steady connection was lost for now; `failed` sets delays if that fails."""
+    def retry_at_once(self, address: NatsAddress, now_s: float) -> None:
+        """Schedule a server without a delay, and forget its failures."""
         one = self._known.get(address.key)
         if one is not None:
             one.failures, one.not_before_s = 0, now_s
 
-    def leave_alone(self, address: NatsAddress, until_s: float) -> None:
-        """Try a server only when there is no other one, until `until_s`."""
+    def postpone(self, address: NatsAddress, until_s: float) -> None:
+        """Try a server not before `until_s`, unless there is no other one."""
         one = self._known.get(address.key)
         if one is not None:
             one.not_before_s = until_s
 
-    def worked(self, address: NatsAddress) -> None:
-        """Forget the failures of a server, since a connection to it has lasted."""
+    def forget_failures(self, address: NatsAddress) -> None:
+        """Reset the delay of a server."""
         one = self._known.get(address.key)
         if one is not None:
             one.failures = 0
@@ -329,9 +331,18 @@ class ServerPool:
     def learn(self, source: NatsAddress, urls: Iterable[str]) -> list[NatsAddress]:
         """Replace the learned servers by those that `source` announces; return the new ones.
 
-        They are connected to like `source`: with TLS, by its name if they have none, and with its credentials.
+        They get the TLS setting and the credentials of `source`. Certificates of servers that are announced by an IP
+        address may have the name of `source`.
         """
-        announced = {address.key: address for address in _announced(source, urls)}
+        name = source.tls_hostname or (None if _is_ip(source.host) else source.host)
+        announced: dict[tuple[str, int], NatsAddress] = {}
+        for url in urls:
+            try:
+                address = parse_server(url)
+            except ArgumentError:
+                continue  # of an unsupported kind, such as WebSocket
+            tls_hostname = name if _is_ip(address.host) else source.tls_hostname
+            announced[address.key] = replace(source, host=address.host, port=address.port, tls_hostname=tls_hostname)
         for key in [key for key, one in self._known.items() if one.is_learned and key not in announced]:
             if key != source.key:  # some servers do not announce themselves
                 del self._known[key]
@@ -339,21 +350,6 @@ class ServerPool:
         new = new[: max(MAX_SERVERS - len(self._known), 0)]
         self._known.update({address.key: _Known(address, is_learned=True) for address in new})
         return new
-
-
-def _announced(source: NatsAddress, urls: Iterable[str]) -> Iterable[NatsAddress]:
-    name = source.tls_hostname or (None if _is_ip(source.host) else source.host)
-    for url in urls:
-        try:
-            address = parse_server(url)
-        except ArgumentError:
-            continue  # of an unsupported kind, such as WebSocket
-        yield replace(
-            source,
-            host=address.host,
-            port=address.port,
-            tls_hostname=name if _is_ip(address.host) else source.tls_hostname,
-        )
 
 
 def _is_ip(host: str) -> bool:

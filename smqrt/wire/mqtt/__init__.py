@@ -1,1 +1,1 @@
-"""MQTT 3.1.1 and 5 without I/O, clock or gevent: packets, sessions, and the two sides of a connection."""
+"""MQTT 3.1.1 and 5 without I/O: packets, sessions, and the two sides of a connection."""

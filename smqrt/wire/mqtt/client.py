@@ -34,7 +34,7 @@ from smqrt.wire.mqtt.packets import (
     publish_identifier,
 )
 
-MAX_REQUESTS = 100  # subscriptions without an answer; each one uses a packet identifier
+MAX_REQUESTS = 100  # unanswered SUBSCRIBE and UNSUBSCRIBE packets; each uses a packet identifier
 INFLIGHT_3 = 20  # MQTT 3.1.1 has no receive maximum, and common servers drop further messages
 PINGS_PER_KEEPALIVE = 2
 _CONNACK = 0x20  # the first byte
@@ -50,7 +50,7 @@ class ClientEvents(EndpointEvents, Protocol):
         """SUBACK or UNSUBACK was received; UNSUBACK of MQTT 3.1.1 has code 0."""
 
     def on_left_out(self) -> None:
-        """A message was refused: it has too many properties."""
+        """A message was refused because it has too many properties."""
 
 
 class MqttClientEndpoint(MqttEndpoint):
@@ -60,16 +60,16 @@ class MqttClientEndpoint(MqttEndpoint):
         events: receives the events.
         version: 5 or 4 (MQTT 3.1.1).
         client_identifier: an empty one is replaced by the one that the server assigns.
-        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement; the receive maximum of the server
-            may be less. None: the receive maximum, and 20 with MQTT 3.1.1.
+        inflight: the maximum number of unacknowledged QoS 1 and 2 messages; the receive maximum of the server may be
+            less. None: the receive maximum, and 20 with MQTT 3.1.1.
         use_aliases: send topic aliases to servers that accept them.
-        limit_bytes: the largest packet in both directions; the property `maximumpacketsize` of CONNECT is the limit of
-            received ones.
+        limit_bytes: the largest packet in both directions. For received packets, the property `maximumpacketsize` of
+            CONNECT replaces it.
 
     Attributes:
-        will, username, password: of the next connections.
-        ping_s: the server is pinged after this time without a packet, and lost after another one without an answer; 0
-            for never.
+        will, username, password: used for the next connection.
+        ping_s: the server is pinged after this time without a packet. It is lost after the same time without an answer.
+            0: no pings.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self._is_clean = True
         self._keepalive_s, self._pinged_s, self._unanswered_s = 0, 0.0, 0.0
         self._max_qos, self._retain_available, self._is_limited = 2, True, False
-        self._confirmed_0 = 0  # QoS 0 messages
+        self._confirmed_0 = 0  # the number of QoS 0 messages sent before the last answered ping
         self._pings: deque[int] = deque()  # the number of QoS 0 messages sent before each
         self._handlers |= {
             PacketType.CONNACK: self._on_connack,
@@ -111,7 +111,8 @@ class MqttClientEndpoint(MqttEndpoint):
 
         Args:
             is_clean: drop the session on both sides.
-            properties: of CONNECT.
+            keepalive_s: the keep-alive of CONNECT.
+            properties: the properties of CONNECT.
         """
         limit_bytes = number_of(properties, "maximumpacketsize", self._limit_bytes)
         self._reset(limit_bytes)
@@ -125,10 +126,10 @@ class MqttClientEndpoint(MqttEndpoint):
         self._send(self.connect_packet(is_clean, keepalive_s, {"maximumpacketsize": limit_bytes} | dict(properties)))
 
     def connect_packet(self, is_clean: bool, keepalive_s: int, properties: Props) -> bytes:
-        """Return the CONNECT packet of the next connection.
+        """Return the CONNECT packet of the next connection; the arguments are those of `connect`.
 
         Raises:
-            ArgumentError: an identifier, credentials or properties that MQTT can't encode.
+            ArgumentError: MQTT can't encode the identifier, the credentials or the properties.
         """
         names = self._identifier, is_clean, keepalive_s, properties, self.will, self.username, self.password
         return encode(ConnectPacket(self._version, *names), self._version)
@@ -145,9 +146,10 @@ class MqttClientEndpoint(MqttEndpoint):
         self._client_events.on_connack(packet.code, packet.session_present, packet.properties)
 
     def _accept(self, is_session_present: bool, properties: Props) -> None:
+        """Open the connection with the limits of the server."""
         self.state = ConnectionState.OPEN
         self._splitter.only = 0
-        # a ping after half of the keep-alive, the end after the other half; the server waits 1.5 times as long
+        # A ping after half of the keep-alive, and the end after the other half: the server waits 1.5 times as long.
         self.ping_s = number_of(properties, "serverkeepalive", self._keepalive_s) / PINGS_PER_KEEPALIVE
         self._identifier = str(properties.get("assignedclientidentifier") or self._identifier)
         self._window = min(self._inflight, number_of(properties, "receivemaximum", 0xFFFF))
@@ -157,7 +159,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0) if self._use_aliases else 0
         self._resume(is_session_present)
         self._is_limited = self._max_qos < 2 or not self._retain_available
-        if self._is_limited and not is_session_present:  # they are sent as new messages
+        if self._is_limited and not is_session_present:  # messages in flight are sent as new ones
             for message in self.session.unsent.values():
                 self._lower(message)
 
@@ -175,10 +177,11 @@ class MqttClientEndpoint(MqttEndpoint):
         """Ping the server when nothing was received or sent for `ping_s`.
 
         Args:
-            is_reading: false while the application is too far behind to read: then no answer is expected.
+            now_s: the present time, of the same clock as for `feed`.
+            is_reading: false while the application is slow and the connection is not read; no answer is expected then.
 
         Raises:
-            MqttError: KEEP_ALIVE_TIMEOUT; the server did not answer, and sent nothing else.
+            MqttError: KEEP_ALIVE_TIMEOUT; the server sent neither an answer nor any other packet.
         """
         if not is_reading:
             self._heard_s = now_s
@@ -188,10 +191,10 @@ class MqttClientEndpoint(MqttEndpoint):
         if self._pings and is_silent and now_s - self._unanswered_s >= self.ping_s:
             raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "the broker did not answer a ping")
         if is_silent and not self._pings or now_s - max(self._wrote_s, self._pinged_s) >= self.ping_s:
-            self.ping(now_s)  # also without an answer to the last one: the server needs packets
+            self.ping(now_s)  # also when the last one is not answered: the server expects packets
 
     def ping(self, now_s: float) -> None:
-        """Send PINGREQ. The server answers it after everything sent before."""
+        """Send PINGREQ. The server answers it after it has read all earlier packets."""
         if not self._pings:
             self._unanswered_s = now_s
         self._pings.append(self._sent_0)
@@ -211,7 +214,7 @@ class MqttClientEndpoint(MqttEndpoint):
         return self._sent_0 - self._confirmed_0
 
     def forget_unconfirmed(self) -> None:
-        """Count `unconfirmed` from now on."""
+        """Restart `unconfirmed` at 0."""
         self._confirmed_0 = self._sent_0
 
     # ---- messages and subscriptions
@@ -228,12 +231,12 @@ class MqttClientEndpoint(MqttEndpoint):
         return self.is_open and self._has_space and len(self.session.requests) < MAX_REQUESTS
 
     def subscribe(self, topic: str, options: int, properties: Props) -> int:
-        """Send SUBSCRIBE; return its packet identifier, 0 for a packet too large for this server [MQTT-3.2.2-15]."""
+        """Send SUBSCRIBE; return the packet identifier, or 0 if it is too large for the server [MQTT-3.2.2-15]."""
         number = self.session.new_identifier()
         return self._ask(SubscribePacket(number, [Subscription(topic, options)], properties))
 
     def unsubscribe(self, topic: str, properties: Props) -> int:
-        """Send UNSUBSCRIBE; returns as `subscribe`."""
+        """Send UNSUBSCRIBE; the result is as for `subscribe`."""
         return self._ask(UnsubscribePacket(self.session.new_identifier(), [topic], properties))
 
     def _ask(self, packet: SubscribePacket | UnsubscribePacket) -> int:
@@ -259,9 +262,9 @@ class MqttClientEndpoint(MqttEndpoint):
         self._events.on_room()
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
-        """Refuse the message and keep the connection: the publisher is another client.
+        """Refuse the message and keep the connection, since the message is from another client.
 
-        Its topic alias is stored, since later messages may have no other topic.
+        Store its topic alias: later messages may have only the alias.
         """
         if self._alias_limit_in:
             message = publish_alias(first, body)

@@ -1,8 +1,10 @@
 """Protocol state of an MQTT connection and of its session, without I/O.
 
 `feed` adds received bytes, `next` handles one packet, `take` returns the bytes to send. An object receives the events
-(`EndpointEvents`). The caller passes the time. `MqttClientEndpoint` and `MqttServerEndpoint` add what only one side
-does. MqttError means that the peer broke a rule or is silent; `fail` sends the reason where the version has one.
+(`EndpointEvents`). The caller passes the time.
+`MqttClientEndpoint` and `MqttServerEndpoint` add the parts
+of one side. MqttError means that the peer violated the protocol or is silent; `fail` sends the reason if the version
+has reasons.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from smqrt.wire.mqtt.packets import (
 # ---- Session state: QoS 1 and 2 (MQTT 5 §4.1, §4.3, §4.4)
 #
 # Client and server have the same state: the messages in flight to the peer, in the order of sending, and the packet
-# identifiers of received QoS 2 messages that are not released yet. After a reconnect the messages in flight are sent
-# again: with DUP when the peer kept its part of the session, as new ones when it did not, and only PUBREL after PUBREC.
+# identifiers of received QoS 2 messages that are not released yet. After a reconnect, the messages in flight are sent
+# again: with DUP if the peer has kept its part of the session, otherwise as new messages; after PUBREC, only PUBREL is.
 
 _IDENTIFIERS = 0xFFFF
 MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers, so that a free one is found soon
@@ -46,7 +48,7 @@ class OutgoingMessage:
         packet_identifier: 0 before it is sent, and with QoS 0.
         is_dup: whether it may have been sent before, in this session.
         is_released: whether PUBREC was received, and PUBREL is due.
-        size_bytes: topic, payload and properties.
+        size_bytes: the size of topic, payload and properties.
     """
 
     __slots__ = (
@@ -69,16 +71,16 @@ class OutgoingMessage:
         self.is_dup = self.is_released = False
 
     def finish(self, error: str | int | None = None) -> None:
-        """Called when the message is sent (QoS 0) or acknowledged (QoS 1 and 2), or failed with `error`."""
+        """Handle the end: the message was sent (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
 
 
 class MqttSession:
-    """The part of a session that one peer keeps.
+    """One side's part of a session.
 
     Attributes:
-        in_flight: QoS 1 and 2 messages that are sent and not acknowledged, by packet identifier.
+        in_flight: QoS 1 and 2 messages that were sent and are not acknowledged, by packet identifier.
         in_flight_bytes: their size.
-        unsent: those of them that are to be sent again on this connection.
+        unsent: messages in flight that must be sent again on this connection.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
         requests: packet identifiers of SUBSCRIBE and UNSUBSCRIBE that wait for their answer.
     """
@@ -92,7 +94,7 @@ class MqttSession:
         self._last_identifier = 0
 
     def new_identifier(self) -> int:
-        """Return a free packet identifier. `MAX_INFLIGHT` and `MAX_REQUESTS` make sure that there is one."""
+        """Return a free packet identifier. `MAX_INFLIGHT` and `MAX_REQUESTS` ensure that there is one."""
         number = self._last_identifier
         while True:
             number = number % _IDENTIFIERS + 1
@@ -101,11 +103,11 @@ class MqttSession:
                 return number
 
     def resume(self, is_kept: bool) -> None:
-        """Begin a connection: all messages in flight are to be sent again.
+        """Begin a connection: all messages in flight must be sent again.
 
         Args:
-            is_kept: whether the peer kept its part of the session. If not, messages that it confirmed with PUBREC are
-                done, and so are those that it would release.
+            is_kept: whether the peer has kept its part of the session. If not, messages that it has confirmed with
+                PUBREC are complete, and its unreleased messages are forgotten.
         """
         self.requests.clear()
         if not is_kept:
@@ -130,7 +132,7 @@ class MqttSession:
         self.unsent.pop(number, None)
         message.finish(error)
 
-    # ---- acknowledgements of what was sent
+    # ---- acknowledgements of sent messages
 
     def acknowledged(self, number: int, code: int) -> None:
         """Handle PUBACK; ignored without its message in flight."""
@@ -158,9 +160,9 @@ class MqttSession:
 
 
 MAX_WAITING_PACKETS, MAX_WAITING_BYTES = 500, 256 << 10
-"""The most that waits to be written. Further messages stay in the queue of the application."""
+"""The maximum of packets and bytes that wait to be written. More messages stay in the queue of the application."""
 MAX_ANSWERS = 2 * MAX_WAITING_PACKETS
-"""With more packets waiting the peer is not read: it does not read the acknowledgements of what it sends."""
+"""Above this number of waiting packets the peer is not read, since it does not read its acknowledgements."""
 _TOPIC_ALIAS = b"\x23"  # the property
 
 
@@ -180,9 +182,10 @@ class EndpointEvents(Protocol):
         """`take` has bytes to send."""
 
     def on_message(self, message: PublishPacket) -> int:
-        """A message was received, with its topic, and once with QoS 2.
+        """A message was received. Its topic alias is resolved, and repeated QoS 2 messages are left out.
 
-        Returns the reason code for its acknowledgement: 0, or a failure.
+        Returns:
+            The reason code for the acknowledgement: 0, or a failure.
         """
 
     def on_room(self) -> None:
@@ -197,7 +200,7 @@ class MqttEndpoint:
 
     Args:
         events: receives the events.
-        session: the state that outlives the connection.
+        session: the state that is kept after the connection.
         version: 5 or 4 (MQTT 3.1.1).
         limit_bytes: the largest packet that is accepted.
 
@@ -209,7 +212,7 @@ class MqttEndpoint:
     def __init__(self, events: EndpointEvents, session: MqttSession, version: int, limit_bytes: int) -> None:
         self._events, self.session, self._version = events, session, version
         self.state = ConnectionState.CLOSED
-        self._sent_0 = 0  # QoS 0 messages
+        self._sent_0 = 0  # the number of QoS 0 messages sent
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             PacketType.PUBLISH: self._on_publish,
             PacketType.PUBACK: self._on_puback,
@@ -240,7 +243,7 @@ class MqttEndpoint:
     def _resume(self, is_kept: bool) -> None:
         """Begin to use the session of an accepted connection; see `MqttSession.resume`."""
         self.session.resume(is_kept)
-        # the receive maximum counts the messages of one connection (§3.1.2.11.3)
+        # The receive maximum counts the messages of one connection (§3.1.2.11.3).
         self._unreleased_before = len(self.session.unreleased)
 
     # ---- bytes
@@ -251,10 +254,10 @@ class MqttEndpoint:
         self._fed_s = now_s
 
     def next(self) -> bool:
-        """Handle the next packet; false while it is incomplete.
+        """Handle the next packet; return false while it is incomplete.
 
         Raises:
-            MqttError: the peer broke a rule; see `fail`.
+            MqttError: the peer violated the protocol; see `fail`.
         """
         packet = self._splitter.next()
         if packet is None:
@@ -266,7 +269,7 @@ class MqttEndpoint:
             if handler is None:
                 raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {first:#x}")
             handler(first, body)
-        return True  # packets after DISCONNECT are ignored, so that they don't keep ours from being sent
+        return True  # packets that follow our DISCONNECT are ignored
 
     def take(self, now_s: float) -> bytes:
         """Return the bytes to send; after DISCONNECT the connection is closed."""
@@ -281,7 +284,7 @@ class MqttEndpoint:
 
     @property
     def has_output(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether there are bytes to send."""
         return bool(self._out)
 
     def _send(self, data: bytes) -> None:
@@ -296,25 +299,25 @@ class MqttEndpoint:
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much waits to be written that the peer should not be read."""
+        """Whether so many packets wait to be written that the peer should not be read."""
         return len(self._out) > MAX_ANSWERS
 
     # ---- the end
 
     def disconnect(self, code: int = 0, properties: Props | None = None) -> None:
-        """Send DISCONNECT after what waits to be written, if the connection is open. Further packets are ignored."""
+        """Send DISCONNECT after the waiting packets, if the connection is open. Later received packets are ignored."""
         if self.state is ConnectionState.OPEN:
             self._send(encode(DisconnectPacket(code, properties or {}), self._version))
             self.state = ConnectionState.CLOSING
 
     def fail(self, error: MqttError) -> None:
-        """Close the connection because the peer broke a rule; MQTT 5 sends the reason."""
+        """Close the connection because the peer violated the protocol; MQTT 5 sends the reason."""
         if self.state is ConnectionState.OPEN and self._version == 5:
             self._send(encode(DisconnectPacket(error.code), 5))
         self.state = ConnectionState.CLOSED
 
     def abort(self) -> None:
-        """Handle a lost connection: drop what waits to be written."""
+        """Handle a lost connection: drop the waiting packets."""
         self._out.clear()
         self._out_bytes = 0
         self.state = ConnectionState.CLOSED
@@ -329,7 +332,7 @@ class MqttEndpoint:
         """Return whether a message may be sent now.
 
         It needs an open connection, room in the receive maximum of the peer [MQTT-3.3.4-7], [MQTT-3.3.4-9], and no
-        message that is to be sent again.
+        message that must be sent again.
         """
         session = self.session
         if self.state is not ConnectionState.OPEN:
@@ -365,7 +368,7 @@ class MqttEndpoint:
             properties = varint(len(properties)) + properties
         packet = encode_publish(flags, topic, message.packet_identifier, properties, message.payload)
         if len(packet) > self._peer_limit_bytes:
-            self._aliases_out.pop(topic, None)  # a new alias that the peer does not receive
+            self._aliases_out.pop(topic, None)  # the peer does not receive a new alias in this packet
             self.session.settle(message, "toolarge")
             return
         self._send(packet)
@@ -427,22 +430,19 @@ class MqttEndpoint:
             code = self._events.on_message(message)
             self._send(encode_acknowledgement(PacketType.PUBACK, message.packet_identifier, self._version, code))
         else:
-            self._receive_once(message)
+            number, unreleased, code = message.packet_identifier, self.session.unreleased, 0
+            if number not in unreleased:  # otherwise it was delivered before
+                if len(unreleased) >= self._receive_maximum + self._unreleased_before:
+                    raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
+                unreleased.add(number)
+                code = self._events.on_message(message)
+                if code >= FIRST_FAILURE:
+                    unreleased.discard(number)  # a refusal ends the exchange (§4.3.3)
+            self._send(encode_acknowledgement(PacketType.PUBREC, number, self._version, code))
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
         """Handle a message with too many properties."""
         raise error
-
-    def _receive_once(self, message: PublishPacket) -> None:
-        number, unreleased, code = message.packet_identifier, self.session.unreleased, 0
-        if number not in unreleased:
-            if len(unreleased) >= self._receive_maximum + self._unreleased_before:
-                raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
-            unreleased.add(number)
-            code = self._events.on_message(message)
-            if code >= FIRST_FAILURE:
-                unreleased.discard(number)  # a refusal ends the exchange (§4.3.3)
-        self._send(encode_acknowledgement(PacketType.PUBREC, number, self._version, code))
 
     def _resolved(self, message: PublishPacket) -> str:
         topic, alias = message.topic, message.properties.get("topicalias")

@@ -10,7 +10,7 @@ from smqrt.errors import ArgumentError, MqttError
 
 
 class Reason(IntEnum):
-    """A reason code; failures begin at 0x80. A number with several names in the standard has the first one."""
+    """Reason codes; failures begin at 0x80. A code with several names in the standard has the first one."""
 
     SUCCESS = 0x00
     GRANTED_QOS_1 = 0x01
@@ -65,7 +65,7 @@ RETURN_CODES: dict[int, int] = {
     Reason.BAD_USER_NAME_OR_PASSWORD: 4,
     Reason.NOT_AUTHORIZED: 5,
 }
-"""Return codes of MQTT 3.1.1 in CONNACK. For other reasons the connection is closed without CONNACK."""
+"""Return codes of MQTT 3.1.1 in CONNACK. For other reasons, the connection is closed without CONNACK."""
 
 _WORDS = {reason.value: reason.name.replace("_", " ").lower() for reason in Reason}
 _RETURN_CODE_WORDS = {code: _WORDS[reason] for reason, code in RETURN_CODES.items()}
@@ -88,7 +88,7 @@ Properties = dict[str, PropertyValue]
 """Received properties."""
 
 MAX_PROPERTIES = 1000
-"""Of one packet. A property may have five bytes and takes a microsecond, so a packet of 1 MiB would block the loop."""
+"""The maximum number in one packet. A property of five bytes takes 1 us, so 1 MiB of them would block the loop."""
 MAX_TEXT_BYTES = 0xFFFF
 MAX_VARINT = 268_435_455
 _REASON = "$reason"  # the former documented name of the reason string
@@ -102,7 +102,7 @@ def number_of(properties: Props, name: str, default: int) -> int:
 
 
 class PacketType(IntEnum):
-    """Packet types (§2.1.2), and the will, which has its own properties in CONNECT."""
+    """Packet types (§2.1.2), and the will, which has separate properties in CONNECT."""
 
     WILL = 0
     CONNECT = 1
@@ -145,8 +145,8 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return the variable byte integer at a position, and the position after it.
 
     Raises:
-        MqttError: it ends after `end`, has more than four bytes, or more than it needs [MQTT-1.5.5-1]. The last one
-            counts since properties are forwarded as they were received.
+        MqttError: it ends after `end`, has more than four bytes, or more bytes than necessary [MQTT-1.5.5-1]. The
+            latter is checked because properties are forwarded unchanged.
     """
     value = shift = 0
     for index in range(at, min(at + 4, end)):
@@ -310,10 +310,10 @@ _SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias
 
 
 def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Properties, int]:
-    """Return the properties at a position of a packet's body, with their length first, and the position after them.
+    """Return the properties at a position of the body of a packet, and the position after them; their length is first.
 
-    The values of user properties with the same name are a list, as are several subscription identifiers. User
-    properties with the name of a standard property are ignored, so that they can't imitate it.
+    Several user properties with one name, and several subscription identifiers, become a list. User properties with the
+    name of a standard property are ignored, so that they cannot replace it.
 
     Args:
         data: the body.
@@ -330,7 +330,7 @@ def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Propert
 
 
 def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Properties:
-    """Return the properties between two positions; as `decode_properties`, without the length."""
+    """Return the properties between two positions, without a length; see `decode_properties`."""
     found: Properties = {}
     for _ in range(MAX_PROPERTIES):
         if at == end:
@@ -348,7 +348,7 @@ def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Pro
 
 
 def find_alias(data: bytes, at: int) -> int:
-    """Return the topic alias of PUBLISH, 0 without one. The number of user properties is not limited.
+    """Return the topic alias of PUBLISH; 0 for none. The number of user properties is not limited.
 
     Args:
         data: the body.
@@ -362,7 +362,7 @@ def find_alias(data: bytes, at: int) -> int:
     end, user, others = at + size, _USER, 0
     try:
         while at < end:
-            if data[at] == user:  # skipped by its two lengths: 1 MiB has 200,000 of them
+            if data[at] == user:  # skip both texts by their lengths: 1 MiB may have 200,000 user properties
                 at += 3 + (data[at + 1] << 8 | data[at + 2])
                 at += 2 + (data[at] << 8 | data[at + 1])
                 continue
@@ -401,7 +401,7 @@ def cut_property(block: bytes, name: str) -> bytes:
 
 
 def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
-    item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all of the standard have one byte
+    item = _BY_NUMBER.get(data[at])  # a variable byte integer; those of the standard have one byte
     if item is None:
         raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
     if packet not in item.packets:
@@ -422,7 +422,7 @@ def _add(found: Properties, name: str, value: Any) -> None:
     elif isinstance(known, list):
         known.append(value)
     else:
-        found[name] = [known, value]  # both are numbers, or both texts
+        found[name] = [known, value]  # two numbers, or two texts
 
 
 # ---- Encoding of properties
@@ -432,7 +432,8 @@ def encode_properties(properties: Props | None, packet: PacketType) -> bytes:
     """Return the encoded properties of a packet, their length first.
 
     Args:
-        properties: names that this packet does not have become user properties; a list becomes several with one name.
+        properties: properties that are not allowed in this packet become user properties; a list becomes several
+            with one name.
 
     Raises:
         ArgumentError: a value is out of range or has a wrong type; the message names the property.
@@ -459,7 +460,9 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
             values = value if isinstance(value, list | tuple) else [value]
             return b"".join([head + _write_text(one if isinstance(one, bytes) else str(one)) for one in values])
         if item is _SUBSCRIPTION and packet is PacketType.PUBLISH and isinstance(value, list | tuple):
-            return b"".join([_encode_one(name, one, packet) for one in value])  # of each that matched (§3.3.2.3.8)
+            return b"".join(
+                [_encode_one(name, one, packet) for one in value]
+            )  # one for each matching subscription (§3.3.2.3.8)
         if item.kind.highest >= 0:
             if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
                 raise TypeError("a whole number is expected")
@@ -496,7 +499,7 @@ def check_topic(topic: object) -> str:
     """Return a topic to publish to.
 
     Raises:
-        ArgumentError: not a topic name.
+        ArgumentError: it is not a topic name.
     """
     name = _checked_text(topic)
     if not is_topic_name(name):
@@ -508,7 +511,7 @@ def check_filter(topic: object) -> str:
     """Return a topic to subscribe to, which may have wildcards.
 
     Raises:
-        ArgumentError: not a topic filter.
+        ArgumentError: it is not a topic filter.
     """
     name = _checked_text(topic)
     if not is_topic_filter(name):
@@ -531,7 +534,7 @@ def _checked_text(topic: object) -> str:
 
 
 def unshared(topic: str) -> str:
-    """Return the filter of a shared subscription, `$share/group/filter`; others as they are (§4.8.2)."""
+    """Return the filter in `$share/group/filter` of a shared subscription; other filters unchanged (§4.8.2)."""
     return topic.split("/", 2)[2] if topic.startswith("$share/") and topic.count("/") >= 2 else topic
 
 
@@ -544,7 +547,7 @@ class _Node(Generic[Value]):
 
 
 class FilterTree(Generic[Value]):
-    """Values by topic filter, one for each filter."""
+    """A value for each topic filter."""
 
     def __init__(self) -> None:
         self._root: _Node[Value] = _Node()
@@ -557,7 +560,7 @@ class FilterTree(Generic[Value]):
         node.values = [value]
 
     def remove(self, topic_filter: str) -> None:
-        """Remove a filter, if it is there."""
+        """Remove a filter, if the tree has it."""
         path = [self._root]
         levels = topic_filter.split("/")
         for level in levels:
@@ -595,9 +598,9 @@ class FilterTree(Generic[Value]):
 
 
 class Routes:
-    """Callbacks of single subscriptions.
+    """The callbacks of subscriptions.
 
-    A broker of MQTT 5 adds the subscription identifiers to a message. Without them the topic is matched.
+    A broker of MQTT 5 adds the identifiers of matching subscriptions to a message. Without them, the topic is matched.
 
     Attributes:
         uses_identifiers: whether the broker adds subscription identifiers.

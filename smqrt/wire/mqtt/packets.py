@@ -35,7 +35,7 @@ FLAGS: dict[int, int] = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketTy
 
 
 class WillMessage(NamedTuple):
-    """Message that the server publishes when the connection ends without DISCONNECT (§3.1.2.5)."""
+    """The message that the server publishes when the connection ends without DISCONNECT (§3.1.2.5)."""
 
     topic: str
     payload: bytes
@@ -126,7 +126,7 @@ class UnsubscribePacket(NamedTuple):
 
 
 class SubscribeAnswer(NamedTuple):
-    """SUBACK or UNSUBACK (§3.9, §3.11) with a code for each topic filter, without codes in UNSUBACK of MQTT 3.1.1."""
+    """SUBACK or UNSUBACK (§3.9, §3.11) with a code for each topic filter; UNSUBACK of MQTT 3.1.1 has no codes."""
 
     type: PacketType
     packet_identifier: int
@@ -176,10 +176,10 @@ def encode(packet: Packet, version: int) -> bytes:
     """Return the bytes of a packet.
 
     Args:
-        version: 5 or 4; CONNECT has its own. Fields that MQTT 3.1.1 does not have are omitted.
+        version: 5 or 4; ignored for CONNECT, which has a version. Fields that MQTT 3.1.1 does not have are omitted.
 
     Raises:
-        ArgumentError: a text, a value or a property that MQTT can't encode.
+        ArgumentError: MQTT can't encode a text, a value or a property.
     """
     if isinstance(packet, PublishPacket):
         properties = encode_properties(packet.properties, PacketType.PUBLISH) if version == 5 else b""
@@ -311,11 +311,11 @@ _ENCODERS: dict[type[Packet], Callable[..., tuple[bytes, bytes]]] = {
 # ---- Decoding
 #
 # A packet is a first byte (its type in the upper half, flags in the lower one), the length of its body, and the body
-# (§2.1). `PacketSplitter` cuts a stream into first bytes and bodies, `decode` makes tuples of them. A malformed packet,
-# or one that breaks a rule on its own, raises MqttError with the reason code. Received bytes raise no other exception.
+# (§2.1). `PacketSplitter` splits a stream into first bytes and bodies, and `decode` converts them to tuples. A
+# malformed packet, or one that is never valid, raises MqttError with the reason code; no other exception is possible.
 
 MAX_FILTERS = 1000
-"""In one SUBSCRIBE or UNSUBSCRIBE. Each one is looked up in the subscriptions, so more would block the loop."""
+"""The maximum in one SUBSCRIBE or UNSUBSCRIBE: each filter needs a search in the subscriptions, in one turn."""
 _MAX_LENGTH_BYTES = 4
 _TYPES = tuple(PacketType)  # by number; calling the enum takes longer than the rest of a PUBACK
 
@@ -329,8 +329,8 @@ class PacketSplitter:
         limit_bytes: the largest packet that is accepted, with its header.
 
     Attributes:
-        only: the type that the next packet must have (its first byte without the flags), 0 for any. The first byte is
-            checked at once: a peer with another protocol may never complete a packet.
+        only: the required type of the next packet, as its first byte without the flags; 0 for any. It is checked before
+            the packet is complete, since a peer with another protocol may never complete one.
     """
 
     __slots__ = ("_at", "_buffer", "limit_bytes", "only")
@@ -391,11 +391,14 @@ def decode(first: int, body: bytes, version: int, is_from_client: bool) -> Packe
     """Return the packet of a first byte and a body.
 
     Args:
-        version: 5 or 4; CONNECT has its own.
+        first: the first byte.
+        body: the body.
+        version: 5 or 4; ignored for CONNECT, which has a version.
+        is_from_client: whether a client has sent the packet.
 
     Raises:
         TooManyPropertiesError: more properties than MAX_PROPERTIES.
-        MqttError: a malformed packet, or one that this side must not send.
+        MqttError: a malformed packet, or one that the sender must not send.
     """
     kind = first >> 4
     decoder = (_FROM_CLIENT if is_from_client else _FROM_SERVER).get(kind)
@@ -411,7 +414,7 @@ def check_flags(first: int) -> None:
     """Check the flags of a packet other than PUBLISH.
 
     Raises:
-        MqttError: not the flags of table 2-2 [MQTT-2.1.3-1].
+        MqttError: the flags are not those of table 2-2 [MQTT-2.1.3-1].
     """
     if first >> 4 != PacketType.PUBLISH and first & 0x0F != FLAGS.get(first >> 4, 0):
         raise MqttError(Reason.MALFORMED_PACKET, f"packet {first:#x} with wrong flags")
@@ -445,7 +448,7 @@ _RESERVED, _CLEAN_START, _WILL, _WILL_QOS, _WILL_RETAIN, _PASSWORD, _USERNAME = 
 
 
 def connect_version(body: bytes) -> int:
-    """Return the version (5 or 4) for the answer to CONNECT, also an invalid one; 0 when it is not of MQTT."""
+    """Return the version (5 or 4) for the answer to CONNECT, even if that is invalid; 0 if it is no CONNECT."""
     for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
         if body.startswith(name) and len(body) > len(name):
             return 4 if body[len(name)] < 5 else 5
@@ -500,7 +503,7 @@ def decode_connack(_first: int, body: bytes, version: int) -> ConnackPacket:
         raise MqttError(Reason.MALFORMED_PACKET, "a CONNACK packet of a wrong size")
     if body[0] > 1:
         raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNACK is set")  # [MQTT-3.2.2-1]
-    # MQTT 5 has at least the length of the properties; some servers omit it in a refusal
+    # In MQTT 5 the length of the properties is required; some servers omit it in a refusal.
     properties, at = decode_properties(body, 2, PacketType.CONNACK) if len(body) > 2 else ({}, 2)
     _check_end(body, at)
     return ConnackPacket(bool(body[0]), body[1], properties)
@@ -564,7 +567,7 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
 
 
 def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
-    """Decode SUBSCRIBE; raises as `decode`. Topic filters are not checked: SUBACK has failures for them."""
+    """Decode SUBSCRIBE; raises as `decode`. Topic filters are not checked, since SUBACK reports invalid ones."""
     number, wanted = _identifier(body), list[Subscription]()
     properties, at = _properties(body, 2, PacketType.SUBSCRIBE, version)
     while at < len(body):

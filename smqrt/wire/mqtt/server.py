@@ -1,6 +1,6 @@
 """Server side of an MQTT connection: CONNECT and its answer, subscriptions, keep-alive.
 
-The broker decides: it answers `on_connect` with `accept` or `refuse`, and `on_subscribe` with `answer`, now or later.
+The broker calls `accept` or `refuse` after `on_connect`, and `answer` after `on_subscribe`, at once or later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ServerEvents(EndpointEvents, Protocol):
 
 
 def check_message_properties(properties: Props) -> None:
-    """Check the properties of a message or a will from a client, beyond what `decode` checks.
+    """Check the properties of a message or a will from a client; `decode` has checked their format.
 
     Raises:
         MqttError: a subscription identifier [MQTT-3.3.4-6], or an invalid response topic [MQTT-3.3.2-14].
@@ -72,7 +72,7 @@ class MqttServerEndpoint(MqttEndpoint):
         limit_bytes: the largest packet that is accepted.
 
     Attributes:
-        version: of the client; 0 before CONNECT.
+        version: the version of the client; 0 before CONNECT.
         will: the message to publish when the connection ends. None without one, before the client is accepted, and
             after a normal DISCONNECT [MQTT-3.1.2-8], [MQTT-3.1.2-10].
     """
@@ -128,8 +128,9 @@ class MqttServerEndpoint(MqttEndpoint):
         """Accept the client if it is still connected. `send_again` sends the messages in flight of its session.
 
         Args:
-            session: the kept one, or a new one.
-            properties: of CONNACK: missing features and limits of this server, which this connection enforces.
+            session: the kept session of the client, or a new one.
+            is_session_present: whether it was kept.
+            properties: the properties of CONNACK. The connection enforces their limits.
         """
         if self.state is not ConnectionState.CONNECTING:
             return
@@ -160,7 +161,7 @@ class MqttServerEndpoint(MqttEndpoint):
         """Check the keep-alive of the client.
 
         Raises:
-            MqttError: KEEP_ALIVE_TIMEOUT; no packet for too long.
+            MqttError: KEEP_ALIVE_TIMEOUT; no packet has arrived within 1.5 times the keep-alive.
         """
         if not self._keepalive_s or self.state is not ConnectionState.OPEN:
             return
@@ -171,7 +172,7 @@ class MqttServerEndpoint(MqttEndpoint):
 
     @property
     def is_congested(self) -> bool:
-        """See `MqttEndpoint`. While CONNECT has no answer the client is not read either."""
+        """See `MqttEndpoint`; true also while CONNECT is not answered."""
         return super().is_congested or bool(self._version) and self.state is ConnectionState.CONNECTING
 
     def next(self) -> bool:
@@ -181,7 +182,7 @@ class MqttServerEndpoint(MqttEndpoint):
         return super().next()
 
     def _receive(self, message: PublishPacket) -> None:
-        """Check the features that CONNACK excluded, and the rules for clients."""
+        """Check the limits of CONNACK and the rules for clients."""
         if message.qos > self._max_qos:
             raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server does not support")  # [MQTT-3.2.2-11]
         if message.retain and not self._retain_available and self._version == 5:

@@ -26,7 +26,7 @@ from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.clients.smq.connection import SmqClientOptions
 from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines.mesh import PORT
-from smqrt.cluster.engines.mtl import Cluster, Conn, Links, Mtl, MtlOptions, nobody, own
+from smqrt.cluster.engines.mtl import Cluster, Conn, Links, Mtl, MtlOptions, ignore_event, own
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.errors import ClosedError, StartError, StreamError
 from smqrt.process import current_process
@@ -305,7 +305,7 @@ class ClusterBinding:
     def _function(self, ref: int | None, what: str) -> Callable[..., object]:
         """A function of the application. Empty texts are nil there."""
         if not ref:
-            return nobody
+            return ignore_event
         vm, function = self._vm, LuaFunction(self._vm, ref)
 
         def tell(*given: LuaValue | str) -> object:
