@@ -27,7 +27,7 @@ TOPIC, SUBTOPIC, UID = 1, 2, 3
 
 log = logging.getLogger("smqrt")
 
-_STAMP, _TOGGLE, _PUBLISH = 0, 1, 8  # 8 is SMQ's type of Publish; the recorder's own types are unused in SMQ
+_STAMP, _TOGGLE, _PUBLISH = 0, 1, 8  # 8 is SMQ's Publish; no other SMQ frame is recorded
 _STAMPED = struct.Struct(">HBq")
 _HEAD = struct.Struct(">HBIII")  # length, type, topic, publisher, subtopic
 MAX_ROWS = 8192
