@@ -107,7 +107,7 @@ class Durability:
 
     @property
     def is_sealing(self) -> bool:
-        """Whether a segment is still being sealed. Until then no other segment is opened, so that few files are open."""
+        """Whether a segment is being sealed. The next segment is opened after that, so that few files are open."""
         return bool(self._sealed)
 
     @property
