@@ -196,13 +196,9 @@ class ChunkReader:
         if chunk.kind == PARQUET:
             names = [name for name in tables.NAMES if name not in ("node", "broker")]
             for seq, batch in self.tables(chunk, None, topics, BATCH_ROWS):
-                columns = (batch.column(name) for name in names)
-                # Times as numbers: a datetime would cost more time, and lose times beyond its range.
-                plain = (
-                    column.cast("int64") if name == "ts" else column
-                    for name, column in zip(names, columns, strict=True)
-                )
-                yield seq, map(Row._make, zip(*(column.to_pylist() for column in plain), strict=True))
+                columns = {name: batch.column(name) for name in names}
+                columns["ts"] = columns["ts"].cast("int64")  # microseconds: `to_pylist` would return datetimes
+                yield seq, map(Row._make, zip(*(column.to_pylist() for column in columns.values()), strict=True))
             return
         entries = self._entries(chunk)
         data = self._files.read(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)

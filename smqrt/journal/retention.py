@@ -1,13 +1,13 @@
 """Retention: removal of old and excess rows, and files that readers hold.
 
-Rows that a pipeline has yet to read are kept. A reader holds compacted files that it has planned to read by hard links
-of its own, as long as its process runs:
+Rows that a pipeline has not read are kept. As long as its process runs, a reader holds the compacted files that it has
+planned to read. For that it creates hard links:
 
     held/20261123T150000Z-4711-9f3a/n1-….parquet    latest end of the hold, process id, random
     held/20261123T150000Z-4711-9f3a/.lock           locked by that process; contains the machine's name
 
-So files that are merged or expire between a plan and the read stay at their planned path. A link takes no disk space
-until the file itself is removed. Spark's own Parquet reader needs this; our readers find moved rows by number.
+So files that are merged or expire between a plan and the read remain available at the planned path. A link takes no
+disk space until the file itself is removed. Spark's Parquet reader needs this; our readers find moved rows by number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from smqrt.journal.settings import JournalSettings
 
 HELD_FOLDER = "held"
 HOLD_S = 24 * 3600.0
-"""Longest time of a hold. A process uses a new folder after half of it, so that each plan has twelve hours."""
+"""Maximum time of a hold. A process uses a new folder after half of it, so that each plan is valid for 12 hours."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _LOCK = ".lock"
 _MACHINE = socket.gethostname().encode()
@@ -64,8 +64,8 @@ class _Piece(NamedTuple):
 def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
     """Return the files that may be removed, oldest first, for `remove`.
 
-    Segments and Parquet files are removed when all their rows are older than `retain_s`, and the oldest ones while the
-    total size exceeds `max_bytes`. Rows that a pipeline has yet to read are kept, unless it is given up
+    Segments and Parquet files are removed when all their rows are older than `retain_s`. While the total size exceeds
+    `max_bytes`, the oldest files are removed. Rows that a pipeline has not read are kept, unless it is given up
     (`reader_timeout_s`), the total size exceeds `hard_bytes`, or less than `min_free_bytes` are free on the disk. The
     newest segment of a node is always kept. Of each node only the files to remove and the next one are read.
 
@@ -109,7 +109,7 @@ def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> lis
 
 
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
-    """Remove links that are no longer needed, or that a full disk has no space for.
+    """Remove links that are no longer needed; on a full disk, also links to expired files.
 
     Args:
         journal, settings, now_us: as for `expired`.
@@ -121,19 +121,19 @@ def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
 
 
 def _is_expired(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
-    """Return whether a piece is removed, when `total` bytes are left."""
+    """Return whether a piece is removed, when the journal still has `total` bytes."""
     if settings.hard_bytes is not None and total > settings.hard_bytes:
         return True
     if piece.end > needed.get(piece.node, piece.end):
         return False
-    old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
-    return old or (settings.max_bytes is not None and total > settings.max_bytes)
+    is_old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
+    return is_old or (settings.max_bytes is not None and total > settings.max_bytes)
 
 
 def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
     """Yield the pieces of a node in the order of their rows, with ascending times, even when the clock went back.
 
-    A time in the future is from a wrong clock: such rows count as old as the next ones with a valid time.
+    A time in the future comes from a wrong clock: such rows get the time of the next rows with a valid time.
     """
     latest_us, future = -(1 << 62), list[_Piece]()
     sealed = filter(None, map(_segment_piece, segments[:-1], segments[1:]))
@@ -222,10 +222,10 @@ _holds_lock = threading.Lock()
 
 
 def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
-    """Return paths at which files of a journal stay for at least twelve hours of this process.
+    """Return paths at which files of a journal stay for at least 12 hours, as long as this process runs.
 
-    Where no links can be made (a journal of another user, a file system without links), these are the files' own paths,
-    which are valid until their grace is over.
+    Without a way to create links (a journal of another user, a file system without links), these are the files' own
+    paths, which are valid until their grace is over.
 
     Args:
         journal: its folder.
@@ -257,12 +257,16 @@ def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
 
 
 def held_until_s(path: Path) -> float | None:
-    """Return until when a path of `hold_files` is held, seconds since 1970; None for the file's own path."""
+    """Return the time until which a path is held, seconds since 1970; None for a file's own path.
+
+    Args:
+        path: from `hold_files`.
+    """
     return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
 
 
 def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
-    """Create a folder, and lock it before it gets its final name."""
+    """Create a folder, and lock it before it gets its final name: unlocked folders are removed."""
     until = time.strftime(_TIME, time.gmtime(until_s))
     name = f"{until}-{os.getpid()}-{os.urandom(4).hex()}"
     beside, folder = journal / HELD_FOLDER / f"{_UNFINISHED}{name}", journal / HELD_FOLDER / name
@@ -287,7 +291,7 @@ def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
     Args:
         journal: its folder.
         now_s: the time, seconds since 1970.
-        is_full: the disk is full: remove links to expired files, too, though a reader may be using them.
+        is_full: whether the disk is full: then links to expired files are removed, too, even if a reader uses them.
     """
     for folder in _held_folders(journal):
         if _is_released(folder, now_s):
@@ -297,7 +301,7 @@ def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
         count = Counter(path.name for path in links)
         for path in links:
             with suppress(FileNotFoundError):
-                if path.stat().st_nlink <= count[path.name]:  # only holds are left, the file itself has expired
+                if path.stat().st_nlink <= count[path.name]:  # only holds are left: the file itself has expired
                     path.unlink()
                     count[path.name] -= 1
 

@@ -1,6 +1,6 @@
 """Access tokens of a journal over HTTP.
 
-The file `token` grants everything, a line of the file `tokens` only its rights:
+The file `token` grants all rights, a line of the file `tokens` only the rights that it names:
 
     # name       token               rights
     dashboards   h2Vx…               read
@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -33,16 +33,16 @@ LOOK_S = 1.0
 """How often the file is checked for a change."""
 MAX_BYTES = 64 << 10
 MAX_TOPICS = 32
-"""Topics of a line: a topic name of 64 KiB is compared with all of them without a pause."""
+"""Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
-"""Query names that one token may create, over all runs of hubs: each stays in memory and on disk."""
+"""Maximum number of query names that a token can create, ever: each name stays in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
 
 
 def journal_token(journal: Path) -> str:
-    """Return the token of a journal, which is created when it is missing.
+    """Return the token of a journal. A missing one is created.
 
     Args:
         journal: its folder.
@@ -75,8 +75,8 @@ class Grant:
     """The rights of a token.
 
     Attributes:
-        name: the name of its line; empty for the token that grants everything.
-        reads: whether it may read everything that was recorded, and report its progress.
+        name: the name of its line; empty for the token with all rights.
+        reads: whether it may read all recorded rows, and report its progress.
         writes: the topics to which it may commit and publish; None for no topic.
         queries: the query names that it has created.
     """
@@ -117,7 +117,7 @@ class Tokens:
         queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: what is wrong with a file, one sentence; empty when both are valid. The tokens read before stay in use.
+        fault: a sentence about an invalid file; empty when both are valid. Meanwhile earlier tokens stay valid.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -130,7 +130,7 @@ class Tokens:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for `look`."""
+        """Whether `LOOK_S` have passed since the last `look`."""
         return time.monotonic() - self._looked_s >= LOOK_S
 
     def look(self) -> None:
@@ -140,24 +140,22 @@ class Tokens:
         try:
             self._all = self._all or _digest(journal_token(self._folder))
             stamp = _stamp(self._folder / TOKENS_FILE)
-            if stamp != self._stamp:
-                self._grants = _read(self._folder / TOKENS_FILE, self._query_names()) if stamp else {}
+            if stamp is None:
+                self._grants = {}
+            elif stamp != self._stamp:
+                names = {grant.name: grant.queries for grant in self._grants.values()}
+                for stored in self._queries():
+                    query, at, name = stored.rpartition("@")
+                    if at:
+                        names.setdefault(name, set()).add(query)
+                self._grants = _read(self._folder / TOKENS_FILE, names)
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
         self._looked_s = time.monotonic()  # only now: requests that arrive during the first look wait for it too
 
-    def _query_names(self) -> dict[str, set[str]]:
-        """Return the query names by the name of their token."""
-        names = {grant.name: grant.queries for grant in self._grants.values()}
-        for kept in self._queries():
-            query, at, name = kept.rpartition("@")
-            if at:
-                names.setdefault(name, set()).add(query)
-        return names
-
     def news(self) -> str:
-        """Return `fault` when it is new since the last call."""
+        """Return `fault` if it is new since the last call, else an empty text."""
         before, self._reported = self._reported, self.fault
         return self.fault if self.fault != before else ""
 
@@ -171,7 +169,7 @@ _EVERYTHING = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token: the time to compare digests reveals nothing about the token."""
+    """Return the digest of a token: the time of a comparison of digests depends on no character of the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
@@ -196,22 +194,20 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
     if len(text) > MAX_BYTES:
         raise JournalError(f"{path} has more than {MAX_BYTES} bytes.")
     found: dict[bytes, Grant] = {}
-    for token, grant in _parse_lines(path, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            grant = _parse_line(words)
+        except ArgumentError as error:
+            raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
+        token = words[1]
         if grant.name in {each.name for each in found.values()} or _digest(token) in found:
             raise JournalError(f"{path}: the name {grant.name!r} or its token occurs twice.")
         grant.queries = queries.get(grant.name, set())
         found[_digest(token)] = grant
     return found
-
-
-def _parse_lines(path: Path, text: str) -> Iterator[tuple[str, Grant]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            try:
-                yield words[1] if len(words) > 1 else "", _parse_line(words)
-            except ArgumentError as error:
-                raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
 
 
 def _parse_line(words: list[str]) -> Grant:
