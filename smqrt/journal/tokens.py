@@ -35,7 +35,7 @@ MAX_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
-"""Maximum number of query names that a token can create, ever: each name stays in memory and on disk."""
+"""Maximum number of query names of a token, also from earlier runs of hubs: each is in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
