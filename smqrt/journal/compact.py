@@ -367,37 +367,34 @@ class _Piece(NamedTuple):
 
 
 def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
-    for entry, batch, broker in (found for one in group for found in _batches(one)):
-        if hour_of(entry.ts_min_us) == hour_of(entry.ts_max_us):
-            yield _Piece(entry.first_seq, hour_of(entry.ts_min_us), batch, broker)
-            continue
-        at = 0
-        for hour, same in groupby(map(hour_of, batch.column("ts").cast("int64").to_pylist())):
-            rows = sum(1 for _ in same)
-            yield _Piece(entry.first_seq + at, hour, batch.slice(at, rows), broker)
-            at += rows
-
-
-def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
-    """Yield (entry, batch, broker) of a segment. Each batch is checked, since the segment will be removed."""
+    """Yield the rows of segments. Each batch is checked, since the segments will be removed."""
     from pyarrow import ipc, memory_map
 
-    entries = segment.read_index(one.path)
-    segment.check(entries, one.path)
-    reached = entries[-1].next_seq if entries else segment.first_seq(one.path)
-    follows = reached == one.end or segment.is_gap(reached, one.end)
-    if not follows or (entries and entries[0].first_seq != segment.first_seq(one.path)):
-        raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
-    if not entries:
-        return
-    data = memory_map(str(one.path)).read_buffer()
-    schema = ipc.open_stream(data).schema
-    broker = schema.metadata[b"broker"].decode()
-    for entry in entries:
-        piece = data[entry.offset : entry.end]
-        if len(piece) != entry.length or crc32(piece) != entry.crc32:
-            raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
-        yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
+    for one in group:
+        entries = segment.read_index(one.path)
+        segment.check(entries, one.path)
+        end = entries[-1].next_seq if entries else segment.first_seq(one.path)
+        is_followed = end == one.end or segment.is_gap(end, one.end)
+        if not is_followed or (entries and entries[0].first_seq != segment.first_seq(one.path)):
+            raise _damaged(one.path, f"its batches end at {end}, the next segment begins at {one.end}")
+        if not entries:
+            continue
+        data = memory_map(str(one.path)).read_buffer()
+        schema = ipc.open_stream(data).schema
+        broker = schema.metadata[b"broker"].decode()
+        for entry in entries:
+            message = data[entry.offset : entry.end]
+            if len(message) != entry.length or crc32(message) != entry.crc32:
+                raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
+            batch = ipc.read_record_batch(ipc.read_message(message), schema)
+            hour, at = hour_of(entry.ts_min_us), 0
+            if hour == hour_of(entry.ts_max_us):
+                yield _Piece(entry.first_seq, hour, batch, broker)
+                continue
+            for hour, same in groupby(map(hour_of, batch.column("ts").cast("int64").to_pylist())):
+                rows = sum(1 for _ in same)
+                yield _Piece(entry.first_seq + at, hour, batch.slice(at, rows), broker)
+                at += rows
 
 
 def _damaged(path: Path, what: str) -> JournalError:

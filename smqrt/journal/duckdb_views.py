@@ -110,13 +110,6 @@ class DuckDB:
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
 
-    def _execute(self, sql: str) -> Any:
-        self._create_views()
-        relation = self._checked_call(lambda: self._connection.sql(sql))
-        if relation is None:
-            raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
-        return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
-
     def _batches_of(self, batches: Any) -> Iterator[Any]:
         while (batch := self._checked_call(lambda: next(batches, None))) is not None:
             yield batch
@@ -136,7 +129,8 @@ class DuckDB:
 
     # ---- views
 
-    def _create_views(self) -> None:
+    def _execute(self, sql: str) -> Any:
+        """Create the views for the present files, and return a reader of the query's batches."""
         parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)  # one task
         chunks = [chunk for part in parts for chunk in part]
         native = [] if isinstance(self._journal, RemoteJournal) else [one for one in chunks if one.kind == PARQUET]
@@ -157,6 +151,10 @@ class DuckDB:
             else f"select {_COLUMNS} from smqrt_stream where false"
         )
         self._checked_call(lambda: self._connection.execute(f"create or replace view compacted as {compacted}"))
+        relation = self._checked_call(lambda: self._connection.sql(sql))
+        if relation is None:
+            raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
+        return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
 
     def _parquet(self, folders: bool) -> str:
         """Return the table function for the compacted files; `folders`: with the columns of their folder names."""

@@ -479,8 +479,16 @@ class TypedColumn:
         import pyarrow
         from pyarrow import json
 
-        text = _numbered(payloads)
-        if text is None:
+        # pyarrow's parser crashes the process on a line `null`, and recurses: only short objects are given to it.
+        if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
+            return None
+        key = _ROW_KEY.encode()
+        text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return None
+        if b"NaN" in text or b"Inf" in text:  # pyarrow accepts these as numbers
             return None
         fields = [pyarrow.field(_ROW_KEY, pyarrow.int64()), *self._type]
         options = json.ParseOptions(explicit_schema=pyarrow.schema(fields), unexpected_field_behavior="ignore")
@@ -529,19 +537,3 @@ def _blocks(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         size += len(payload)
     if block:
         yield block
-
-
-def _numbered(payloads: Sequence[bytes]) -> bytes | None:
-    """Return one line for each payload, a JSON object that begins with the row's number; None for other payloads.
-
-    pyarrow's parser crashes the process on a line `null`, and recurses: long payloads and other values are excluded.
-    """
-    if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
-        return None
-    key = _ROW_KEY.encode()
-    text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if b"NaN" in text or b"Inf" in text else text  # pyarrow accepts these as numbers

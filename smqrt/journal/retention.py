@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,33 +80,33 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     """
     try:
         with there(journal):
-            return _expired_files(journal, settings, now_us)
+            state = manifest.load(journal)
+            needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
+            short = settings.min_free_bytes - shutil.disk_usage(journal).free
+            segments = {
+                folder.name: [
+                    _Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)
+                ]
+                for folder in segment.node_folders(journal)
+            }
+            total = sum(page.bytes for page in state.pages())
+            total += sum(one.size_bytes for some in segments.values() for one in some)
+            nodes = {*segments, *state.nodes}
+            pieces = [_node_pieces(journal, state, node, segments.get(node, []), now_us) for node in nodes]
+            oldest = [(piece.ts_max_us, at, piece) for at, some in enumerate(pieces) if (piece := next(some, None))]
+            heapify(oldest)
+            found: list[Path] = []
+            while oldest:
+                _, at, piece = heappop(oldest)
+                if not _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
+                    continue  # later pieces of the node are kept, too, without reading them: its rows stay dense
+                total, short = total - piece.size_bytes, short - piece.size_bytes
+                found += piece.paths
+                if following := next(pieces[at], None):
+                    heappush(oldest, (following.ts_max_us, at, following))
+            return found
     except OSError as error:
         raise JournalError(f"{journal} can't be read: {error}.") from None
-
-
-def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
-    state = manifest.load(journal)
-    needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
-    short = settings.min_free_bytes - shutil.disk_usage(journal).free
-    nodes = {
-        folder.name: [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)]
-        for folder in segment.node_folders(journal)
-    }
-    total = sum(page.bytes for page in state.pages())
-    total += sum(one.size_bytes for segments in nodes.values() for one in segments)
-    found: list[Path] = []
-    waiting = [_node_pieces(journal, state, node, nodes.get(node, []), now_us) for node in {*nodes, *state.nodes}]
-    oldest = [(piece.ts_max_us, at, piece) for at, pieces in enumerate(waiting) if (piece := next(pieces, None))]
-    heapify(oldest)
-    while oldest:  # after the first file of a node that is kept, its later ones are not read: its rows stay dense
-        _, at, piece = heappop(oldest)
-        if _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
-            total, short = total - piece.size_bytes, short - piece.size_bytes
-            found += piece.paths
-            if following := next(waiting[at], None):
-                heappush(oldest, (following.ts_max_us, at, following))
-    return found
 
 
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
@@ -135,28 +136,27 @@ def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segm
 
     A time in the future comes from a wrong clock: such rows get the time of the next rows with a valid time.
     """
+
+    def sealed() -> Iterator[_Piece]:
+        for one, following in pairwise(segments):
+            try:
+                ts_max_us = summary_of(one.path).ts_max_us
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            paths, end = (one.path, one.path.with_suffix(INDEXED)), segment.first_seq(following.path)
+            yield _Piece(paths, node, end, ts_max_us, one.size_bytes)
+
     latest_us, future = -(1 << 62), list[_Piece]()
-    sealed = filter(None, map(_segment_piece, segments[:-1], segments[1:]))
     files = (
         _Piece((journal / file.path,), node, file.last + 1, file.ts_max_us, file.bytes) for file in state.files(node)
     )
-    for piece in merge(files, sealed, key=lambda piece: piece.end):
+    for piece in merge(files, sealed(), key=lambda piece: piece.end):
         future.append(piece)
         if piece.ts_max_us <= now_us:
             latest_us = max(piece.ts_max_us, latest_us)
             yield from (each._replace(ts_max_us=latest_us) for each in future)
             future.clear()
     yield from future
-
-
-def _segment_piece(one: _Segment, following: _Segment) -> _Piece | None:
-    """Return a sealed segment; None when it was removed meanwhile."""
-    try:
-        latest_us = summary_of(one.path).ts_max_us
-    except FileNotFoundError:
-        return None
-    paths = (one.path, one.path.with_suffix(INDEXED))
-    return _Piece(paths, one.path.parent.name, segment.first_seq(following.path), latest_us, one.size_bytes)
 
 
 def _size(path: Path) -> int:
@@ -313,25 +313,22 @@ def _held_folders(journal: Path) -> list[Path]:
 
 
 def _is_released(folder: Path, now_s: float) -> bool:
+    """Return whether a folder's time is over, or its process has ended."""
     if folder.name.startswith(_UNFINISHED):
         try:
             return now_s - folder.stat().st_mtime > _UNFINISHED_S
         except FileNotFoundError:
             return False
-    until = folder.name.partition("-")[0]
-    return until < time.strftime(_TIME, time.gmtime(now_s)) or _is_abandoned(folder / _LOCK)
-
-
-def _is_abandoned(lock: Path) -> bool:
-    """Return whether the process of a lock has ended. False for other machines, which may lock differently."""
+    if folder.name.partition("-")[0] < time.strftime(_TIME, time.gmtime(now_s)):
+        return True
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     except OSError:
         return False
     try:
-        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:
+        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:  # locks of other machines may not be visible here
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -308,10 +308,24 @@ class JournalService(Directory):
         _send_json(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
-        """Yield the rows of a body, and append its pieces to `kept`."""
-        if (request.content_length or 0) > self._body_bytes:
-            raise _too_large(self._body_bytes)
-        return _decode_rows(_limited_pieces(request, self._body_bytes, kept), grant)
+        """Return the rows of a body, and append its pieces to `kept`."""
+        limit = self._body_bytes
+        too_large = f"The rows have more than {limit} bytes; commit fewer at once."
+        if (request.content_length or 0) > limit:
+            raise RequestRefused(413, too_large)
+
+        def pieces() -> Iterator[bytes]:
+            size = 0
+            for piece in request.chunks():
+                size += len(piece)
+                if size > limit:  # a chunked body has no Content-Length
+                    raise RequestRefused(413, too_large)
+                request.reader().hold(len(piece))
+                if kept is not None:
+                    kept.append(piece)
+                yield piece
+
+        return _decode_rows(pieces(), grant)
 
 
 def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
@@ -335,22 +349,6 @@ def _staged_pieces(request: Request, staged: StagedResults, query: str, batch: i
         while piece := in_thread(file.read, _PIECE_BYTES):
             request.reader().hold(len(piece))
             yield piece
-
-
-def _limited_pieces(request: Request, limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
-    size = 0
-    for piece in request.chunks():
-        size += len(piece)
-        if size > limit:
-            raise _too_large(limit)
-        request.reader().hold(len(piece))
-        if kept is not None:
-            kept.append(piece)
-        yield piece
-
-
-def _too_large(limit: int) -> RequestRefused:
-    return RequestRefused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
 
 
 def _open_file(folder: Path, name: str) -> IO[bytes]:

@@ -66,7 +66,10 @@ def of_segment(
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
     """
+    import pyarrow as pa
+
     target = schema(columns)
+    constant = {"node": chunk.node, "broker": broker}  # the same for all rows of a segment
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
     # With long rows a batch has fewer of them, so that it has `MAX_BYTES` at most.
@@ -78,7 +81,15 @@ def of_segment(
         if skip or batch.num_rows > chunk.end - read:
             batch = batch.slice(skip, chunk.end - read)
         read, skip = read + batch.num_rows, 0
-        yield read, _shaped(batch, chunk.node, broker, target, topics)
+        if topics is not None:
+            batch = batch.filter(mask(batch.column("topic"), topics))
+        arrays = [
+            pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
+            if field.name in constant
+            else batch.column(field.name)
+            for field in target
+        ]
+        yield read, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
@@ -103,22 +114,6 @@ def _joined(batches: list[Any], inside: Any) -> Any:
 
     columns = map(_whole, pa.Table.from_batches(batches).columns)
     return pa.RecordBatch.from_arrays(list(columns), schema=inside)
-
-
-def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
-    """Return a batch with the columns of `target`; node and broker are the same for all rows of a segment."""
-    import pyarrow as pa
-
-    if topics is not None:
-        batch = batch.filter(mask(batch.column("topic"), topics))
-    constant = {"node": node, "broker": broker}
-    arrays = [
-        pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
-        if field.name in constant
-        else batch.column(field.name)
-        for field in target
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
 def _whole(column: Any) -> Any:

@@ -224,7 +224,17 @@ class _SegmentCheck:
                 )
                 return
             if (entry.offset, entry.first_seq) != (end, self.next_seq) or not are_valid[at]:
-                yield self._damage_fault(entry, data)
+                batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
+                if entry.first_seq != self.next_seq:
+                    what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
+                elif len(batch) != entry.length:
+                    what = f"{len(batch)} of its {entry.length} bytes are there"
+                elif crc32(batch) != entry.crc32:
+                    what = "its checksum is wrong"
+                else:
+                    what = _contradiction(entry, batch) or "it doesn't begin where the one before it ends"
+                place = f"rows {entry.first_seq} to {entry.next_seq - 1} at offset {entry.offset}"
+                yield JournalFault(self._path, f"the batch with {place} is damaged ({what}); {_RESTORE}")
             end, self.next_seq = entry.end, entry.next_seq
             self.batches += 1
             self.rows += entry.rows
@@ -234,21 +244,6 @@ class _SegmentCheck:
     def _is_valid(self, entry: BatchEntry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
         return len(batch) == entry.length > 0 and crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
-
-    def _damage_fault(self, entry: BatchEntry, data: bytes) -> JournalFault:
-        batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
-        if entry.first_seq != self.next_seq:
-            what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
-        elif len(batch) != entry.length:
-            what = f"{len(batch)} of its {entry.length} bytes are there"
-        elif crc32(batch) != entry.crc32:
-            what = "its checksum is wrong"
-        else:
-            what = _contradiction(entry, batch) or "it doesn't begin where the one before it ends"
-        rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
-        return JournalFault(
-            self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}"
-        )
 
     def _end_fault(self, path: Path, what: str) -> JournalFault:
         return JournalFault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
