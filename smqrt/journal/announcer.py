@@ -26,7 +26,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, segment
-from smqrt.journal.files import MOVED, there, write_whole
+from smqrt.journal.files import MOVED, existing_folder, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
 from smqrt.journal.tokens import journal_token
@@ -46,7 +46,7 @@ class Announced(Protocol):
     def path(self) -> Path:
         """Its folder."""
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         """Read the commits of pipelines to other hubs of the folder; blocks the greenlet."""
 
 
@@ -68,7 +68,7 @@ class Announcer:
         self._refresher: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Announce all open journals now, and follow changes."""
+        """Announce all open journals now, and look for changes once a second."""
         self.refresh()
         self._refresher = gevent.spawn(self._refresh_regularly)
 
@@ -100,13 +100,13 @@ class Announcer:
         path = journal.path
         try:
             if path not in self._locks:
-                lock = hold(path)
+                lock = lock_announcement(path)
                 if lock is None:
                     note = f"{path}: pipelines use another hub of this folder, as long as it runs"
                     self._log_once(path, logging.INFO, note)
                     return
                 self._locks[path] = lock
-            journal.learn()  # before pipelines find this hub: it must recognize a repeated commit
+            journal.read_other_commits()  # before pipelines find this hub: it must recognize a repeated commit
             announce(path, url)
             self._announced_urls[path] = url
         except JournalError as error:
@@ -128,7 +128,7 @@ class Announcer:
 # ---- files
 
 
-def hold(journal: Path) -> int | None:
+def lock_announcement(journal: Path) -> int | None:
     """Lock a journal for announcements, until the descriptor is closed or the process ends.
 
     Args:
@@ -146,7 +146,7 @@ def hold(journal: Path) -> int | None:
     except OSError as error:
         raise JournalError(f"{path} can't be used: {error.strerror}; give this user the folder.") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it even after a kill
     except OSError:
         os.close(fd)
         return None
@@ -205,7 +205,7 @@ _Version = tuple[tuple[str, int], ...]
 class JournalListing:
     """The JSON listing for remote readers: `wal` (see `segments`), `manifest` (its root), and `gaps` by node.
 
-    It is created again when a segment or the manifest has changed, not for new rows.
+    It is created again when a segment or the manifest has changed. New rows don't change it.
 
     Args:
         journal: its folder.
@@ -241,7 +241,7 @@ def listing(journal: Path) -> bytes:
         JournalError: it can't be read.
     """
     try:
-        with there(journal):
+        with existing_folder(journal):
             wal = segments(journal)  # before the manifest: rows that are compacted meanwhile are in both
             compacted = manifest.text(journal)  # as text: to parse and encode a long manifest would take too long
     except FileNotFoundError:
@@ -288,7 +288,7 @@ class ServedJournal(Protocol):
 
 
 class JournalEnds:
-    """The ends of a journal's nodes.
+    """The end of each node of a journal: the number of its next row.
 
     Args:
         journal: the journal.
@@ -367,6 +367,7 @@ class JournalEnds:
                 is_more = True  # each request gets the error itself
             if is_more:
                 break
+        # A new event before the old one is set: a woken request may wait again.
         woken, self._more, self._watching = self._more, Event(), False
         woken.set()
 

@@ -64,7 +64,7 @@ class _FlatBuffer:
         _U32.pack_into(self.data, 0, root(self))
 
     def align(self, size: int, ahead: int = 0) -> int:
-        """Pad until the byte `ahead` of here is aligned; return the position."""
+        """Pad so that the position `ahead` bytes after the end is a multiple of `size`; return the end."""
         self.data += bytes(-(len(self.data) + ahead) % size)
         return len(self.data)
 
@@ -326,7 +326,7 @@ def _fixed(values: Sequence[Any], code: str) -> _Buffers:
     if values[0] is not None:
         try:
             return 0, (b"", array(code, values).tobytes())
-        except TypeError:  # a later value is None: to try is faster than to look for one
+        except TypeError:  # a later value is None: trying is faster than a search for None
             pass
     missing, validity = _validity(values)
     if missing == len(values):

@@ -28,7 +28,7 @@ _MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
 """Limits of a message's payload, and of a topic or subtopic, which come from the size of a frame (`smqrt.wire.smq`)."""
-MOST_ROWS = 4096
+MAX_COMMIT_ROWS = 4096
 """Maximum number of rows of one commit: a hub stores them without a pause, so its clients wait (some 20 ms)."""
 _ROW_BYTES = 8
 """Size of the three lengths of a row: u16 topic, u16 subtopic, u32 payload."""
@@ -56,7 +56,7 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
         ArgumentError: a topic is empty or too long.
         JournalError: the hub refuses the commit, or does not answer in time.
     """
-    return ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
+    return request_value(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
@@ -91,7 +91,7 @@ def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry
     names, attempt = [], secrets.token_hex(8)
     for number, part in enumerate(split(rows)):
         name = f"{attempt}.{number}"
-        ask_hub(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", int, retry_s)
+        request_value(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", int, retry_s)
         names.append(name)
     return names
 
@@ -117,10 +117,10 @@ def commit_staged(
 
     def commit_part(name: str, part: str) -> None:
         values = {"query": name, "batch": batch, "of": query, "part": part}
-        ask_hub(hub, "commit", values, b"", "stored", bool, retry_s)
+        request_value(hub, "commit", values, b"", "stored", bool, retry_s)
 
     body = json.dumps(list(parts)).encode()
-    sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
+    sealed = request_value(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
     for number, part in enumerate(sealed[1:], 1):
         before(number)
         commit_part(f"{query}.{number}", part)
@@ -163,7 +163,7 @@ def report_progress(
     retry_s: float = PROGRESS_RETRY_S,
     results: bool = True,
 ) -> None:
-    """Report the progress of a query, so that retention keeps what it has yet to read.
+    """Report the progress of a query, so that retention keeps the rows it has not read.
 
     Args:
         hub: the hub; with a folder, the hub need not run.
@@ -189,7 +189,7 @@ def report_progress(
 # ---- requests
 
 
-def ask_hub(
+def request_value(
     hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, kind: type[T], retry_s: float
 ) -> T:
     """Return a value of the hub's answer to a request that may be repeated.
@@ -227,7 +227,7 @@ def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
 
 
 def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yield the rows of a micro-batch in parts, each for a commit with a name of its own: `(query, rows)`.
+    """Yield the rows of a micro-batch in parts, each for a commit under a separate name: `(query, rows)`.
 
     When there are several parts, the rows are sorted first: Spark may return the rows in another order when it repeats
     the micro-batch, and each part must be the same.
@@ -235,7 +235,7 @@ def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> It
     Args:
         query: the streaming query's id.
         rows: the messages.
-        max_bytes: maximum size of a part, unless a single message is larger; a part has `MOST_ROWS` rows at most.
+        max_bytes: maximum size of a part, unless a single message is larger; a part has `MAX_COMMIT_ROWS` rows at most.
     """
     if is_one_part(rows, max_bytes):
         yield query, rows
@@ -245,7 +245,7 @@ def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> It
 
 def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
     """Return whether rows are few enough for one commit."""
-    return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= max_bytes
+    return len(rows) <= MAX_COMMIT_ROWS and sum(map(size_bytes, rows)) <= max_bytes
 
 
 def sorted_parts(
@@ -277,7 +277,7 @@ def split(rows: Iterable[OutRow], max_bytes: int = PART_BYTES) -> Iterator[list[
     part: list[OutRow] = []
     size_of_part = 0
     for row in rows:
-        if part and (len(part) == MOST_ROWS or size_of_part + size_bytes(row) > max_bytes):
+        if part and (len(part) == MAX_COMMIT_ROWS or size_of_part + size_bytes(row) > max_bytes):
             yield part
             part, size_of_part = [], 0
         part.append(row)
@@ -312,7 +312,7 @@ class RowDecoder:
     """Decodes rows of a commit from pieces of any size.
 
     Args:
-        payload_bytes: the longest payload that is accepted.
+        payload_bytes: maximum size of a payload.
 
     Attributes:
         count: number of decoded rows.

@@ -1,4 +1,4 @@
-"""Committed batches of a journal, and staged results that wait for their commit.
+"""Committed batches of a journal, and staged results, which are committed later.
 
 A node has a snapshot, `wal/<node>/txn.json`, written when a segment is sealed. Later commits are in the newest
 segments. A query may move to another hub of the same folder, so every hub reads the commits of all nodes.
@@ -23,7 +23,16 @@ from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, manifest, record, segment
-from smqrt.journal.files import age_s, crc32, is_journal, make_folder, sync_folder, there, write_beside, write_whole
+from smqrt.journal.files import (
+    age_s,
+    crc32,
+    existing_folder,
+    is_journal,
+    make_folder,
+    sync_folder,
+    write_beside,
+    write_whole,
+)
 
 log = logging.getLogger("smqrt.journal")
 
@@ -40,7 +49,7 @@ MIN_PART_BYTES = 16 << 10
 """A smaller part counts as this many bytes: a file with one row takes disk space, too."""
 STALE_S = 86400.0
 """Unsealed parts are removed after this time when space is short."""
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """Maximum number of parts of a micro-batch."""
 _SEALED = "sealed.json"
 _PART = re.compile(r"[0-9a-f]{16}\.[0-9]{1,6}")
@@ -72,11 +81,11 @@ class CommittedBatches:
 
     def note(self, query: str, batch: int) -> None:
         """Add a commit."""
-        self._last.pop(query, None)  # it goes to the end
+        self._last.pop(query, None)  # the new entry is at the end: the order is that of the commits
         self._last[query] = batch
         self._shorten()
 
-    def learn(self, more: Mapping[str, int]) -> None:
+    def merge(self, more: Mapping[str, int]) -> None:
         """Add the commits of other hubs."""
         add_later(self._last, more)
         self._shorten()
@@ -108,7 +117,7 @@ def last_batches(journal: Path) -> dict[str, int]:
         OSError: a file can't be read, or the folder is missing.
     """
     found: dict[str, int] = {}
-    with there(journal):
+    with existing_folder(journal):
         for folder in segment.node_folders(journal):
             add_later(found, _node_batches(folder))
     return found
@@ -171,7 +180,7 @@ class OtherNodes:
         with os.scandir(self._wal) as found:
             return any(one.name != self._node for one in found if one.is_dir())
 
-    def news(self) -> dict[str, int]:
+    def new_commits(self) -> dict[str, int]:
         """Return the last batch of each query with a commit since the last call. Raises as `last_batches`."""
         found: dict[str, int] = {}
         for folder in (path for path in self._wal.iterdir() if path.is_dir() and path.name != self._node):

@@ -45,7 +45,7 @@ class CompactOptions:
         everything: compact the newest segment, too; no hub may write it.
         schemas: DDL by topic pattern, for the column `json`.
         shred: writes a Parquet file with a VARIANT column from one without.
-        most_bytes: maximum size of the segments that are compacted together, to one file an hour.
+        max_group_bytes: maximum size of the segments that are compacted together, to one file an hour.
         merge_bytes: maximum size of a merged file (of an hour or a day); 0 to merge no files.
     """
 
@@ -54,7 +54,7 @@ class CompactOptions:
     everything: bool = False
     schemas: Mapping[str, str] = field(default_factory=dict)
     shred: Shred | None = None
-    most_bytes: int = 256 << 20
+    max_group_bytes: int = 256 << 20
     merge_bytes: int = 128 << 20
 
 
@@ -105,8 +105,8 @@ def compact(
         The counts of segments, rows and files.
 
     Raises:
-        JournalError: pyarrow is missing, another process compacts, a segment is damaged, or the disk is full. The
-            journal stays usable.
+        JournalError: pyarrow is missing, another process compacts the journal, a segment is damaged, or the disk is
+            full. The journal remains usable.
     """
     try:
         import pyarrow  # noqa: F401
@@ -149,7 +149,7 @@ def _lock(journal: Path) -> tuple[int, bool]:
     """Lock the journal for this compaction, until the descriptor is closed or the process ends.
 
     Returns:
-        The descriptor, and whether the last run was unfinished: it writes `_DONE` into the lock file at its end.
+        The descriptor, and whether the last run was unfinished: a complete run writes `_DONE` into the lock file.
     """
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -176,7 +176,7 @@ class _Compaction:
 
     def run(self) -> CompactResult:
         for folder in segment.node_folders(self._journal):
-            lock = segment.lock(folder) if self._options.everything else -1
+            lock = segment.lock(folder) if self._options.everything else -1  # a hub must not append to the newest one
             try:
                 self._compact_node(folder)
             finally:
@@ -201,7 +201,7 @@ class _Compaction:
         groups: list[list[_Sealed]] = []
         for one in wanted:
             size_bytes = sum(other.size_bytes for other in groups[-1]) + one.size_bytes if groups else 0
-            if not groups or size_bytes > self._options.most_bytes:
+            if not groups or size_bytes > self._options.max_group_bytes:
                 groups.append([])
             groups[-1].append(one)
         for group in groups:
@@ -402,7 +402,7 @@ def _damaged(path: Path, what: str) -> JournalError:
 
 
 def arguments(settings: JournalSettings) -> list[str]:
-    """Return the arguments of `smqrt` that compact a hub's journal continuously, by its settings.
+    """Return the command-line arguments of `smqrt` that compact a hub's journal continuously.
 
     Args:
         settings: settings of the journal, with `compact`.

@@ -1,6 +1,6 @@
 """DuckDB views of a journal: `messages` for all rows, `compacted` for the compacted files.
 
-DuckDB reads the Parquet files of the manifest itself, and only the columns and pages that a query needs. Rows that are
+DuckDB itself reads the Parquet files of the manifest, and only the columns and pages that a query needs. Rows that are
 not compacted, and all rows of a remote journal, are a stream of Arrow batches. A few of them are in memory at a time.
 """
 

@@ -50,20 +50,20 @@ class Unconfirmed(JournalError):
 
 
 class Durability:
-    """Syncs and checks the segments of one node, and removes what has expired.
+    """Syncs and checks the segments of one node, and removes expired files.
 
     Args:
         settings: settings of the journal.
         folder: the node's folder, `<journal>/wal/<node>`.
         lock: the descriptor from `segment.lock`.
-        segment: the segment that is appended to.
+        segment: the segment to which rows are appended.
         sealed: called when a segment was sealed.
         kept: called after a sync, with the number below which the disk has every row.
         clock: the clock of rows.
         numbers: the reservation of numbers.
 
     Attributes:
-        segment: the segment that is appended to.
+        segment: the segment to which rows are appended.
         syncs: number of successful syncs.
         sync_s: total time of all syncs, seconds.
     """
@@ -86,7 +86,7 @@ class Durability:
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
         self._lost: deque[tuple[SegmentFile, BatchEntry]] = deque()
         self._restored: deque[SegmentFile] = deque()
-        self._disk, self._cleaner = DiskThread(), DiskThread()
+        self._disk, self._cleaner = DiskThread(), DiskThread()  # two: syncs don't wait for the removal of files
         self._missing: OSError | None = None
         self._overload: OSError | None = None
         self._failing: set[str] = set()
@@ -140,7 +140,7 @@ class Durability:
     def sync(self) -> None:
         """Start a sync of all written data."""
         if self.segment.unsynced_bytes:
-            self._disk.ask("sync", self._sync_segment, self._on_sync_done)
+            self._disk.submit("sync", self._sync_segment, self._on_sync_done)
 
     def _sync_segment(self) -> None:
         segment, began_s = self.segment, time.monotonic()
@@ -157,7 +157,7 @@ class Durability:
         """Start a reservation of more numbers; `seq` is the number of the next row."""
         if not self._is_reserving:
             self._is_reserving = True
-            self._disk.ask("reserve", lambda: self._numbers.extend(seq), self._on_reserve_done)
+            self._disk.submit("reserve", lambda: self._numbers.extend(seq), self._on_reserve_done)
 
     def _on_reserve_done(self, error: Exception | None) -> None:
         self._is_reserving = error is not None  # a failed job is repeated
@@ -172,7 +172,7 @@ class Durability:
         """
         self._sealed.append((self.segment, dict(txns)))
         self.segment = following
-        self._disk.ask("seal", self._seal_segments, self._on_seal_done)
+        self._disk.submit("seal", self._seal_segments, self._on_seal_done)
 
     def _seal_segments(self) -> None:
         while self._sealed:
@@ -180,8 +180,8 @@ class Durability:
             self._check_files()
             self._lost.extend((segment, entry) for entry in segment.sync(kept_bytes=0))
             committed.save_snapshot(segment.path.parent, txns, segment.next_seq)
-            summary_of(segment.path)
-            self._sealed.popleft()
+            summary_of(segment.path)  # stores the summary for readers
+            self._sealed.popleft()  # last: after a failure, all of this is repeated
             segment.close()
 
     def _on_seal_done(self, error: Exception | None) -> None:
@@ -220,7 +220,7 @@ class Durability:
             log.error("the journal %s can't be written (%s); publishers wait until the disk has it", path, what)
         elif not is_overloaded:
             self._overload = None
-        self._disk.ask("look", self._check_files, self._on_check_done, retries=False)
+        self._disk.submit("check", self._check_files, self._on_check_done, retries=False)
 
     def _check_files(self) -> None:
         """Check that the lock and the segments are at their paths, and restore removed segments.
@@ -238,7 +238,7 @@ class Durability:
                 continue
             if not self._missing:
                 raise OSError(errno.ENOENT, f"{segment.path.name} was removed")
-            segment.put_back()
+            segment.restore()
             self._restored.append(segment)
 
     def _on_check_done(self, error: Exception | None) -> None:
@@ -253,7 +253,7 @@ class Durability:
             )
         elif error is None and self._missing:
             self._missing = None
-            self._disk.ask("reserve", self._numbers.repeat, self._on_reserve_done)
+            self._disk.submit("reserve", self._numbers.repeat, self._on_reserve_done)
             log.warning("the journal %s is available again", self._settings.path)
 
     # ---- retention, closing
@@ -262,14 +262,14 @@ class Durability:
         """Start the removal of expired files. After a jump of the clock, rows don't expire early."""
         longest_s = max(self._settings.retain_s or 0.0, self._settings.reader_timeout_s or 0.0)
         now_us = self._clock.now_us() - self._clock.jumped_us(longest_s)
-        self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
+        self._cleaner.submit("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
         retention.release_held(path, self._settings, now_us)
         files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
-        for sentence in self._readers.look(now_us):
+        for sentence in self._readers.check(now_us):
             log.warning("the journal %s: %s", path, sentence)
         if freed:
             log.info("the journal %s: removed %d expired files (%d bytes)", path, len(files), freed)
@@ -308,7 +308,7 @@ class Durability:
 
         self._on_sealed = lambda: None  # for a segment that is being sealed now, it would start another segment
         self._sealed.append((self.segment, dict(txns)))
-        self._disk.ask("seal", settle, finished)
+        self._disk.submit("seal", settle, finished)
         self._cleaner.join(CLOSE_S)
         return self._disk.join(CLOSE_S)
 
@@ -362,7 +362,7 @@ class DiskThread:
         self._idle = Event()
         self._idle.set()
 
-    def ask(
+    def submit(
         self, kind: str, work: Callable[[], object], done: Callable[[Exception | None], None], retries: bool = True
     ) -> None:
         """Queue a job. It replaces a waiting job of the same kind, at the same position.

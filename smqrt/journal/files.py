@@ -47,11 +47,11 @@ def make_folder(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
-    path.mkdir(exist_ok=True)  # raises when a file is there
+    path.mkdir(exist_ok=True)  # raises FileExistsError for a file of this name
 
 
 @contextmanager
-def there(folder: Path) -> Iterator[None]:
+def existing_folder(folder: Path) -> Iterator[None]:
     """Check that a folder exists before and after it is read: while it is being moved, its listing may be empty.
 
     Args:
@@ -83,7 +83,7 @@ def touch(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return how long ago a file was changed, in seconds.
+    """Return the time since the last change of a file, seconds.
 
     A time in the future comes from a wrong clock, and is set to now.
 
@@ -91,7 +91,7 @@ def age_s(path: Path) -> float:
         FileNotFoundError: it does not exist.
     """
     found_s = time.time() - path.stat().st_mtime
-    if found_s >= -_FUTURE_S:
+    if found_s >= -_FUTURE_S:  # slightly negative: from a machine with another clock
         return found_s
     with suppress(PermissionError):
         os.utime(path)
@@ -117,7 +117,7 @@ def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
     Args:
         path: the final path.
         content: the content of the file.
-        sync: sync it to the disk.
+        sync: whether it is synced to the disk.
 
     Raises:
         OSError: the disk is full or broken; the temporary file is removed.
@@ -232,19 +232,19 @@ def is_address(location: Path | str) -> bool:
 
 
 def is_elsewhere(location: Path | str) -> bool:
-    """Return whether a location is a URI of another place than a folder of this machine."""
+    """Return whether a location is a URI other than a folder of this machine."""
     return scheme(location) not in ("", "file")
 
 
 def local_folder(location: Path | str, what: str, remedy: str) -> Path:
     """Return the folder of this machine from a path, or from a URI such as file:///mnt/x.
 
-    As in Hadoop and Spark, nothing in a URI is unescaped: `%20` is three characters of a name.
+    As in Hadoop and Spark, URIs are not unescaped: `%20` is three characters of a name.
 
     Args:
         location: a path or a URI from the user.
         what: its name in the error message, such as "--state".
-        remedy: what to enter instead.
+        remedy: the valid input, for the error message.
 
     Raises:
         ArgumentError: it is another kind of URI.

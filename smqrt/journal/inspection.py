@@ -100,7 +100,7 @@ def latest(journal: Journal, end: Offsets, count: int, topics: Sequence[str] | N
 
 
 def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[RecordedRow]:
-    """Yield rows from `start` on as they are written, without an end.
+    """Yield rows from `start` on as they are written. The iterator does not end.
 
     Args:
         journal: the journal.
@@ -262,7 +262,7 @@ def export(
         start, end: the range of rows by node; `end` is exclusive.
         to: a file with the suffix .parquet, .arrow, .csv or .jsonl.
         topics: patterns of the topics; None for all rows, also messages to one client.
-        on_rows: called from time to time with the number of further rows.
+        on_rows: called regularly with the number of further rows.
 
     Returns:
         The number of rows in the file.
@@ -274,7 +274,7 @@ def export(
     write = _WRITERS.get(to.suffix)
     if write is None:
         raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the suffix is the format")
-    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    beside = to.with_name(f".{to.name}.{os.getpid()}")  # in the same folder: a rename is atomic there only
     try:
         touch(beside)
         rows = write(journal, start, end, beside, topics, on_rows)

@@ -1,4 +1,4 @@
-"""Manifest of a journal: which rows are in Parquet files, and in which.
+"""Manifest of a journal: the Parquet files, and the rows in them.
 
 Readers take rows below a node's `compacted_through` from Parquet files, the others from segments. The root,
 `manifest.json`, is small and lists pages with their ranges, so that a reader finds a few files without the entries of
@@ -58,7 +58,7 @@ class DataFile:
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
         bytes: its size.
         topics: the topics of its rows; None when there are more than `MAX_TOPICS`.
-        topic_filter: then their `planning.bloom_filter`; None in files of older versions.
+        topic_filter: with more topics, their `planning.bloom_filter`; None in files of older versions.
         crc32: checksum of the whole file; None in files of older versions, whose pages have no checksums either.
         footer_crc32: checksum of its footer.
         schemas: (topics, DDL) of its column `json`; empty without that column, or in files of older versions.
@@ -213,7 +213,7 @@ ReadPage = Callable[[ManifestPage], Sequence[DataFile]]
 
 
 class Manifest:
-    """The compacted files of a journal. It is immutable; `edit` changes the one on disk.
+    """The compacted files of a journal. It is immutable; `edit` changes the manifest on the disk.
 
     Args:
         nodes: by node, the number below which rows are in Parquet files.
@@ -270,7 +270,7 @@ class Manifest:
         for at in range(bisect_left(some, start, key=lambda page: page.last), len(some)):
             if some[at].first >= end:
                 return
-            if wanted(some[at]):
+            if wanted(some[at]):  # before the page is read
                 yield from files_between(self.read_page(some[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
@@ -356,7 +356,7 @@ def load(journal: Path) -> Manifest:
 
 def text(journal: Path) -> bytes:
     """Return the root of a journal's manifest as JSON. Raises as `load`."""
-    manifest = load(journal)  # also checks the file
+    manifest = load(journal)  # raises an error for an invalid file
     try:
         return (journal / FILE).read_bytes()
     except FileNotFoundError:

@@ -104,8 +104,13 @@ class CompactedFile:
         return self._first + self._rows
 
     def add(self, batch: pa.RecordBatch, broker: str) -> None:
-        """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the batch before."""
-        if self._waiting and broker != self._broker:
+        """Append a batch.
+
+        Args:
+            batch: rows of a segment, which follow those of the previous batch.
+            broker: the name of the broker that wrote them.
+        """
+        if self._waiting and broker != self._broker:  # a group has one value in the column `broker`
             self._write_group()
         self._broker = broker
         self._waiting.append(batch)
@@ -293,14 +298,14 @@ def _leaves(path: str, kind: Any) -> Iterator[str]:
 
 
 def merge_groups(
-    files: Sequence[DataFile], now_us: int, most_bytes: int, fits: Callable[[DataFile, DataFile], bool]
+    files: Sequence[DataFile], now_us: int, max_bytes: int, fits: Callable[[DataFile, DataFile], bool]
 ) -> Iterator[list[DataFile]]:
     """Yield groups of consecutive files of a node, each to be merged into one.
 
     Args:
         files: in ascending order.
         now_us: the time, microseconds since 1970.
-        most_bytes: maximum size of a group; files above half of it are not merged.
+        max_bytes: maximum size of a group; files above half of it are not merged.
         fits: returns whether two files can be in a group.
     """
     newest_hour = _newest_closed_hour(files, now_us)
@@ -309,8 +314,8 @@ def merge_groups(
         if group:
             last, period = group[-1], _period(file, newest_hour)
             alike = period is not None and period == _period(last, newest_hour) and last.last + 1 == file.first
-            small = max(last.bytes, file.bytes) <= most_bytes // 2
-            if not (alike and small and sum(one.bytes for one in (*group, file)) <= most_bytes and fits(last, file)):
+            small = max(last.bytes, file.bytes) <= max_bytes // 2
+            if not (alike and small and sum(one.bytes for one in (*group, file)) <= max_bytes and fits(last, file)):
                 yield from [group] * (len(group) > 1)
                 group = []
         group.append(file)
@@ -360,7 +365,7 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
     Args:
         journal: its folder.
         files: consecutive files.
-        shred: writes a VARIANT column; needed if the files have one.
+        shred: writes a VARIANT column; needed for files with one.
 
     Returns:
         The file with its temporary name.
@@ -420,7 +425,7 @@ def _read_file(journal: Path, file: DataFile) -> Iterator[Any]:
 
 
 def retire_files(journal: Path, paths: Iterable[Path]) -> None:
-    """Move files from `data/` to `retired/`, where readers find them until the grace is over.
+    """Move files from `data/` to `retired/`, where readers can open them until the grace is over.
 
     Raises:
         OSError: they can't be moved.
@@ -429,7 +434,7 @@ def retire_files(journal: Path, paths: Iterable[Path]) -> None:
     make_folder(folder)
     for path in paths:
         with suppress(FileNotFoundError):  # expired meanwhile
-            os.utime(path)
+            os.utime(path)  # the grace begins now
             os.replace(path, folder / path.name)
 
 

@@ -345,7 +345,7 @@ class SeenValues:
             return ScalarType(name)
         fields: dict[str, tuple[str, SeenValues]] = {}
         for field, seen in self._fields.items():
-            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case: the first spelling counts
+            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case, so the first spelling is used
         if not fields:
             return ScalarType("string")
         return StructType(tuple((field, seen.kind()) for field, seen in fields.values()))
@@ -400,7 +400,7 @@ def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
     return InferredSchema(kind, len(values), len(documents), fitting)
 
 
-# ---- payloads as a typed column, which compaction writes beside the payload when the settings have a schema
+# ---- payloads as a typed column, which compaction writes beside the payload if the settings have a schema
 #
 # The column is a struct named `json` with the fields of all schemas. It is null for a payload that is not a JSON
 # object, and a field is null for a value of another type. The payload itself is not changed.
@@ -409,7 +409,7 @@ JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 16
 _SMALL_ROWS = 1 << 10
-"""pyarrow rejects a block with one unusual payload. Parts of this size are parsed then, rejected ones by Python."""
+"""pyarrow rejects a whole block for one unusual payload. Then smaller parts are parsed, rejected parts in Python."""
 _MAX_PAYLOAD_BYTES = 1 << 16
 _ROW_KEY = os.urandom(8).hex()
 """A field with the row's number during parsing. It is random, so that no payload can be taken for two rows."""

@@ -134,7 +134,7 @@ class Filter:
         return f"Filter({list(self.topics)!r}, exclude={list(self.exclude)!r})"
 
 
-# ---- Topic lists of files with too many topics
+# ---- Bloom filters of files with many topics
 
 
 def bloom_filter(topics: Iterable[str]) -> str:
@@ -319,7 +319,7 @@ class SegmentIndex:
     def at(self, seq: int) -> int:
         """Return the position of the last record that begins at or before a number; 0 without one."""
         firsts = range(self.count)
-        if not self.count or seq <= self.entry(0).first_seq:  # the case of most segments in a long range
+        if not self.count or seq <= self.entry(0).first_seq:  # true for most segments of a long range
             return 0
         if seq >= self.entry(self.count - 1).first_seq:
             return self.count - 1

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, manifest, parquet_files, planning, segment, tables
-from smqrt.journal.files import MOVED, Unreachable, crc32, there
+from smqrt.journal.files import MOVED, Unreachable, crc32, existing_folder
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import (
     PARQUET,
@@ -110,7 +110,7 @@ class FolderFiles:
     def snapshot(self) -> JournalSnapshot:
         """See `JournalFiles`."""
         try:
-            with there(self._path):
+            with existing_folder(self._path):
                 # Segments before the manifest: rows that are compacted meanwhile are in both.
                 wal = {folder.name: segment.firsts(folder) for folder in segment.node_folders(self._path)}
                 return JournalSnapshot(wal, manifest.load(self._path))

@@ -40,8 +40,8 @@ class Reader:
 
     Attributes:
         name: the name of the query, and of its file.
-        offset: by node, the next row that it will read.
-        seen_us: when it last reported, microseconds since 1970, by the clock of the journal's disk.
+        offset: by node, the number of the next row that it will read.
+        seen_us: time of its last report, microseconds since 1970, from the clock of the journal's disk.
         results: whether it reads rows that pipelines have published.
     """
 
@@ -179,7 +179,7 @@ class ReaderWatch:
         self._logged: dict[str, bool] = {}
         self.stale = self.given_up = 0
 
-    def look(self, now_us: int) -> list[str]:
+    def check(self, now_us: int) -> list[str]:
         """Return a sentence for each new stale or given-up reader; above `_MAX_LOGGED` their number. Reads the disk.
 
         Args:
@@ -191,10 +191,10 @@ class ReaderWatch:
         timeout_s = self._settings.reader_timeout_s
         for path in _files(self._settings.path):
             with suppress(FileNotFoundError):
-                age_s(path)  # sets a time in the future to now: else the reader would never be given up
+                age_s(path)  # sets a time in the future to now: otherwise the reader would never be given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path, 0):  # 0: a hub reads no rows for this
+        for each, behind in waiting(self._settings.path, 0):  # 0: reading rows would slow down the hub
             clause = silence(each, behind, now_us)
             if not clause:
                 continue
@@ -217,7 +217,7 @@ class ReaderWatch:
 
 
 class _Known(NamedTuple):
-    """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulated rows."""
+    """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulative rows."""
 
     start: int
     firsts: list[int]

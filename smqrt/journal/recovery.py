@@ -270,7 +270,7 @@ class _Gaps:
         return _corrected(entry, batch)
 
     def _unreadable(self, before: BatchEntry, after: BatchEntry) -> BatchEntry:
-        """Return one damaged entry for everything between two batches."""
+        """Return one damaged entry for all rows and bytes between two batches."""
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
         crc = crc32(_read_at(self._file, before.end, size)) ^ _WRONG
         times = before.ts_min_us or after.ts_min_us, max(before.ts_max_us, after.ts_max_us)

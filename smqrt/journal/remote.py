@@ -146,7 +146,7 @@ class HubFiles:
         return f"{self._url}/{file}"
 
     def snapshot(self) -> JournalSnapshot:
-        """See `JournalFiles`. The hub sends the listing only when it has changed."""
+        """See `JournalFiles`. The hub sends the listing only if it has changed."""
         known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
         answer = self._link.get("manifest", headers)
         if answer.status == 304 and known:
@@ -286,7 +286,7 @@ def _opened(url: str, token: str, certificates: str | None, retry_s: float, veri
 TIMEOUT_S = 30.0
 ANSWER_BYTES = 256 << 20
 """Maximum size of a response: more than any requested part of a journal."""
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0  # between attempts; each pause is twice the one before
 _RETRY_STATUSES = (429, 502, 503, 504)
 
 
@@ -316,7 +316,7 @@ class _NoAnswer(Exception):
 
 
 class HubLink:
-    """A connection to the hub of a journal. Threads may share it; they take turns.
+    """A connection to the hub of a journal. Threads may share it: requests are sent one after the other.
 
     Args:
         find: returns the address. It is called after each failure, since a hub may restart at another address. It

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, parquet_files, readers, segment
-from smqrt.journal.files import FILE_MODE, make_folder, there
+from smqrt.journal.files import FILE_MODE, existing_folder, make_folder
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.segment import DATA, INDEXED, remove_summary, summary_of
 from smqrt.journal.settings import JournalSettings
@@ -79,7 +79,7 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         JournalError: the manifest or a progress report can't be read.
     """
     try:
-        with there(journal):
+        with existing_folder(journal):
             state = manifest.load(journal)
             needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
             short = settings.min_free_bytes - shutil.disk_usage(journal).free
@@ -132,7 +132,7 @@ def _is_expired(piece: _Piece, settings: JournalSettings, now_us: int, total: in
 
 
 def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
-    """Yield the pieces of a node in the order of their rows, with ascending times, even when the clock went back.
+    """Yield the pieces of a node in the order of their rows, with ascending times, even if the clock was set back.
 
     A time in the future comes from a wrong clock: such rows get the time of the next rows with a valid time.
     """
@@ -328,7 +328,7 @@ def _is_released(folder: Path, now_s: float) -> bool:
     except OSError:
         return False
     try:
-        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:  # locks of other machines may not be visible here
+        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:  # another machine's lock may not be visible here
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

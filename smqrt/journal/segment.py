@@ -591,7 +591,7 @@ class SegmentFile:
 
     @property
     def synced_seq(self) -> int:
-        """The number below which the disk has confirmed every row."""
+        """The number below which the disk has confirmed all rows."""
         first = parse_index(bytes(self._records[: INDEX.size]))
         return first[0].first_seq if first else self.next_seq
 
@@ -652,7 +652,7 @@ class SegmentFile:
         """Return whether the files are still in their folder: not moved, removed or unmounted."""
         return is_open_at(self._data, self.path) and is_open_at(self._index, self.path.with_suffix(INDEXED))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Create the removed files again from the open ones. No other thread may append meanwhile.
 
         Raises:
@@ -696,7 +696,7 @@ def _open(path: Path) -> int:
 
 
 def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    """Write all pieces: a full disk takes a part of the first write, and fails at the second."""
+    """Write all pieces. A full disk may write only a part without an error; the second call then raises one."""
     written, size = os.pwritev(fd, pieces, offset), sum(map(len, pieces))
     while written < size:
         written += os.pwrite(fd, memoryview(b"".join(pieces))[written:], offset + written)

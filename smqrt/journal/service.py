@@ -1,7 +1,7 @@
 """HTTP service of journals: /rtl/journal/, for readers and pipelines without access to the hub's disk.
 
     GET  <name>/manifest             segments, and the root of the manifest; see `JournalListing`
-    GET  <name>/manifest/<page>      a page of the manifest: some hundred compacted files
+    GET  <name>/manifest/<page>      a page of the manifest: a few hundred compacted files
     GET  <name>/end                  by node, the number of the next row
     GET  <name>/end?after=&wait_s=   the same, once there are rows after `after` ({node: number})
     GET  <name>/stats                the writer's counters
@@ -40,8 +40,8 @@ from smqrt.http.resources import IoError
 from smqrt.http.tree import Directory
 from smqrt.journal import readers
 from smqrt.journal.announcer import JournalEnds, JournalListing, ServedJournal
-from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder
-from smqrt.journal.committed import MOST_PARTS, StagedResults, checked_part
+from smqrt.journal.commit import MAX_COMMIT_ROWS, OutRow, RowDecoder
+from smqrt.journal.committed import MAX_PARTS, StagedResults, checked_part
 from smqrt.journal.durability import Unconfirmed
 from smqrt.journal.files import MOVED
 from smqrt.journal.parquet_files import RETIRED
@@ -77,7 +77,7 @@ class OpenJournal(ServedJournal, Protocol):
     def committed(self, query: str) -> int:
         """Return the last known batch of a query; -1 without one."""
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         """Read the commits to other hubs of the folder."""
 
     def queries(self) -> Iterable[str]:
@@ -181,7 +181,7 @@ class JournalService(Directory):
     def _find_journal(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
         if journal is None:
-            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open before
+            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open earlier
                 raise JournalError(
                     f"Journal {name!r} is closed at present: its application stops or reloads; try again."
                 )
@@ -195,8 +195,8 @@ class JournalService(Directory):
         if tokens is None or owner is not journal:  # a journal of this name was closed and opened again
             _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
         if tokens.is_due:
-            in_thread(tokens.look)
-            if fault := tokens.news():  # for the operator only: the client is not authenticated yet
+            in_thread(tokens.refresh)
+            if fault := tokens.new_fault():  # for the operator only: the client is not authenticated yet
                 log.error("%s", fault)
         return tokens.grant(_bearer_token(request))
 
@@ -276,10 +276,10 @@ class JournalService(Directory):
             names = json.loads(body)
         except (ValueError, RecursionError):
             names = None
-        if not isinstance(names, list) or not 0 < len(names) <= MOST_PARTS:
-            raise ArgumentError(f"parts: the body is not a JSON list of 1 to {MOST_PARTS} names of parts.")
+        if not isinstance(names, list) or not 0 < len(names) <= MAX_PARTS:
+            raise ArgumentError(f"parts: the body is not a JSON list of 1 to {MAX_PARTS} names of parts.")
         parts = [checked_part(name) for name in names]
-        journal.learn()  # another hub may have committed this micro-batch already
+        journal.read_other_commits()  # another hub may have committed this micro-batch already
         if journal.committed(query) >= batch:
             parts = []
         else:
@@ -288,7 +288,7 @@ class JournalService(Directory):
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = readers.checked_query(_parameters(request).get("query"))
-        journal.learn()  # another worker may have the last commit
+        journal.read_other_commits()  # another worker may have the last commit
         _send_json(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -332,8 +332,8 @@ def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     decoder, turn = RowDecoder(MAX_PAYLOAD_BYTES), Turn()
     for piece in pieces:
         for row in decoder.feed(piece):
-            if decoder.count == MOST_ROWS:
-                raise RequestRefused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
+            if decoder.count == MAX_COMMIT_ROWS:
+                raise RequestRefused(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
             if not grant.may_write(row[0]):
                 shown = repr(row[0][:100].decode("utf-8", "replace"))
                 rule = f"the file {TOKENS} gives it other topics"

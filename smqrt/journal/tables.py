@@ -29,7 +29,11 @@ _INDEX_COLUMNS = {column.name: at for at, column in enumerate(SEGMENT_COLUMNS)}
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
+    """Return the pyarrow.Schema of the journal's columns.
+
+    Args:
+        columns: the wanted names, in this order; None for all.
+    """
     import pyarrow as pa
 
     types = {
@@ -213,7 +217,7 @@ def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
     """Return for each value of a topic column whether it matches a filter; the result has no null.
 
     Args:
-        column: topic names; a pyarrow.ChunkedArray, too.
+        column: topic names; may be a pyarrow.ChunkedArray.
         topics: the filter.
     """
     import pyarrow as pa

@@ -110,7 +110,7 @@ class Grant:
 
 
 class Tokens:
-    """The tokens of a journal. `look` blocks on the disk.
+    """The tokens of a journal. `refresh` blocks on the disk.
 
     Args:
         folder: the journal's folder.
@@ -130,11 +130,11 @@ class Tokens:
 
     @property
     def is_due(self) -> bool:
-        """Whether `LOOK_S` have passed since the last `look`."""
+        """Whether `LOOK_S` have passed since the last `refresh`."""
         return time.monotonic() - self._looked_s >= LOOK_S
 
-    def look(self) -> None:
-        """Read the files again if that is due and they have changed. Errors go to `fault`."""
+    def refresh(self) -> None:
+        """Read the files again if they have changed, at most every `LOOK_S`. Errors are stored in `fault`."""
         if not self.is_due:
             return
         try:
@@ -152,9 +152,9 @@ class Tokens:
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
-        self._looked_s = time.monotonic()  # only now: requests that arrive during the first look wait for it too
+        self._looked_s = time.monotonic()  # at the end: requests that arrive during the first refresh wait for it, too
 
-    def news(self) -> str:
+    def new_fault(self) -> str:
         """Return `fault` if it is new since the last call, else an empty text."""
         before, self._reported = self._reported, self.fault
         return self.fault if self.fault != before else ""

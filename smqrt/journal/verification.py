@@ -29,7 +29,7 @@ class JournalFault(NamedTuple):
 
     Attributes:
         path: the file or folder.
-        what: the fault and its remedy.
+        what: the fault and its remedy, without the path.
         torn: whether it is the incomplete end of the newest segment, from a crash. No complete row is affected.
     """
 

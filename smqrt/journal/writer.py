@@ -52,7 +52,7 @@ SEAL_S = 600.0
 SEAL_CHECK_S = 60.0
 CLOCK_CHECK_S = 1.0
 COMMITS_LOCK = "commits.lock"
-"""In the journal's folder: locked by the hub that stores a commit, when several share the folder."""
+"""A file in the journal's folder. When several hubs share the folder, the hub that stores a commit locks it."""
 BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
 """How long a commit waits for slow subscribers and handlers, and how often it checks. After that, messages that don't
 fit into their queues are dropped and counted.
@@ -345,7 +345,7 @@ class JournalWriter:
         return is_new
 
     def committed(self, query: str) -> int:
-        """Return the number of the last known batch of a query (see `learn`); -1 without one."""
+        """Return the number of the last known batch of a query (see `read_other_commits`); -1 without one."""
         return self._txns.last(query)
 
     def queries(self) -> list[str]:
@@ -374,19 +374,19 @@ class JournalWriter:
                             f"another hub of {self.path} has been committing for {TURN_S:g} s; try again."
                         ) from None
                 gevent.sleep(TURN_POLL_S)
-            self.learn()
+            self.read_other_commits()
             yield
         finally:
             os.close(lock)
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         """Read the commits of pipelines to other hubs of this folder; blocks the greenlet.
 
         Raises:
             JournalError: a file of another hub is damaged or can't be read.
         """
         try:
-            self._txns.learn(in_thread(self._others.news))
+            self._txns.merge(in_thread(self._others.new_commits))
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
 
@@ -424,7 +424,7 @@ class JournalWriter:
         return deliver
 
     def _wait_for_disk(self) -> None:
-        """With `sync = "always"`, block until the disk has everything.
+        """With `sync = "always"`, block until the disk has all rows.
 
         Raises:
             Unconfirmed: the journal was closed before.

@@ -48,7 +48,7 @@ class Served:
     def committed(self, query: str) -> int:
         return -1
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         pass
 
     def queries(self) -> list[str]:

@@ -16,7 +16,7 @@ from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.journal import announcer, tokens
-from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
+from smqrt.journal.commit import MAX_COMMIT_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
@@ -40,7 +40,7 @@ class Troubled:
     def committed(self, query: str) -> int:
         return -1
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         pass
 
     def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
@@ -315,8 +315,8 @@ def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
 
 def test_too_many_rows_are_refused(shelf: Shelf) -> None:
     row = record(b"t", b"")
-    assert shelf.commit(row * MOST_ROWS).json() == {"stored": True, "rows": MOST_ROWS}
-    answer = shelf.commit(row * (MOST_ROWS + 1))
+    assert shelf.commit(row * MAX_COMMIT_ROWS).json() == {"stored": True, "rows": MAX_COMMIT_ROWS}
+    answer = shelf.commit(row * (MAX_COMMIT_ROWS + 1))
     assert (answer.status_code, answer.text) == (413, "There are more than 4096 rows; commit fewer at once.\n")
 
 

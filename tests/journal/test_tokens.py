@@ -46,7 +46,7 @@ def shelf(shelf: Shelf) -> Shelf:
 def found(folder: Path, text: str, **given: Any) -> Tokens:
     put(folder, text, **given)
     made = Tokens(folder)
-    made.look()
+    made.refresh()
     return made
 
 
@@ -195,7 +195,7 @@ def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
     first.own("q")
     put(tmp_path, LINES.replace(READER, "another-token-of-it"))
     os.utime(tmp_path / tokens.TOKENS_FILE, ns=(1, 1))
-    kept.look()
+    kept.refresh()
     again = kept.grant("another-token-of-it")
     assert again
     assert again.queries == {"q"}

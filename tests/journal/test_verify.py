@@ -23,7 +23,7 @@ from tests.journal.sensor_rows import readings, row, write
 def journal(tmp_path: Path) -> Path:
     """1000 rows in one compacted file, 2000 in two segments of 20 batches each."""
     write(tmp_path, readings(3000), batch=50)
-    compact.compact(tmp_path, compact.CompactOptions(grace_s=0, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0, max_group_bytes=1, merge_bytes=0))
     return tmp_path
 
 
