@@ -144,7 +144,7 @@ def lock_announcement(journal: Path) -> int | None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise JournalError(f"{path} can't be used: {error.strerror}; give this user the folder.") from None
+        raise JournalError(f"{path} can't be used: {error.strerror}; give this user access to the folder.") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it even after a kill
     except OSError:

@@ -144,7 +144,9 @@ def last_batch(hub: HubAddress, query: str) -> int:
         except FileNotFoundError:
             raise Unreachable(f"{hub.folder} {MOVED}") from None
         except OSError as error:
-            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+            raise JournalError(
+                f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+            ) from None
     answer = _hub_link(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
     try:
         return int(json.loads(answer)["batch"])

@@ -160,7 +160,9 @@ def _lock(journal: Path) -> tuple[int, bool]:
     except OSError:
         owner = os.read(fd, _STATE_BYTES).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
-        raise JournalError(f"{journal} is being compacted by process {owner}; one at a time is enough.") from None
+        raise JournalError(
+            f"{journal} is being compacted by process {owner}; only one process can compact it at a time."
+        ) from None
     was_unfinished = os.pread(fd, _STATE_BYTES, 0).strip() != _DONE
     os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(_STATE_BYTES), 0)
     return fd, was_unfinished

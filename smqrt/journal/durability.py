@@ -247,7 +247,7 @@ class Durability:
         if error is not None and not self._missing:
             self._missing = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             log.error(
-                "the journal %s can't be written (%s); publishers wait and nothing is lost: bring it back",
+                "the journal %s can't be written (%s); publishers wait and nothing is lost: restore it",
                 self._settings.path,
                 self._missing.strerror,
             )

@@ -216,7 +216,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)
 """A scheme of two characters or more. One slash is enough: `str(Path("s3a://bucket"))` is `s3a:/bucket`."""
 _LOCAL_HOSTS = ("", "localhost")
 _PEM_BEGIN = "-----BEGIN"
-MOVED = "was moved, removed or unmounted; bring it back."
+MOVED = "was moved, removed or unmounted; restore it."
 """The end of error messages about a journal's folder that is missing."""
 
 

@@ -202,7 +202,7 @@ class ReaderWatch:
             if self._logged.get(each.name) == given_up:
                 continue
             if given_up:
-                result = "it is given up, and they are kept no longer than others"
+                result = "it is given up: they are kept no longer than other messages"
             else:
                 until = "hard_bytes are reached" if timeout_s is None else iso(each.seen_us + int(timeout_s * 1e6))
                 query = each.name.partition(".")[0]
@@ -210,7 +210,7 @@ class ReaderWatch:
             new.append(f"the pipeline {each.name} {clause}: {result}")
         self._logged, self.stale, self.given_up = late, len(late), sum(late.values())
         more = len(new) - _MAX_LOGGED
-        return [*new[:_MAX_LOGGED], f"{more} more pipelines are like them"] if more > 0 else new
+        return [*new[:_MAX_LOGGED], f"{more} more pipelines are stale"] if more > 0 else new
 
 
 # ---- rows that pipelines have published

@@ -200,7 +200,9 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise JournalError(f"{path} can't be removed: {error.strerror}; give this user the folder.") from None
+            raise JournalError(
+                f"{path} can't be removed: {error.strerror}; give this user access to the folder."
+            ) from None
     return freed
 
 

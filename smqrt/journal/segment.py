@@ -70,7 +70,7 @@ def reserved(folder: Path) -> int:
         return 0
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JournalError(
-            f"{path} is damaged ({error!r}): which numbers are used is not known. The hub continues with a much higher "
+            f"{path} is damaged ({error!r}): the used numbers are unknown. The hub continues with a much higher "
             "number when it starts, and writes the file again."
         ) from None
     return below
@@ -207,7 +207,7 @@ _SUMMARY, _SUMMARY_CRC = struct.Struct("<7q"), struct.Struct("<q")
 
 _SegmentPath = Path | str
 """A plan needs hundreds of paths: a str takes a third of the time of a Path."""
-REMEDY = "`smqrt journal verify` reports what can be read and what to do"
+REMEDY = "`smqrt journal verify` reports the faults and their remedies"
 """The end of error messages about damaged files."""
 
 

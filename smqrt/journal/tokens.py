@@ -62,7 +62,9 @@ def journal_token(journal: Path) -> str:
         path.chmod(0o600)
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise JournalError(f"{path} can't be used: {error}; give this user the folder, or remove the file.") from None
+        raise JournalError(
+            f"{path} can't be used: {error}; give this user access to the folder, or remove the file."
+        ) from None
     if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
         raise JournalError(
             f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
@@ -179,7 +181,7 @@ def _stamp(path: Path) -> _Stamp | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise JournalError(f"{path} can't be read: {error.strerror}; give this user the file.") from None
+        raise JournalError(f"{path} can't be read: {error.strerror}; give this user access to the file.") from None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -19,7 +19,7 @@ from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.recovery import recover
 from smqrt.journal.segment import DATA, INDEX, INDEXED, BatchEntry
 
-_RESTORE = "bring it back from a backup, or read on after it (--from, startingOffsets)"
+_RESTORE = "restore it from a backup, or continue after it (--from, startingOffsets)"
 _REBUILD = "the hub rebuilds it from the batches when it starts, or do it now with --repair"
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
 
@@ -88,13 +88,15 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyR
             state = manifest.load(journal)
         except JournalError as error:
             reason = str(error).partition("; ")[0]
-            what = f"can't be read ({reason}); bring it back from a backup: it lists the compacted files"
+            what = f"can't be read ({reason}); restore it from a backup: it lists the compacted files"
             report.faults.append(JournalFault(journal / manifest.FILE, what))
         else:
             report.faults += _file_faults(journal, state, report, on_file)
         report.faults += _small_file_faults(journal)
     except OSError as error:
-        raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+        raise JournalError(
+            f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+        ) from None
     return report
 
 
@@ -271,7 +273,7 @@ def _file_faults(
     try:
         listed = list(state.all_files())
     except (JournalError, FileNotFoundError) as error:
-        what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); bring it back from a backup"
+        what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); restore it from a backup"
         yield JournalFault(journal / manifest.PAGES_FOLDER, f"a page {what}")
         return
     for file in listed:
@@ -279,7 +281,7 @@ def _file_faults(
         report.file_rows += file.rows
         report.unchecked += file.crc32 is None
         if what := _file_fault(journal / file.path, file):
-            yield JournalFault(journal / file.path, f"{what}; bring it back from a backup")
+            yield JournalFault(journal / file.path, f"{what}; restore it from a backup")
         on_file()
     for node in state.nodes:
         yield from _coverage(journal, [file for file in listed if file.node == node], state, report)

@@ -388,7 +388,9 @@ class JournalWriter:
         try:
             self._txns.merge(in_thread(self._others.new_commits))
         except OSError as error:
-            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+            raise JournalError(
+                f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+            ) from None
 
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows without a batch. Raises as `commit`."""
@@ -439,7 +441,7 @@ class JournalWriter:
 
     def _write_error(self, fault: OSError | None) -> JournalError:
         reason = fault.strerror if fault else "the disk is full or broken"
-        remedy = "bring it back" if fault and fault is self._durability.fault else "make room on the disk"
+        remedy = "restore it" if fault and fault is self._durability.fault else "make room on the disk"
         return JournalError(f"the journal {self.path} can't be written ({reason}); {remedy}.")
 
     # ---- state, closing

@@ -126,7 +126,7 @@ def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
     watch = readers.ReaderWatch(replace(KEEP, path=journal))
     told = watch.check(time.time_ns() // 1000)
     assert len(told) == 21
-    assert told[-1] == "10 more pipelines are like them"
+    assert told[-1] == "10 more pipelines are stale"
     assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 30)
 
 
