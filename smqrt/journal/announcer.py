@@ -26,10 +26,9 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, segment
-from smqrt.journal.files import MOVED, existing_folder, write_whole
+from smqrt.journal.files import MOVED, existing_folder, journal_token, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
-from smqrt.journal.tokens import journal_token
 from smqrt.loop.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")

@@ -1,4 +1,4 @@
-"""Files and locations of a journal: private files, atomic writes, checksums, addresses.
+"""Files and locations of a journal: private files, atomic writes, checksums, addresses, the token.
 
 Files are readable by their owner only, since payloads may be secret. Checksums are CRC-32 as in zlib. In Parquet files
 the pages have checksums, but the footer has none. So the manifest has the CRC-32 of the whole file, for `journal
@@ -216,6 +216,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)
 """A scheme of two characters or more. One slash is enough: `str(Path("s3a://bucket"))` is `s3a:/bucket`."""
 _LOCAL_HOSTS = ("", "localhost")
 _PEM_BEGIN = "-----BEGIN"
+TOKEN_FILE = "token"
+_TOKEN_BYTES = 32
+MIN_TOKEN_CHARS = 16
+"""Minimum length of a token, which a user may write by hand."""
 MOVED = "was moved, removed or unmounted; restore it."
 """The end of error messages about a journal's folder that is missing."""
 
@@ -417,3 +421,34 @@ def with_token(url: str, token: str | None) -> str:
     if not token or not token.isprintable() or not token.isascii():
         raise JournalError(f"{url} needs a token: the content of the file `token` in the journal's folder.")
     return token
+
+
+def journal_token(journal: Path) -> str:
+    """Return the token of a journal. A missing one is created.
+
+    Args:
+        journal: its folder.
+
+    Raises:
+        JournalError: the file can't be read or created, or has no valid token.
+    """
+    path = journal / TOKEN_FILE
+    try:
+        if not path.exists():
+            ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
+            try:
+                with suppress(FileExistsError):
+                    os.link(ready, path)  # not a rename: when two hubs start at once, both use the first token
+            finally:
+                os.unlink(ready)
+        path.chmod(FILE_MODE)
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JournalError(
+            f"{path} can't be used: {error}; give this user access to the folder, or remove the file."
+        ) from None
+    if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
+        raise JournalError(
+            f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
+        )
+    return text

@@ -1,4 +1,4 @@
-"""Access tokens of a journal over HTTP.
+"""Access tokens of a journal over HTTP, and their rights.
 
 The file `token` grants all rights, a line of the file `tokens` only the rights that it names:
 
@@ -13,21 +13,16 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import write_beside
+from smqrt.journal.files import MIN_TOKEN_CHARS, journal_token
 from smqrt.journal.planning import Filter
 
-TOKEN_FILE = "token"
-_TOKEN_BYTES = 32
-MIN_TOKEN_CHARS = 16  # of a token written by hand
 TOKENS_FILE = "tokens"
 LOOK_S = 1.0
 """How often the file is checked for a change."""
@@ -39,37 +34,6 @@ MAX_QUERIES = 10_000
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
-
-
-def journal_token(journal: Path) -> str:
-    """Return the token of a journal. A missing one is created.
-
-    Args:
-        journal: its folder.
-
-    Raises:
-        JournalError: the file can't be read or created, or has no valid token.
-    """
-    path = journal / TOKEN_FILE
-    try:
-        if not path.exists():
-            ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
-            try:
-                with suppress(FileExistsError):
-                    os.link(ready, path)  # not a rename: when two hubs start at once, both use the first token
-            finally:
-                os.unlink(ready)
-        path.chmod(0o600)
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JournalError(
-            f"{path} can't be used: {error}; give this user access to the folder, or remove the file."
-        ) from None
-    if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
-        raise JournalError(
-            f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
-        )
-    return text
 
 
 @dataclass

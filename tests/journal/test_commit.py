@@ -16,7 +16,7 @@ from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import announcer, committed, manifest, readers, tokens, writer
+from smqrt.journal import announcer, committed, files, manifest, readers, writer
 from smqrt.journal import commit as commits
 from smqrt.journal.commit import RowDecoder, commit, publish, report_progress
 from smqrt.journal.files import HubAddress
@@ -86,7 +86,7 @@ def test_rows_are_stored_once(running: Running) -> None:
 
 
 def test_rows_of_no_batch(running: Running) -> None:
-    address = HubAddress.of(running.url, tokens.journal_token(running.path))
+    address = HubAddress.of(running.url, files.journal_token(running.path))
     there(lambda: publish(address, ROWS))
     there(lambda: publish(address, ROWS))
     assert running.rows() == expected(None) * 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import readers, tokens
+from smqrt.journal import files, readers, tokens
 from smqrt.journal.commit import commit, report_progress
 from smqrt.journal.files import HubAddress
 from smqrt.journal.tokens import Grant, Tokens
@@ -124,7 +124,7 @@ def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.M
 
 
 def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
-    (shelf.writer.path / tokens.TOKEN_FILE).write_text("")
+    (shelf.writer.path / files.TOKEN_FILE).write_text("")
     for _ in range(3):
         shelf.refused(401, "main/stats", token="x")
     assert caplog.text.count("holds no token") == 1
