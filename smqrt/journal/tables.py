@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from typing import IO, TYPE_CHECKING, Any
 
 from smqrt.journal import arrow
-from smqrt.journal.arrow import FIRST_BUFFER, HEADER_BYTES, header_layout
+from smqrt.journal.columns import gatherer
 from smqrt.journal.files import check_footer
 from smqrt.journal.planning import Chunk, Filter
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS
@@ -19,13 +15,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-log = logging.getLogger("smqrt")
-
 NAMES = tuple(one.name for one in COLUMNS)
 MAX_BYTES = 32 << 20
 """Maximum size of segment data that is joined to one batch, bytes, unless a row is longer."""
-_MAX_BATCHES = 1 << 14
-_INDEX_COLUMNS = {column.name: at for at, column in enumerate(SEGMENT_COLUMNS)}
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
@@ -97,7 +89,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
-    """Yield as `Gatherer.batches`, with pyarrow only."""
+    """Yield as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
@@ -233,85 +225,3 @@ def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
     if topics.exclude:
         found = compute.and_not(found, compute.match_substring_regex(column, f"(?s)^(?:{topics.exclude_regex()})$"))
     return compute.fill_null(found, False)
-
-
-# ---- Joined small batches
-#
-# A hub writes a batch every 10 ms; pyarrow needs some 8 us for each, however few rows it has. All batches of a journal
-# have the same header layout, so that their columns can be copied together at 0.02 us a row (decision 0013). LuaJIT
-# does that where lupa is installed (`gather.lua`). Otherwise pyarrow reads batches one by one.
-
-
-class Gatherer:
-    """The LuaJIT kernel with its own memory; it builds one batch at a time."""
-
-    def __init__(self) -> None:
-        import lupa.luajit21 as lupa
-
-        self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
-        source = resources.files("smqrt.journal").joinpath("gather.lua").read_bytes()
-        chunk: Any = self._runtime.compile(source)
-        offsets, constant = header_layout()
-        table = self._runtime.table_from([one for part in constant for one in part])
-        functions = chunk(_MAX_BATCHES, HEADER_BYTES, *offsets, table)
-        self._survey, self._nulls, self._bits, self._numbers, self._text_bytes, self._texts = functions
-        self._error: Any = lupa.LuaError
-
-    def batches(self, data: memoryview, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield pyarrow.RecordBatches of about `batch_rows` rows.
-
-        Args:
-            data: complete batches of a segment.
-            schema: the wanted columns of the segment, as pyarrow.Schema.
-            batch_rows: batches are joined until they have this many rows.
-
-        Raises:
-            pyarrow.ArrowInvalid: the data are not valid batches.
-        """
-        import pyarrow as pa
-
-        buffer, at = pa.py_buffer(data), 0
-        try:
-            while at < buffer.size:
-                at, rows = self._survey(buffer.address, at, buffer.size, batch_rows)
-                columns = [self._column(_INDEX_COLUMNS[field.name], field.type, rows) for field in schema]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        except self._error as error:
-            raise pa.ArrowInvalid(str(error)) from None
-
-    def _column(self, column: int, kind: Any, rows: int) -> Any:
-        import pyarrow as pa
-
-        first, missing = FIRST_BUFFER[column], self._nulls(column)
-        valid = None
-        if missing:
-            valid = pa.allocate_buffer((rows + 7) >> 3)
-            self._bits(column, first, valid.address)
-        return pa.Array.from_buffers(kind, rows, [valid, *self._values(first + 1, kind, rows)], missing)
-
-    def _values(self, buffer: int, kind: Any, rows: int) -> list[Any]:
-        import pyarrow as pa
-
-        if pa.types.is_primitive(kind):
-            values = pa.allocate_buffer(rows * kind.bit_width // 8)
-            self._numbers(buffer, kind.bit_width // 8, values.address)
-            return [values]
-        ends, text = pa.allocate_buffer((rows + 1) * 4), pa.allocate_buffer(self._text_bytes(buffer))
-        self._texts(buffer, ends.address, text.address)
-        return [ends, text]
-
-
-_threads = threading.local()
-
-
-def gatherer() -> Gatherer | None:
-    """Return this thread's kernel, which no other thread may use. None without LuaJIT, or with `SMQRT_KERNELS=pure`."""
-    if "kernel" not in _threads.__dict__:
-        _threads.kernel = None
-        if os.environ.get("SMQRT_KERNELS") != "pure":
-            try:
-                _threads.kernel = Gatherer()
-            except Exception as error:
-                log.info("LuaJIT is not available (%s); pyarrow reads the journal's batches one by one", error)
-    kernel: Gatherer | None = _threads.kernel
-    return kernel

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal import arrow, tables
+from smqrt.journal.columns import gatherer
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
-from smqrt.journal.tables import gatherer
 from tests.journal import written
 
 NAMES = [column.name for column in SEGMENT_COLUMNS]
