@@ -207,26 +207,26 @@ class _Compaction:
                 groups.append([])
             groups[-1].append(one)
         for group in groups:
-            files = self._write_files(folder.name, group)
+            written = self._write_files(folder.name, group)
             self._step("written")
-            self._name_files(files)
+            self._name_files(written)
             with manifest.edit(self._journal) as state:
                 state.nodes[folder.name] = max(group[-1].end, state.nodes.get(folder.name, 0))
-                state.add(made.file for made in files)
+                state.add(new.file for new in written)
             self._step("switched")
             self._done.segments += len(group)
-            self._done.files += len(files)
-            for made in files:
-                self._done.rows += made.file.rows
-                self._done.file_bytes += made.file.bytes
-                self._done.payload_bytes += made.payload_bytes
+            self._done.files += len(written)
+            for new in written:
+                self._done.rows += new.file.rows
+                self._done.file_bytes += new.file.bytes
+                self._done.payload_bytes += new.payload_bytes
 
     def _name_files(self, files: Sequence[Unnamed]) -> None:
-        for made in files:
-            os.utime(made.path)  # the grace of the segments begins now
-            named = self._journal / made.file.path
-            os.replace(made.path, named)
-            sync_folder(named.parent)
+        for new in files:
+            os.utime(new.path)  # the grace of the segments begins now
+            path = self._journal / new.file.path
+            os.replace(new.path, path)
+            sync_folder(path.parent)
             self._step("named")
 
     def _write_files(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
@@ -257,12 +257,12 @@ class _Compaction:
         files = list(state.files(node, state.settled.get(node, 0)))
         for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._can_merge):
             try:
-                made = parquet_files.merge_files(self._journal, group, self._options.shred)
+                merged = parquet_files.merge_files(self._journal, group, self._options.shred)
                 self._step("merged")
-                self._name_files([made])
+                self._name_files([merged])
                 with manifest.edit(self._journal) as changes:
                     changes.remove(group)
-                    changes.add([made.file])
+                    changes.add([merged.file])
                 self._step("merge switched")
                 for file in group:
                     parquet_files.retire_files(self._journal, [self._journal / file.path])

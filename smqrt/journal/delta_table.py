@@ -239,12 +239,12 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
                 system.create_dir(root, recursive=True)
             table = create_table(deltalake, to, schema)
         names = list(fresh)
-        for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
-            for path in some:
+        for group in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+            for path in group:
                 _copy(paths[path], system, f"{root}/{path}", makes_folders)
-            gone = [old for path in some for old in replaced.get(path, ())]
-            commit_files(table, schema, {path: fresh[path] for path in some}, gone)
-            on_files(len(some))
+            gone = [old for path in group for old in replaced.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in group}, gone)
+            on_files(len(group))
         removed = sum(map(len, replaced.values()))
         if removed:
             table.vacuum(_KEPT_HOURS, dry_run=False)

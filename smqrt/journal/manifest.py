@@ -133,21 +133,21 @@ def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[D
 
 def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, tuple[DataFile, ...]]]:
     """Yield pages (entry in the root, text, files) for one node's files in ascending order."""
-    some: list[DataFile] = []
+    page_files: list[DataFile] = []
     texts: list[str] = []
     size = 0
     for file in files:
         fields = ((name, getattr(file, name)) for name in _FILE_FIELDS)
         given = {name: value for name, value in fields if value is not None and value != () and value is not False}
         text = json.dumps(given, ensure_ascii=False)
-        if some and (len(some) == PAGE_FILES or size + len(text) > PAGE_BYTES):
-            yield _encode_page(some, texts)
-            some, texts, size = [], [], 0
-        some.append(file)
+        if page_files and (len(page_files) == PAGE_FILES or size + len(text) > PAGE_BYTES):
+            yield _encode_page(page_files, texts)
+            page_files, texts, size = [], [], 0
+        page_files.append(file)
         texts.append(text)
         size += len(text)
-    if some:
-        yield _encode_page(some, texts)
+    if page_files:
+        yield _encode_page(page_files, texts)
 
 
 def _encode_page(files: list[DataFile], texts: list[str]) -> tuple[ManifestPage, bytes, tuple[DataFile, ...]]:
@@ -235,18 +235,18 @@ class Manifest:
         self.nodes, self.settled = dict(nodes), dict(settled)
         self.read_page = read_page
         ordered = sorted(listed, key=lambda page: (page.node, page.first))
-        self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
+        self._pages = {node: list(pages) for node, pages in groupby(ordered, lambda page: page.node)}
 
     def pages(self, node: str | None = None) -> list[ManifestPage]:
         """Return the pages of a node, or of all, ascending."""
         if node is not None:
             return list(self._pages.get(node, ()))
-        return [page for some in self._pages.values() for page in some]
+        return [page for pages in self._pages.values() for page in pages]
 
     def first(self, node: str) -> int | None:
         """Return the lowest number of a node in a file; None without a file."""
-        some = self._pages.get(node)
-        return some[0].first if some else None
+        pages = self._pages.get(node)
+        return pages[0].first if pages else None
 
     def files(
         self,
@@ -266,12 +266,12 @@ class Manifest:
             FileNotFoundError: a page was replaced meanwhile: load the manifest again.
             JournalError: a page can't be read.
         """
-        some = self._pages.get(node, [])
-        for at in range(bisect_left(some, start, key=lambda page: page.last), len(some)):
-            if some[at].first >= end:
+        pages = self._pages.get(node, [])
+        for at in range(bisect_left(pages, start, key=lambda page: page.last), len(pages)):
+            if pages[at].first >= end:
                 return
-            if wanted(some[at]):  # before the page is read
-                yield from files_between(self.read_page(some[at]), start, end)
+            if wanted(pages[at]):  # before the page is read
+                yield from files_between(self.read_page(pages[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
         """Yield the files of all nodes; raises as `files`."""
@@ -308,11 +308,11 @@ def _in_memory(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     """Return a manifest with pages that are not on disk."""
     ordered = sorted(files, key=lambda file: (file.node, file.first))
     found: dict[ManifestPage, Sequence[DataFile]] = {}
-    for _, of_node in groupby(ordered, lambda file: file.node):
-        some = list(of_node)
-        for at in range(0, len(some), PAGE_FILES):
-            piece = some[at : at + PAGE_FILES]
-            found[page_of("", piece)] = piece
+    for _, group in groupby(ordered, lambda file: file.node):
+        node_files = list(group)
+        for at in range(0, len(node_files), PAGE_FILES):
+            page_files = node_files[at : at + PAGE_FILES]
+            found[page_of("", page_files)] = page_files
     return Manifest(nodes, found, found.__getitem__)
 
 
@@ -427,9 +427,9 @@ class ManifestEdit:
             begin = max(0, bisect_left(known, first, key=lambda page: page.last) - 1)
             end = next((at for at in range(begin, len(known)) if known[at].first > last), len(known))
         files = {file for page in known[begin:end] for file in self._before.read_page(page)}
-        left = sorted((files - removed) | {*added}, key=lambda file: file.first)
+        remaining = sorted((files - removed) | {*added}, key=lambda file: file.first)
         yield from known[:begin]
-        for page, content, _ in cut_pages(left):
+        for page, content, _ in cut_pages(remaining):
             path = journal / PAGES_FOLDER / page.name
             if not path.exists():  # else the content is the same, since the name has its digest
                 make_folder(path.parent)
