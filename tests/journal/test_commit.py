@@ -244,9 +244,9 @@ def test_parts_are_the_same_in_any_order() -> None:
 
 
 def test_a_part_holds_so_many_messages_at_most() -> None:
-    rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MOST_ROWS + 1)
+    rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MAX_COMMIT_ROWS + 1)
     assert [(name, len(part)) for name, part in commits.parts("q", rows)] == [
-        ("q.1", commits.MOST_ROWS), ("q.2", 1), ("q", commits.MOST_ROWS),
+        ("q.1", commits.MAX_COMMIT_ROWS), ("q.2", 1), ("q", commits.MAX_COMMIT_ROWS),
     ]  # fmt: skip
 
 
