@@ -103,7 +103,7 @@ def _real(journal: Path, first: int, counts: Iterable[int], ts_us: int, step_us:
         for count in counts:
             _recorded(beside / "wal" / "n1", [_row(first + at, ts_us + at * step_us) for at in range(count)])
             first, ts_us = first + count, ts_us + count * step_us
-        compact.compact(beside, compact.CompactOptions(everything=True, most_bytes=1, merge_bytes=0))
+        compact.compact(beside, compact.CompactOptions(everything=True, max_group_bytes=1, merge_bytes=0))
         made = list(manifest.load(beside).files("n1"))
         for file in made:
             (journal / file.path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Announcement of a journal's hub, and the listing for remote readers.
 
-`hub.json` in the folder of an open journal has the hub's address while the journal is served. Of several hubs that
-share a folder, the one that holds `hub.lock` is announced. When it ends, another takes over, after it has read what
-pipelines have committed to the first: so either hub recognizes a repeated commit. The files are readable by their owner
-only, since they allow commits to the hub.
+`hub.json` in the folder of an open journal has the hub's address while the journal is served. When several hubs share
+a folder, the one that holds `hub.lock` is announced. When that hub ends, another one takes over. It first reads the
+commits to the former hub, so that it recognizes a repeated commit. The files are readable by their owner only, since
+they allow commits to the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -26,10 +26,9 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, segment
-from smqrt.journal.files import MOVED, there, write_whole
+from smqrt.journal.files import MOVED, existing_folder, journal_token, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
-from smqrt.journal.tokens import journal_token
 from smqrt.loop.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")
@@ -46,8 +45,8 @@ class Announced(Protocol):
     def path(self) -> Path:
         """Its folder."""
 
-    def learn(self) -> None:
-        """Read what pipelines have committed to other hubs of the folder; blocks the greenlet."""
+    def read_other_commits(self) -> None:
+        """Read the commits of pipelines to other hubs of the folder; blocks the greenlet."""
 
 
 class Announcer:
@@ -68,14 +67,16 @@ class Announcer:
         self._refresher: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Announce all open journals now, and follow changes."""
+        """Announce all open journals now, and look for changes once a second."""
         self.refresh()
         self._refresher = gevent.spawn(self._refresh_regularly)
 
     def refresh(self) -> None:
         """Announce new journals, and withdraw closed ones."""
         with self._lock:
-            wanted = self._journals_by_folder()
+            wanted: dict[Path, tuple[Announced, str]] = {}
+            for name, journal in list(self._opened.items()):  # of one folder, the journal that was opened first
+                wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
             for path in self._locks.keys() - wanted.keys():
                 self._withdraw(path)
             for path, (journal, url) in wanted.items():
@@ -94,29 +95,21 @@ class Announcer:
             gevent.sleep(REFRESH_S)
             self.refresh()
 
-    def _journals_by_folder(self) -> dict[Path, tuple[Announced, str]]:
-        """Return (journal, address) by folder; for each folder the journal that was opened first."""
-        wanted: dict[Path, tuple[Announced, str]] = {}
-        for name, journal in list(self._opened.items()):
-            wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
-        return wanted
-
     def _try_announce(self, journal: Announced, url: str) -> None:
+        path = journal.path
         try:
-            if self._acquire(journal.path):
-                journal.learn()
-                announce(journal.path, url)
-                self._announced_urls[journal.path] = url
+            if path not in self._locks:
+                lock = lock_announcement(path)
+                if lock is None:
+                    note = f"{path}: pipelines use another hub of this folder, as long as it runs"
+                    self._log_once(path, logging.INFO, note)
+                    return
+                self._locks[path] = lock
+            journal.read_other_commits()  # before pipelines find this hub: it must recognize a repeated commit
+            announce(path, url)
+            self._announced_urls[path] = url
         except JournalError as error:
-            self._log_once(journal.path, logging.ERROR, str(error))
-
-    def _acquire(self, path: Path) -> bool:
-        """Return whether this process holds the lock of a folder; try to take it."""
-        if path not in self._locks and (fd := hold(path)) is not None:
-            self._locks[path] = fd
-        if path not in self._locks:
-            self._log_once(path, logging.INFO, f"{path}: pipelines use another hub of this folder, as long as it runs")
-        return path in self._locks
+            self._log_once(path, logging.ERROR, str(error))
 
     def _log_once(self, path: Path, level: int, sentence: str) -> None:
         """Log a result only once, though the attempt is repeated every second."""
@@ -127,14 +120,14 @@ class Announcer:
     def _withdraw(self, path: Path) -> None:
         self._announced_urls.pop(path, None)
         self._logged.pop(path, None)
-        withdraw(path)
+        withdraw(path)  # before the lock is released: afterwards another hub may write the file
         os.close(self._locks.pop(path))
 
 
 # ---- files
 
 
-def hold(journal: Path) -> int | None:
+def lock_announcement(journal: Path) -> int | None:
     """Lock a journal for announcements, until the descriptor is closed or the process ends.
 
     Args:
@@ -150,9 +143,9 @@ def hold(journal: Path) -> int | None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise JournalError(f"{path} can't be used: {error.strerror}; give this user the folder.") from None
+        raise JournalError(f"{path} can't be used: {error.strerror}; give this user access to the folder.") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it even after a kill
     except OSError:
         os.close(fd)
         return None
@@ -178,7 +171,11 @@ def announce(journal: Path, url: str) -> None:
 
 
 def withdraw(journal: Path) -> None:
-    """Remove `hub.json`, unless another process has replaced it."""
+    """Remove `hub.json`, unless another process has replaced it.
+
+    Args:
+        journal: the journal's folder.
+    """
     path = journal / HUB_FILE
     with suppress(OSError, ValueError, AttributeError):
         if json.loads(path.read_text("utf-8")).get("pid") == os.getpid():
@@ -187,19 +184,19 @@ def withdraw(journal: Path) -> None:
 
 # ---- listing of a served journal: its segments, the root of its manifest, and the end of each node
 #
-# The listing blocks on the disk: a hub creates it in a thread. Readers ask for the ends all the time. A hub has the end
-# of its own node in memory. It reads those of other hubs in a thread, at most a few times a second for all readers. A
+# The listing blocks on the disk: a hub creates it in a thread. Readers request the ends often. A hub has the end of its
+# own node in memory. It reads the ends of other nodes in a thread, at most a few times a second for all readers. A
 # request that waits for rows costs one comparison in a timer that all requests share.
 
 _MTIME_STEP_S = 0.1
 """Two changes within a tick of the kernel's clock have the same modification time."""
 
 OTHERS_S = 0.2
-"""How long the ends of other hubs' nodes are cached, seconds."""
+"""How long the ends of other nodes are cached, seconds."""
 TICK_S = 0.02
 """How often new rows are checked for waiting requests, seconds."""
 MAX_WAITING = 1000
-"""Most waiting requests; further ones are answered at once."""
+"""Maximum number of waiting requests; further requests are answered at once."""
 
 _Version = tuple[tuple[str, int], ...]
 
@@ -207,7 +204,7 @@ _Version = tuple[tuple[str, int], ...]
 class JournalListing:
     """The JSON listing for remote readers: `wal` (see `segments`), `manifest` (its root), and `gaps` by node.
 
-    It is created again when a segment or the manifest has changed, not for new rows.
+    It is created again when a segment or the manifest has changed. New rows don't change it.
 
     Args:
         journal: its folder.
@@ -215,7 +212,7 @@ class JournalListing:
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
-        self._known: tuple[_Version, bytes, str] | None = None
+        self._cached: tuple[_Version, bytes, str] | None = None
 
     def text(self) -> tuple[bytes, str]:
         """Return the JSON, and its ETag.
@@ -225,14 +222,14 @@ class JournalListing:
         """
         watched = [self._journal / manifest.FILE, self._journal / "wal", *segment.node_folders(self._journal)]
         version = tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
-        known = self._known
-        if known is not None and known[0] == version:
-            return known[1:]
+        cached = self._cached
+        if cached is not None and cached[0] == version:
+            return cached[1:]
         body = listing(self._journal)
         tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
         newest_s = max((changed_ns for _, changed_ns in version), default=0) / 1e9
         is_settled = abs(time.time() - newest_s) > _MTIME_STEP_S  # abs: a wrong clock may have set it in the future
-        self._known = (version, body, tag) if is_settled else None
+        self._cached = (version, body, tag) if is_settled else None  # else a later change could have the same time
         return body, tag
 
 
@@ -243,9 +240,9 @@ def listing(journal: Path) -> bytes:
         JournalError: it can't be read.
     """
     try:
-        with there(journal):
-            wal = segments(journal)  # first: rows that are compacted meanwhile are in both, never in neither
-            compacted = manifest.text(journal)  # as text, since it may be long
+        with existing_folder(journal):
+            wal = segments(journal)  # before the manifest: rows that are compacted meanwhile are in both
+            compacted = manifest.text(journal)  # as text: to parse and encode a long manifest would take too long
     except FileNotFoundError:
         raise JournalError(f"{journal} {MOVED}") from None
     gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := segment.gaps(folder))}
@@ -258,21 +255,21 @@ def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
 
     Sealed segments also have `idx_bytes`, `ts_min_us` and `ts_max_us`, and without missing numbers `end` and `bytes`.
     """
-    return {folder.name: list(_segments(folder)) for folder in segment.node_folders(journal)}
-
-
-def _segments(folder: Path) -> Iterator[dict[str, int]]:
-    firsts = segment.firsts(folder)
-    for first in firsts[:-1]:
-        path = f"{folder}/{segment.name(first)}{DATA}"
-        try:
-            found, size_bytes = summary_of(path), os.stat(path).st_size
-        except FileNotFoundError:  # compacted meanwhile
-            continue
-        told = {"first": first, "idx_bytes": found.index_bytes}
-        told |= {"ts_min_us": found.ts_min_us, "ts_max_us": found.ts_max_us}
-        yield told | ({"end": found.end, "bytes": size_bytes} if found.is_dense else {})
-    yield from ({"first": first} for first in firsts[-1:])
+    nodes: dict[str, list[dict[str, int]]] = {}
+    for folder in segment.node_folders(journal):
+        listed = nodes[folder.name] = []
+        firsts = segment.firsts(folder)
+        for first in firsts[:-1]:
+            path = f"{folder}/{segment.name(first)}{DATA}"
+            try:
+                summary, size_bytes = summary_of(path), os.stat(path).st_size
+            except FileNotFoundError:  # compacted meanwhile
+                continue
+            entry = {"first": first, "idx_bytes": summary.index_bytes}
+            entry |= {"ts_min_us": summary.ts_min_us, "ts_max_us": summary.ts_max_us}
+            listed.append(entry | ({"end": summary.end, "bytes": size_bytes} if summary.is_dense else {}))
+        listed += [{"first": first} for first in firsts[-1:]]  # without sizes: the newest segment grows
+    return nodes
 
 
 # ---- ends of nodes
@@ -290,16 +287,16 @@ class ServedJournal(Protocol):
 
 
 class JournalEnds:
-    """The ends of a journal's nodes.
+    """The end of each node of a journal: the number of its next row.
 
     Args:
         journal: the journal.
-        is_open: returns whether it is still served; requests don't wait for a closed one.
+        is_open: returns whether it is still served; requests don't wait for a closed journal.
     """
 
     def __init__(self, journal: ServedJournal, is_open: Callable[[], bool]) -> None:
         self._journal, self._is_open = journal, is_open
-        self._others: Mapping[str, int] = {}
+        self._other_ends: Mapping[str, int] = {}
         self._read_s = float("-inf")
         self._reading: AsyncResult[None] | None = None
         self._more = Event()
@@ -314,14 +311,14 @@ class JournalEnds:
         own = self._journal.end()
         if not own or time.monotonic() - self._read_s > OTHERS_S:
             self._read_disk(own)
-        return {**self._others, **self._journal.end()}
+        return {**self._other_ends, **self._journal.end()}
 
     def _read_disk(self, own: Mapping[str, int]) -> None:
         """Read the ends of other nodes from the disk, or wait for a read that is running."""
         if self._reading is None:
             reading = self._reading = AsyncResult()
             try:
-                self._others = in_thread(lambda: Journal(self._journal.path).end(own))
+                self._other_ends = in_thread(lambda: Journal(self._journal.path).end(own))
                 self._read_s = time.monotonic()
                 reading.set()
             except BaseException as error:
@@ -335,7 +332,15 @@ class JournalEnds:
                 self._read_disk(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Return as `now`, once there are rows after `known`, the time is over, or the journal is closed."""
+        """Return as `now`, once there are rows after `known`, the time is over, or the journal is closed.
+
+        Args:
+            known: by node, the number of the next row so far.
+            timeout_s: the longest wait, seconds.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.now()
@@ -352,7 +357,7 @@ class JournalEnds:
                 self._waiting -= 1
 
     def _watch(self, seen: Mapping[str, int]) -> None:
-        """Wake the waiting requests once there are more rows; end with the last of them."""
+        """Wake the waiting requests once there are more rows; end when no request waits."""
         while self._waiting:
             gevent.sleep(TICK_S)
             try:
@@ -361,6 +366,7 @@ class JournalEnds:
                 is_more = True  # each request gets the error itself
             if is_more:
                 break
+        # A new event before the old one is set: a woken request may wait again.
         woken, self._more, self._watching = self._more, Event(), False
         woken.set()
 

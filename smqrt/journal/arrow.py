@@ -18,11 +18,13 @@ from smqrt.errors import JournalError
 from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
 
 FORMAT = 1
-"""The format of segments. A later format is in the schema's metadata, as `format`."""
+"""The format of segments. Later formats are named in the schema's metadata, as `format`."""
 
-_VERSION_5 = 4
-_SCHEMA, _RECORD_BATCH = 1, 3
-_BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
+_VERSION_5 = 4  # in Arrow's enum MetadataVersion, which counts from 0
+_SCHEMA, _RECORD_BATCH = 1, 3  # in the union MessageHeader
+_BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10  # in the union Type
+_MICROSECONDS = 2  # in the enum TimeUnit
+_CONTINUATION = 0xFFFFFFFF  # begins each message
 _CODES = {"BIGINT": "q", "TIMESTAMP": "q", "INT": "i"}
 """Columns of a fixed width, with the type code of `array`; others are text or bytes."""
 
@@ -62,7 +64,7 @@ class _FlatBuffer:
         _U32.pack_into(self.data, 0, root(self))
 
     def align(self, size: int, ahead: int = 0) -> int:
-        """Pad until the byte `ahead` of here is aligned; return the position."""
+        """Pad so that the position `ahead` bytes after the end is a multiple of `size`; return the end."""
         self.data += bytes(-(len(self.data) + ahead) % size)
         return len(self.data)
 
@@ -71,34 +73,25 @@ def _table(*slots: _Slot) -> _Object:
     """Return a table of fields; a slot that is None is left out."""
 
     def write(writer: _FlatBuffer) -> int:
-        offsets, size = _slot_offsets(slots)
+        offsets, size = [], 4  # the table begins with the offset of its vtable
+        for slot in slots:
+            width = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
+            at = size + -size % width
+            offsets.append(0 if slot is None else at)  # 0: absent
+            size = size if slot is None else at + width
         vtable = writer.align(2)
         writer.data += struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), size, *offsets)
         start = writer.align(8)
         writer.data += struct.pack("<i", start - vtable) + bytes(size - 4)
         for slot, offset in zip(slots, offsets, strict=True):
-            _fill(writer, slot, start + offset)
+            at = start + offset
+            if isinstance(slot, tuple):
+                struct.pack_into("<" + slot[0], writer.data, at, slot[1])
+            elif slot is not None:
+                _U32.pack_into(writer.data, at, slot(writer) - at)
         return start
 
     return write
-
-
-def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
-    """Return the offset of each field in the table (0: absent), and the table's size."""
-    offsets, end = [], 4
-    for slot in slots:
-        size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
-        at = end + -end % size
-        offsets.append(0 if slot is None else at)
-        end = end if slot is None else at + size
-    return offsets, end
-
-
-def _fill(writer: _FlatBuffer, slot: _Slot, at: int) -> None:
-    if isinstance(slot, tuple):
-        struct.pack_into("<" + slot[0], writer.data, at, slot[1])
-    elif slot is not None:
-        _U32.pack_into(writer.data, at, slot(writer) - at)
 
 
 def _string(text: str) -> _Object:
@@ -185,7 +178,7 @@ class _FlatTable:
 
 def _type(column: Column) -> tuple[int, _Object]:
     if column.type == "TIMESTAMP":
-        return _TIMESTAMP, _table(("h", 2), _string("UTC"))
+        return _TIMESTAMP, _table(("h", _MICROSECONDS), _string("UTC"))
     if column.type in _CODES:
         return _INT, _table(("i", 64 if column.type == "BIGINT" else 32), ("B", 1))
     return (_UTF8 if column.type == "STRING" else _BINARY), _table()
@@ -199,7 +192,7 @@ def _field(column: Column) -> _Object:
 def _message(kind: int, header: _Object, body_size: int = 0) -> bytes:
     data = _FlatBuffer(_table(("h", _VERSION_5), ("B", kind), header, ("q", body_size))).data
     data += bytes(-len(data) % 8)
-    return struct.pack("<Ii", 0xFFFFFFFF, len(data)) + data
+    return struct.pack("<Ii", _CONTINUATION, len(data)) + data
 
 
 def schema_message(node: str, broker: str) -> bytes:
@@ -220,7 +213,7 @@ def message_size(start: bytes | memoryview) -> int:
         ValueError: the bytes don't begin a message.
     """
     mark, size = struct.unpack_from("<Ii", start) if len(start) >= 8 else (0, 0)
-    if mark != 0xFFFFFFFF or size <= 0 or size % 8:
+    if mark != _CONTINUATION or size <= 0 or size % 8:
         raise ValueError("no Arrow message starts here")
     return 8 + int(size)
 
@@ -248,6 +241,7 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
 
 def _template() -> tuple[struct.Struct, list[bytes]]:
     """Return the layout of a batch's header, and the constant bytes between its numbers."""
+    # A header is built with four marks, which occur nowhere else in it, and is split at them.
     marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
     rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
     nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
@@ -265,7 +259,7 @@ def _template() -> tuple[struct.Struct, list[bytes]]:
 _HEADER, _PARTS = _template()
 _START, _MIDDLE, _BEFORE_NODES, _BEFORE_BUFFERS, _END = _PARTS
 HEADER_BYTES = _HEADER.size
-"""The size of what `batch_header` returns: always the same, and a multiple of 8."""
+"""The size of every header that `batch_header` returns; a multiple of 8."""
 
 
 def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
@@ -286,8 +280,8 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
     Args:
         rows: number of rows.
         nulls: number of nulls of each of the `FIELDS` columns.
-        lengths: bytes of each of the `BUFFERS` buffers, in Arrow's order (per column validity, offsets for text and
-            bytes, data), without the padding to 8; 0 for a validity that is left out.
+        lengths: bytes of each of the `BUFFERS` buffers, without the padding to 8. The order is Arrow's: per column
+            validity, offsets for text and bytes, data. 0 for a validity that is left out.
 
     Raises:
         struct.error: `nulls` or `lengths` have a wrong number of items.
@@ -332,7 +326,7 @@ def _fixed(values: Sequence[Any], code: str) -> _Buffers:
     if values[0] is not None:
         try:
             return 0, (b"", array(code, values).tobytes())
-        except TypeError:
+        except TypeError:  # a later value is None: trying is faster than a search for None
             pass
     missing, validity = _validity(values)
     if missing == len(values):

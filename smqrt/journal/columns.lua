@@ -1,4 +1,4 @@
--- Turns recorded frames into the columns of a journal batch (layout: smqrt/journal/record.py), for LuaJIT.
+-- Converts recorded frames to the columns of a journal batch (layout: smqrt/journal/record.py), for LuaJIT.
 -- The Python implementation is in smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes).
 local max_rows, text_room, payload_room = ...
 local ffi, bit = require "ffi", require "bit"
@@ -19,6 +19,7 @@ end
 
 local ts, tids, stids, ptids, flags = longs(), longs(), longs(), longs(), ffi.new("int32_t[?]", max_rows)
 local topics, subtopics, uids, payloads = texts(text_room), texts(text_room), texts(text_room), texts(payload_room + 8)
+-- 68 bytes a row: five 8-byte numbers, the flags, five offsets of texts, and the bitmaps of nulls.
 local out_room = max_rows * 68 + 3 * text_room + 4096
 local out = ffi.new("uint8_t[?]", out_room)
 local o = ffi.cast("uint8_t*", out)
@@ -47,7 +48,7 @@ local function stamp_ahead(p, at, n)
   if at < n then stamp(p, at) end
 end
 
--- Marks that a row has a name. The bitmap is only used once a row has none.
+-- Marks that a row has a name. The bitmap is used only if a row has none.
 local function mark(column, row)
   local byte = rshift(row, 3)
   column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))
@@ -115,7 +116,7 @@ local function is_alike(frame, other)
   return a[0] == b[0] and a[1] == b[1] and a[2] == b[2]
 end
 
--- Appends the payloads of a frame and of the similar frames after it, up to a row. Returns where it stopped. Bit
+-- Appends the payloads of a frame and of the similar frames after it, up to a row. Returns the position after them. Bit
 -- operations keep the sums whole numbers: LuaJIT would compute them as floats, which takes 1.5 times as long.
 local function append_payloads(p, at, n, last)
   local first, row, filled = p + at, rows, payloads.at
@@ -134,8 +135,8 @@ local function append_payloads(p, at, n, last)
   return at
 end
 
--- Appends the frames of the `n` bytes at an address from `at` on. Returns where it stopped, and the kind and number of a
--- name if it needs one.
+-- Appends the frames of the `n` bytes at an address from `at` on. Returns the position after them, and the kind and
+-- number of a missing name.
 local function append(address, n, at)
   local p = ffi.cast(u8_in, address)
   while at < n do
@@ -159,7 +160,7 @@ local function append(address, n, at)
       if not topic then flag = bor(flag, DIRECT) end
       if ptid == server then flag = bor(flag, SERVER) end
       local first, next = rows, at + length
-      if next < n and is_alike(p + at, p + next) then -- in bulk: half of what one by one costs
+      if next < n and is_alike(p + at, p + next) then -- in bulk: half the time of single frames
         local most = math.min(max_rows - rows, room_for(topic, topics), room_for(uid, uids), room_for(subtopic, subtopics))
         at = append_payloads(p, at, n, first + most - 1)
         put_all(topics, first, rows - 1, topic)
@@ -226,8 +227,8 @@ local function count_up(seq)
   to = to + rows * 8
 end
 
--- Lays out the appended rows as the body of an Arrow record batch, and resets the state. Returns the number of rows, the
--- bytes before, of and after the payloads (those before and after are adjacent in `out`), and more sizes.
+-- Writes the appended rows to `out` as the body of an Arrow record batch, and resets the state. Returns the number of
+-- rows, the bytes before, of and after the payloads (those before and after are adjacent in `out`), and more sizes.
 local function take(seq)
   to = 0
   count_up(seq)

@@ -1,12 +1,12 @@
-"""Columns and batches of a journal, from frames.
+"""Kernels of the journal: recorded frames to columns, and small batches to large ones.
 
-The recorder collects a stream of Publish frames, exactly as they arrived, with two frames of its own between them. A
-*stamp* sets the time of all frames before it, back to the stamp before. A *toggle* switches flags for the frames after
-it. So recording a message is appending its bytes to a list.
+The recorder collects a stream of Publish frames as they were received, with two kinds of frames of its own between
+them. A *stamp* sets the time of all frames before it, back to the previous stamp. A *toggle* switches flags for the
+frames after it. So recording a message only appends its bytes to a list.
 
-LuaJIT processes both where lupa is installed (`columns.lua`, `gather.lua`); no compiler is needed. Otherwise Python
-builds rows one by one, and pyarrow reads batches one by one. A property test compares both. The layout of the columns
-is in three places (`record.py`, `columns.lua`, `_measured`), which that test keeps equal.
+LuaJIT runs both kernels where lupa is installed (`columns.lua`, `gather.lua`); no compiler is needed. Otherwise Python
+builds rows one by one, and pyarrow reads batches one by one. A property test compares both ways. The layout of the
+columns is in three places (`record.py`, `columns.lua`, `_measured`), which that test keeps equal.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from smqrt.journal.record import SEGMENT_COLUMNS, Flag, Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 TOPIC, SUBTOPIC, UID = 1, 2, 3
 """Kinds of names."""
 
 log = logging.getLogger("smqrt")
 
-_STAMP, _TOGGLE, _PUBLISH = 0, 1, 8
+_STAMP, _TOGGLE, _PUBLISH = 0, 1, 8  # 8 is SMQ's Publish; no other SMQ frame is recorded
 _STAMPED = struct.Struct(">HBq")
-_HEAD = struct.Struct(">HBIII")
+_HEAD = struct.Struct(">HBIII")  # length, type, topic, publisher, subtopic
 MAX_ROWS = 8192
 MAX_BATCH_BYTES = 1 << 20
 MAX_TEXT_BYTES = 512 << 10
-_MAX_BATCHES = 1 << 14
+_MAX_BATCHES = 1 << 14  # of one call of the gather kernel, which allocates space for them once
 _INDEX_COLUMNS = {column.name: at for at, column in enumerate(SEGMENT_COLUMNS)}
 
 Piece = bytes | memoryview
@@ -60,8 +59,8 @@ class Columns(Protocol):
     def append(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
         """Add frames of `data` from `at` on.
 
-        Returns `(at, kind, number)`: where it stopped. `kind` is 0 at the end of `data` or when the batch is full, else
-        the kind of a name that has to be set with `name` first.
+        Returns `(at, kind, number)`: the position that was reached. `kind` is 0 at the end of `data` or when the batch
+        is full. Otherwise it is the kind of a name that must be set with `name` first.
         """
         ...
 
@@ -70,7 +69,7 @@ class Columns(Protocol):
         ...
 
     def forget(self, kind: int, number: int) -> None:
-        """Forget a name, so that it is requested again."""
+        """Remove a name, so that it is requested again."""
         ...
 
     def server(self, etid: int) -> None:
@@ -294,14 +293,11 @@ _threads = threading.local()
 def gatherer() -> Gatherer | None:
     """Return this thread's kernel, which no other thread may use. None without LuaJIT, or with `SMQRT_KERNELS=pure`."""
     if "kernel" not in _threads.__dict__:
-        _threads.kernel = None if os.environ.get("SMQRT_KERNELS") == "pure" else _make_gatherer()
+        _threads.kernel = None
+        if os.environ.get("SMQRT_KERNELS") != "pure":
+            try:
+                _threads.kernel = Gatherer()
+            except Exception as error:
+                log.info("LuaJIT is not available (%s); pyarrow reads the journal's batches one by one", error)
     kernel: Gatherer | None = _threads.kernel
     return kernel
-
-
-def _make_gatherer() -> Gatherer | None:
-    try:
-        return Gatherer()
-    except Exception as error:
-        log.info("LuaJIT is not available (%s); pyarrow reads the journal's batches one by one", error)
-        return None

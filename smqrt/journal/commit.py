@@ -1,7 +1,7 @@
 """Commits: results of pipelines, stored and published by a hub exactly once.
 
-The hub stores (query, batch) with the rows, in one write. So a commit may be repeated, after a hub or a pipeline was
-killed. The tasks of a stream stage their rows in parts; the driver commits the parts by name.
+The hub stores (query, batch) with the rows, in one write. So a commit may be repeated after a hub or a pipeline was
+killed: the hub ignores it. The tasks of a stream stage their rows in parts; the driver commits the parts by name.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from smqrt.journal.remote import HubLink
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
+_NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of both in bytes
 _MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
-"""Limits of a message's payload, and of a topic or subtopic: what fits into a frame (`smqrt.wire.smq`)."""
-MOST_ROWS = 4096
-"""Most rows of one commit: a hub stores all rows without a pause, and its clients wait meanwhile (some 20 ms)."""
+"""Limits of a message's payload, and of a topic or subtopic, which come from the size of a frame (`smqrt.wire.smq`)."""
+MAX_COMMIT_ROWS = 4096
+"""Maximum number of rows of one commit: a hub stores them without a pause, so its clients wait (some 20 ms)."""
 _ROW_BYTES = 8
 """Size of the three lengths of a row: u16 topic, u16 subtopic, u32 payload."""
 
@@ -44,22 +45,25 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
     Args:
         hub: the hub.
         query: the streaming query's id, which lasts as long as its checkpoint.
-        batch: the number of the micro-batch, greater than the one before.
+        batch: the number of the micro-batch, greater than that of the previous one.
         rows: (topic, subtopic or None, payload).
         retry_s: how long to wait for a hub that does not answer, seconds.
 
     Returns:
-        False when the hub has this batch already, from an earlier attempt.
+        False when the hub already has this batch, from an earlier attempt.
 
     Raises:
         ArgumentError: a topic is empty or too long.
         JournalError: the hub refuses the commit, or does not answer in time.
     """
-    return ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
+    return request_value(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
     """Store and publish rows without a micro-batch; they are not sent twice.
+
+    Args:
+        hub, rows, retry_s: as for `commit`.
 
     Raises:
         ArgumentError, JournalError: as `commit`; also when the connection breaks, so that the result is not known.
@@ -87,7 +91,7 @@ def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry
     names, attempt = [], secrets.token_hex(8)
     for number, part in enumerate(split(rows)):
         name = f"{attempt}.{number}"
-        ask_hub(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", int, retry_s)
+        request_value(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", int, retry_s)
         names.append(name)
     return names
 
@@ -113,10 +117,10 @@ def commit_staged(
 
     def commit_part(name: str, part: str) -> None:
         values = {"query": name, "batch": batch, "of": query, "part": part}
-        ask_hub(hub, "commit", values, b"", "stored", bool, retry_s)
+        request_value(hub, "commit", values, b"", "stored", bool, retry_s)
 
     body = json.dumps(list(parts)).encode()
-    sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
+    sealed = request_value(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
     for number, part in enumerate(sealed[1:], 1):
         before(number)
         commit_part(f"{query}.{number}", part)
@@ -140,7 +144,9 @@ def last_batch(hub: HubAddress, query: str) -> int:
         except FileNotFoundError:
             raise Unreachable(f"{hub.folder} {MOVED}") from None
         except OSError as error:
-            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+            raise JournalError(
+                f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+            ) from None
     answer = _hub_link(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
     try:
         return int(json.loads(answer)["batch"])
@@ -159,7 +165,7 @@ def report_progress(
     retry_s: float = PROGRESS_RETRY_S,
     results: bool = True,
 ) -> None:
-    """Report the progress of a query, so that retention keeps what it has yet to read.
+    """Report the progress of a query, so that retention keeps the rows it has not read.
 
     Args:
         hub: the hub; with a folder, the hub need not run.
@@ -168,7 +174,7 @@ def report_progress(
         offset: by node, the number of the next row it will read.
         time_us: the time, microseconds since 1970; now by default.
         retry_s: how long to wait for a hub that does not answer, seconds.
-        results: whether it reads what pipelines have published; if not, such rows are not kept for it.
+        results: whether it reads rows that pipelines have published; if not, such rows are not kept for it.
 
     Raises:
         ArgumentError: the id is not a valid file name.
@@ -185,7 +191,7 @@ def report_progress(
 # ---- requests
 
 
-def ask_hub(
+def request_value(
     hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, kind: type[T], retry_s: float
 ) -> T:
     """Return a value of the hub's answer to a request that may be repeated.
@@ -223,15 +229,15 @@ def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
 
 
 def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yield the rows of a micro-batch in parts, each for a commit with a name of its own: `(query, rows)`.
+    """Yield the rows of a micro-batch in parts, each for a commit under a separate name: `(query, rows)`.
 
-    More than one part are cut from the sorted rows: Spark may return the rows in another order when it repeats the
-    micro-batch, and each part must be the same.
+    When there are several parts, the rows are sorted first: Spark may return the rows in another order when it repeats
+    the micro-batch, and each part must be the same.
 
     Args:
         query: the streaming query's id.
         rows: the messages.
-        max_bytes: most bytes of a part, unless a single message has more; a part has `MOST_ROWS` rows at most.
+        max_bytes: maximum size of a part, unless a single message is larger; a part has `MAX_COMMIT_ROWS` rows at most.
     """
     if is_one_part(rows, max_bytes):
         yield query, rows
@@ -241,7 +247,7 @@ def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> It
 
 def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
     """Return whether rows are few enough for one commit."""
-    return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= max_bytes
+    return len(rows) <= MAX_COMMIT_ROWS and sum(map(size_bytes, rows)) <= max_bytes
 
 
 def sorted_parts(
@@ -249,8 +255,8 @@ def sorted_parts(
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
     """Yield as `parts`, from sorted rows (see `order`), without all of them in memory.
 
-    Rows that fit into one part make the same part as in `parts`, so that a micro-batch may be repeated either way. The
-    part with the query's own name comes last: a hub that has it has all parts.
+    Rows that fit into one part give the same part as `parts`, so that a micro-batch may be repeated with either
+    function. The part with the query's own name comes last: a hub that has it has all parts.
 
     Args:
         query, max_bytes: as for `parts`.
@@ -273,7 +279,7 @@ def split(rows: Iterable[OutRow], max_bytes: int = PART_BYTES) -> Iterator[list[
     part: list[OutRow] = []
     size_of_part = 0
     for row in rows:
-        if part and (len(part) == MOST_ROWS or size_of_part + size_bytes(row) > max_bytes):
+        if part and (len(part) == MAX_COMMIT_ROWS or size_of_part + size_bytes(row) > max_bytes):
             yield part
             part, size_of_part = [], 0
         part.append(row)
@@ -308,7 +314,7 @@ class RowDecoder:
     """Decodes rows of a commit from pieces of any size.
 
     Args:
-        payload_bytes: the longest payload that is accepted.
+        payload_bytes: maximum size of a payload.
 
     Attributes:
         count: number of decoded rows.
@@ -326,52 +332,39 @@ class RowDecoder:
             ArgumentError: a row has no topic, or too long a payload.
         """
         data = self._rest + piece if self._rest else piece  # without a copy when no row was cut
-        at = 0
-        while (end := self._record_end(data, at)) is not None:
-            yield _record(data, at)
+        size, at = len(data), 0
+        while size - at >= _NAME_LENGTH:
+            topic_at = at + _NAME_LENGTH
+            topic_end = topic_at + int(_U16.unpack_from(data, at)[0])
+            if topic_end == topic_at:
+                self._refuse("the topic is empty; every row needs one")
+            subtopic_at = topic_end + _NAME_LENGTH
+            if size < subtopic_at:
+                break
+            subtopic_end = subtopic_at + int(_U16.unpack_from(data, topic_end)[0])
+            payload_at = subtopic_end + _PAYLOAD_LENGTH
+            if size < payload_at:
+                break
+            payload_bytes = int(_U32.unpack_from(data, subtopic_end)[0])
+            if payload_bytes > self._payload_bytes:  # before the rest of the payload is received
+                limit = self._payload_bytes
+                self._refuse(f"the payload has {payload_bytes} bytes; a message carries at most {limit}, split it")
+            end = payload_at + payload_bytes
+            if size < end:
+                break
+            yield data[topic_at:topic_end], data[subtopic_at:subtopic_end] or None, data[payload_at:end]
             self.count += 1
             at = end
         self._rest = data[at:]
 
     def finish(self) -> None:
-        """Check that the body has ended after a complete row.
+        """Check that the body ended after a complete row.
 
         Raises:
-            ArgumentError: it has not.
+            ArgumentError: the last row is incomplete.
         """
         if self._rest:
             self._refuse("the body ends inside it; send whole records (topic, subtopic, payload, each with its length)")
 
-    def _record_end(self, data: bytes, at: int) -> int | None:
-        """Return the end of the record at `at`; None when it is incomplete."""
-        size = len(data)
-        if size - at < 2:
-            return None
-        topic_bytes = _U16.unpack_from(data, at)[0]
-        if not topic_bytes:
-            self._refuse("the topic is empty; every row needs one")
-        at += 2 + topic_bytes
-        if size - at < 2:
-            return None
-        at += 2 + int(_U16.unpack_from(data, at)[0])
-        if size - at < 4:
-            return None
-        payload_bytes = _U32.unpack_from(data, at)[0]
-        if payload_bytes > self._payload_bytes:
-            self._refuse(
-                f"the payload has {payload_bytes} bytes; a message carries at most {self._payload_bytes}, split it"
-            )
-        end = at + 4 + int(payload_bytes)
-        return end if end <= size else None
-
     def _refuse(self, what: str) -> NoReturn:
         raise ArgumentError(f"record {self.count + 1}: {what}.")
-
-
-def _record(data: bytes, at: int) -> OutRow:
-    """Return the complete record at `at`."""
-    subtopic_at = at + 4 + int(_U16.unpack_from(data, at)[0])
-    payload_at = subtopic_at + 4 + int(_U16.unpack_from(data, subtopic_at - 2)[0])
-    topic = data[at + 2 : subtopic_at - 2]
-    payload_bytes = _U32.unpack_from(data, payload_at - 4)[0]
-    return topic, data[subtopic_at : payload_at - 4] or None, data[payload_at : payload_at + payload_bytes]

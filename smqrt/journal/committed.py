@@ -1,12 +1,11 @@
-"""Committed batches of a journal, and staged results that wait for their commit.
+"""Committed batches of a journal, and staged results, which are committed later.
 
 A node has a snapshot, `wal/<node>/txn.json`, written when a segment is sealed. Later commits are in the newest
 segments. A query may move to another hub of the same folder, so every hub reads the commits of all nodes.
 
 Staged results are in `staged/<query>/<batch>/`, for all hubs of the folder. The tasks of a stream stage their rows in
-parts, each with a name of its own. When all are done, the parts of the micro-batch are sealed: from then on these parts
-are its results, whatever a repetition stages, and each is committed by its name. So the results of a micro-batch are
-never in the memory of one process.
+named parts. When all tasks are done, the micro-batch is sealed: these parts are its results, even if a repetition
+stages other parts. Each part is committed by its name, so no process has all results of a micro-batch in memory.
 """
 
 from __future__ import annotations
@@ -24,25 +23,34 @@ from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, manifest, record, segment
-from smqrt.journal.files import age_s, crc32, is_journal, make_folder, sync_folder, there, write_beside, write_whole
+from smqrt.journal.files import (
+    age_s,
+    crc32,
+    existing_folder,
+    is_journal,
+    make_folder,
+    sync_folder,
+    write_beside,
+    write_whole,
+)
 
 log = logging.getLogger("smqrt.journal")
 
 MAX_QUERIES = 50_000
-"""Most query names of a hub with commits; a micro-batch of many MiB has one name for each part."""
+"""Maximum number of query names with commits; a micro-batch of many MiB has one name for each part."""
 COMMITS_FILE = "txn.json"
 """A node's snapshot. Older versions had one in the journal's folder for all nodes, which is read too."""
 _THROUGH = "@through"  # a key among the queries, whose names can't begin with @
 _NEWEST = 2  # segments with rows to read: the one in use, and the one before it, which may be unsealed
 STAGED_FOLDER = "staged"
 MAX_STAGED_BYTES = 2 << 30
-"""Most bytes of all staged parts of a journal."""
+"""Maximum size of all staged parts of a journal, bytes."""
 MIN_PART_BYTES = 16 << 10
-"""Smallest size that counts for a part: a file with one row takes disk space, too."""
+"""A smaller part counts as this many bytes: a file with one row takes disk space, too."""
 STALE_S = 86400.0
 """Unsealed parts are removed after this time when space is short."""
-MOST_PARTS = 10_000
-"""Most parts of a micro-batch."""
+MAX_PARTS = 10_000
+"""Maximum number of parts of a micro-batch."""
 _SEALED = "sealed.json"
 _PART = re.compile(r"[0-9a-f]{16}\.[0-9]{1,6}")
 
@@ -50,8 +58,7 @@ _PART = re.compile(r"[0-9a-f]{16}\.[0-9]{1,6}")
 class CommittedBatches:
     """The last committed batch of each query.
 
-    With too many queries it drops those that have not committed for longest, since every name stays in memory and in
-    each snapshot.
+    Above `MAX_QUERIES` it drops the queries with the oldest commits: every name is in memory and in each snapshot.
 
     Args:
         found: the result of `last_batches`.
@@ -74,17 +81,17 @@ class CommittedBatches:
 
     def note(self, query: str, batch: int) -> None:
         """Add a commit."""
-        self._last.pop(query, None)  # it goes to the end
+        self._last.pop(query, None)  # the new entry is at the end: the order is that of the commits
         self._last[query] = batch
         self._shorten()
 
-    def learn(self, more: Mapping[str, int]) -> None:
+    def merge(self, more: Mapping[str, int]) -> None:
         """Add the commits of other hubs."""
         add_later(self._last, more)
         self._shorten()
 
     def all(self) -> dict[str, int]:
-        """Return a copy: queries in the order of their last commits, with their last batches."""
+        """Return a copy: the last batch of each query, in the order of the commits."""
         return dict(self._last)
 
     def _shorten(self) -> None:
@@ -110,7 +117,7 @@ def last_batches(journal: Path) -> dict[str, int]:
         OSError: a file can't be read, or the folder is missing.
     """
     found: dict[str, int] = {}
-    with there(journal):
+    with existing_folder(journal):
         for folder in segment.node_folders(journal):
             add_later(found, _node_batches(folder))
     return found
@@ -173,37 +180,25 @@ class OtherNodes:
         with os.scandir(self._wal) as found:
             return any(one.name != self._node for one in found if one.is_dir())
 
-    def news(self) -> dict[str, int]:
+    def new_commits(self) -> dict[str, int]:
         """Return the last batch of each query with a commit since the last call. Raises as `last_batches`."""
         found: dict[str, int] = {}
         for folder in (path for path in self._wal.iterdir() if path.is_dir() and path.name != self._node):
-            add_later(found, self._folder_of(folder))
-        return found
-
-    def _folder_of(self, folder: Path) -> dict[str, int]:
-        seen, paths = self._seen.get(folder), segment.paths(folder)
-        end = max([seen or 0, *map(_end_of_segment, paths[-1:])])  # first: later rows are read again next time
-        found: dict[str, int] = {}
-        if seen is None:
-            found = _node_batches(folder)
-        else:
-            for path in paths[max(0, bisect_right(paths, seen, key=segment.first_seq) - 1) :]:
-                with suppress(FileNotFoundError):
-                    add_later(found, batches_of_segment(path, seen))
-        add_later(found, self._new_snapshot(folder))  # last: the snapshot has the commits of removed segments
-        self._seen[folder] = end
-        return found
-
-    def _new_snapshot(self, folder: Path) -> dict[str, int]:
-        try:
-            about = (folder / COMMITS_FILE).stat()
-        except FileNotFoundError:
-            return {}
-        version = about.st_ino, about.st_mtime_ns, about.st_size
-        if self._snapshots.get(folder) == version:
-            return {}
-        found = load_snapshot(folder)
-        self._snapshots[folder] = version
+            seen, paths = self._seen.get(folder), segment.paths(folder)
+            end = max([seen or 0, *map(_end_of_segment, paths[-1:])])  # first: later rows are read again next time
+            if seen is None:
+                add_later(found, _node_batches(folder))
+            else:
+                for path in paths[max(0, bisect_right(paths, seen, key=segment.first_seq) - 1) :]:
+                    with suppress(FileNotFoundError):
+                        add_later(found, batches_of_segment(path, seen))
+            with suppress(FileNotFoundError):  # last: a snapshot has the commits of removed segments
+                snapshot = (folder / COMMITS_FILE).stat()
+                version = snapshot.st_ino, snapshot.st_mtime_ns, snapshot.st_size
+                if self._snapshots.get(folder) != version:
+                    add_later(found, load_snapshot(folder))
+                    self._snapshots[folder] = version
+            self._seen[folder] = end
         return found
 
 
@@ -212,7 +207,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
 
     Args:
         path: of the segment.
-        since: rows below this number don't count.
+        since: rows below this number are ignored.
 
     Raises:
         JournalError, OSError: as `last_batches`.
@@ -226,7 +221,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
             file.seek(entry.offset)
             batch = file.read(entry.length)
             if crc32(batch) != entry.crc32:
-                continue  # `journal verify` reports it; a later commit of the query makes up for it
+                continue  # `journal verify` reports it; a later commit of the query has a higher number
             values = {str(txn) for txn in arrow.decode_column(batch, "txn") if txn is not None}
             add_later(found, dict(sorted(map(record.parse_transaction, values))))
     return found
@@ -247,14 +242,14 @@ def _end_of_segment(path: Path) -> int:
 def _node_batches(folder: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for path in _unsaved_segments(folder):
-        with suppress(FileNotFoundError):  # removed meanwhile: the snapshot, which is read next, has its commits
+        with suppress(FileNotFoundError):  # removed meanwhile: its commits are in the snapshot, which is read next
             add_later(found, batches_of_segment(path))
     add_later(found, load_snapshot(folder))
     return found
 
 
 def _unsaved_segments(folder: Path) -> Iterable[Path]:
-    """Return the segments that may have commits which are not in the node's snapshot."""
+    """Return the segments that may have commits which the node's snapshot lacks."""
     through = _read_snapshot(folder / COMMITS_FILE).get(_THROUGH)
     if through is not None:
         paths = segment.paths(folder)
@@ -305,7 +300,7 @@ class StagedResults:
 
     def __init__(self, journal: Path, committed: Callable[[str], int]) -> None:
         self._journal, self._folder, self._committed = journal, journal / STAGED_FOLDER, committed
-        self._waiting_bytes = -1
+        self._staged_bytes = -1
 
     def put(self, query: str, batch: int, part: str, rows: bytes) -> None:
         """Store a part.
@@ -315,7 +310,7 @@ class StagedResults:
             rows: the rows, as in the body of a commit.
 
         Raises:
-            JournalError: too much is staged, or the part can't be written.
+            JournalError: `MAX_STAGED_BYTES` is reached, or the part can't be written.
         """
         self._check_space(len(rows))
         folder = self._folder_of(query, batch)
@@ -325,22 +320,22 @@ class StagedResults:
             write_whole(folder / part, rows)
         except OSError as error:
             raise JournalError(f"{folder} can't be written: {error.strerror}; make room on the disk.") from None
-        if self._waiting_bytes >= 0:  # -1: another thread has removed parts, and the sum is computed again
-            self._waiting_bytes += max(len(rows), MIN_PART_BYTES)
+        if self._staged_bytes >= 0:  # -1: another thread has removed parts, so the sum is computed again
+            self._staged_bytes += max(len(rows), MIN_PART_BYTES)
 
     def seal(self, query: str, batch: int, parts: Sequence[str]) -> list[str]:
-        """Decide which parts are the results of a micro-batch.
+        """Store which parts are the results of a micro-batch. Only the first call for a micro-batch has an effect.
 
         Args:
             query, batch: the query and the micro-batch.
             parts: the names of the parts.
 
         Returns:
-            The parts that this call or an earlier one has decided on.
+            The parts of the first call.
 
         Raises:
             ArgumentError: a part is not staged.
-            JournalError: the decision can't be stored.
+            JournalError: the names can't be stored.
         """
         folder = self._folder_of(query, batch)
         try:
@@ -350,7 +345,7 @@ class StagedResults:
                         raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.")
                 beside = write_beside(folder / _SEALED, json.dumps(list(parts)).encode())
                 with suppress(FileExistsError):
-                    os.link(beside, folder / _SEALED)  # not a rename: of two calls at once, the first one decides
+                    os.link(beside, folder / _SEALED)  # not a rename, which would replace the parts of an earlier call
                 beside.unlink()
                 sync_folder(folder)
             return [checked_part(name) for name in json.loads((folder / _SEALED).read_bytes())]
@@ -375,24 +370,25 @@ class StagedResults:
                 shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # not empty: it has a later micro-batch
             (self._folder / query).rmdir()
-        self._waiting_bytes = -1
+        self._staged_bytes = -1
 
     # ---- space
 
     def _check_space(self, more_bytes: int) -> None:
-        if self._waiting_bytes < 0:
-            self._waiting_bytes = sum(self._sizes())
-        if self._waiting_bytes + more_bytes <= MAX_STAGED_BYTES:
+        """At the limit, remove parts that are no longer needed. Raise JournalError if that is not enough."""
+        if self._staged_bytes < 0:
+            self._staged_bytes = sum(self._sizes())
+        if self._staged_bytes + more_bytes <= MAX_STAGED_BYTES:
             return
         for query in self._queries():
             for folder in self._batches(query):
-                old = not (folder / _SEALED).exists() and age_s(folder) > STALE_S
-                if old or int(folder.name) <= self._committed(query.name):
+                is_stale = not (folder / _SEALED).exists() and age_s(folder) > STALE_S
+                if is_stale or int(folder.name) <= self._committed(query.name):
                     shutil.rmtree(folder, ignore_errors=True)
-        self._waiting_bytes = sum(self._sizes())
-        if self._waiting_bytes + more_bytes > MAX_STAGED_BYTES:
+        self._staged_bytes = sum(self._sizes())
+        if self._staged_bytes + more_bytes > MAX_STAGED_BYTES:
             raise JournalError(
-                f"limit reached: {self._folder} has {self._waiting_bytes >> 20} MiB of uncommitted results; let their "
+                f"limit reached: {self._folder} has {self._staged_bytes >> 20} MiB of uncommitted results; let their "
                 "streams continue, or give this one a smaller maxBytesPerTrigger."
             )
 

@@ -1,10 +1,9 @@
 """Compaction: sealed segments to Parquet files, and small files to larger ones.
 
-It runs in a process of its own, while the hub writes and readers read, and may be killed at any moment. The order of
-its steps makes that safe: files are written and synced under temporary names, then renamed, then the manifest is
-switched, so that readers use the files. The segments are removed after a grace. The next run removes what an
-unfinished one has left. File names contain the range of sequence numbers, so a range means the same rows before and
-after.
+It runs in a separate process, while the hub writes and readers read, and may be killed at any moment. The order of its
+steps makes that safe: files are written and synced under temporary names and renamed. Then the manifest lists them, so
+that readers use them. The segments are removed after a grace period. The next run removes the files of an unfinished
+run. File names contain the range of sequence numbers, so a range means the same rows before and after compaction.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from smqrt.journal.segment import remove_summary
 from smqrt.journal.settings import CompactSettings, JournalSettings
 
 Step = Callable[[str], None]
-"""Called with the name of each step that a crash could follow."""
+"""Called with the name of each completed step, so that tests can simulate a crash after it."""
 
 _LOCK = "compact.lock"
 _STATE_BYTES, _DONE = 32, b"done"
@@ -42,12 +41,12 @@ class CompactOptions:
 
     Attributes:
         after_s: segments are compacted when their last row has this age, seconds.
-        grace_s: how long compacted segments stay, seconds, since a reader may be using them.
+        grace_s: how long compacted segments stay, seconds, since readers may use them.
         everything: compact the newest segment, too; no hub may write it.
         schemas: DDL by topic pattern, for the column `json`.
         shred: writes a Parquet file with a VARIANT column from one without.
-        most_bytes: most bytes of segments that are compacted together, to one file an hour.
-        merge_bytes: largest size of a merged file (of an hour or a day); 0 for no merging.
+        max_group_bytes: maximum size of the segments that are compacted together, to one file an hour.
+        merge_bytes: maximum size of a merged file (of an hour or a day); 0 to merge no files.
     """
 
     after_s: float = 0.0
@@ -55,7 +54,7 @@ class CompactOptions:
     everything: bool = False
     schemas: Mapping[str, str] = field(default_factory=dict)
     shred: Shred | None = None
-    most_bytes: int = 256 << 20
+    max_group_bytes: int = 256 << 20
     merge_bytes: int = 128 << 20
 
 
@@ -66,7 +65,7 @@ class CompactResult:
     Attributes:
         segments, rows, files: number of compacted segments, of their rows, and of the new files.
         payload_bytes, file_bytes: size of the payloads, and of the new files.
-        removed, waiting: segments that were removed, and that stay until their grace is over.
+        removed, waiting: number of removed segments, and of those whose grace is not over.
         merged: number of files that were merged.
     """
 
@@ -103,11 +102,11 @@ def compact(
         on_rows: called with the number of rows that were read from segments.
 
     Returns:
-        What was done.
+        The counts of segments, rows and files.
 
     Raises:
-        JournalError: pyarrow is missing, another process compacts, a segment is damaged, or the disk is full. The
-            journal stays usable.
+        JournalError: pyarrow is missing, another process compacts the journal, a segment is damaged, or the disk is
+            full. The journal remains usable.
     """
     try:
         import pyarrow  # noqa: F401
@@ -130,7 +129,15 @@ def compact(
 
 
 def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -> int:
-    """Return how many rows `compact` would take from segments."""
+    """Return how many rows of segments `compact` would write to Parquet files.
+
+    Args:
+        journal: the journal's folder.
+        options: the options.
+
+    Raises:
+        JournalError: the manifest can't be read.
+    """
     through, rows = manifest.load(journal).nodes, 0
     for folder in segment.node_folders(journal):
         wanted = (one for one in sealed(folder, options) if one.end > through.get(folder.name, 0))
@@ -142,7 +149,7 @@ def _lock(journal: Path) -> tuple[int, bool]:
     """Lock the journal for this compaction, until the descriptor is closed or the process ends.
 
     Returns:
-        The descriptor, and whether the last run was unfinished: then the lock file doesn't say that it was done.
+        The descriptor, and whether the last run was unfinished: a complete run writes `_DONE` into the lock file.
     """
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -153,7 +160,9 @@ def _lock(journal: Path) -> tuple[int, bool]:
     except OSError:
         owner = os.read(fd, _STATE_BYTES).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
-        raise JournalError(f"{journal} is being compacted by process {owner}; one at a time is enough.") from None
+        raise JournalError(
+            f"{journal} is being compacted by process {owner}; only one process can compact it at a time."
+        ) from None
     was_unfinished = os.pread(fd, _STATE_BYTES, 0).strip() != _DONE
     os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(_STATE_BYTES), 0)
     return fd, was_unfinished
@@ -169,7 +178,7 @@ class _Compaction:
 
     def run(self) -> CompactResult:
         for folder in segment.node_folders(self._journal):
-            lock = segment.lock(folder) if self._options.everything else -1
+            lock = segment.lock(folder) if self._options.everything else -1  # a hub must not append to the newest one
             try:
                 self._compact_node(folder)
             finally:
@@ -191,27 +200,33 @@ class _Compaction:
             recovery.recover(folder)
         through = manifest.load(self._journal).nodes.get(folder.name, 0)
         wanted = [one for one in sealed(folder, self._options) if one.end > through]
-        for group in _segment_groups(wanted, self._options.most_bytes):
-            files = self._write_files(folder.name, group)
+        groups: list[list[_Sealed]] = []
+        for one in wanted:
+            size_bytes = sum(other.size_bytes for other in groups[-1]) + one.size_bytes if groups else 0
+            if not groups or size_bytes > self._options.max_group_bytes:
+                groups.append([])
+            groups[-1].append(one)
+        for group in groups:
+            written = self._write_files(folder.name, group)
             self._step("written")
-            self._name_files(files)
+            self._name_files(written)
             with manifest.edit(self._journal) as state:
                 state.nodes[folder.name] = max(group[-1].end, state.nodes.get(folder.name, 0))
-                state.add(made.file for made in files)
+                state.add(new.file for new in written)
             self._step("switched")
             self._done.segments += len(group)
-            self._done.files += len(files)
-            for made in files:
-                self._done.rows += made.file.rows
-                self._done.file_bytes += made.file.bytes
-                self._done.payload_bytes += made.payload_bytes
+            self._done.files += len(written)
+            for new in written:
+                self._done.rows += new.file.rows
+                self._done.file_bytes += new.file.bytes
+                self._done.payload_bytes += new.payload_bytes
 
     def _name_files(self, files: Sequence[Unnamed]) -> None:
-        for made in files:
-            os.utime(made.path)  # the grace of the segments begins now
-            named = self._journal / made.file.path
-            os.replace(made.path, named)
-            sync_folder(named.parent)
+        for new in files:
+            os.utime(new.path)  # the grace of the segments begins now
+            path = self._journal / new.file.path
+            os.replace(new.path, path)
+            sync_folder(path.parent)
             self._step("named")
 
     def _write_files(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
@@ -242,7 +257,17 @@ class _Compaction:
         files = list(state.files(node, state.settled.get(node, 0)))
         for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._can_merge):
             try:
-                self._merge_group(group)
+                merged = parquet_files.merge_files(self._journal, group, self._options.shred)
+                self._step("merged")
+                self._name_files([merged])
+                with manifest.edit(self._journal) as changes:
+                    changes.remove(group)
+                    changes.add([merged.file])
+                self._step("merge switched")
+                for file in group:
+                    parquet_files.retire_files(self._journal, [self._journal / file.path])
+                    self._step("retired")
+                self._done.merged += len(group)
             except JournalError as fault:  # the other files are merged nevertheless
                 self._errors.append(fault)
         below = parquet_files.settled_below(files, now_us)
@@ -258,19 +283,6 @@ class _Compaction:
             return False
         return bool(parquet_files.plain_schema(paths[0]).equals(parquet_files.plain_schema(paths[1])))
 
-    def _merge_group(self, group: Sequence[DataFile]) -> None:
-        made = parquet_files.merge_files(self._journal, group, self._options.shred)
-        self._step("merged")
-        self._name_files([made])
-        with manifest.edit(self._journal) as changes:
-            changes.remove(group)
-            changes.add([made.file])
-        self._step("merge switched")
-        for file in group:
-            parquet_files.retire_files(self._journal, [self._journal / file.path])
-            self._step("retired")
-        self._done.merged += len(group)
-
     # ---- segments that are no longer needed
 
     def _remove(self, folder: Path) -> None:
@@ -281,10 +293,15 @@ class _Compaction:
                 break
             # The grace begins when the files with the segment's rows are renamed.
             holders = state.files(folder.name, segment.first_seq(one.path), one.end)
-            is_grace_over = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
-            if not is_grace_over or not _commits_are_known(one.path):
+            is_removable = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
+            if is_removable:
+                # The snapshot must have each commit of the segment: else the hub would accept such a batch again.
+                known, batches = committed.load_snapshot(folder), committed.batches_of_segment(one.path)
+                is_removable = all(known.get(query, -1) >= batch for query, batch in batches.items())
+            if not is_removable:
                 self._done.waiting += 1
                 continue
+            # The index first: after a kill, a segment without an index is still removed by the next run.
             one.path.with_suffix(segment.INDEXED).unlink(missing_ok=True)
             self._step("index removed")
             one.path.unlink(missing_ok=True)
@@ -297,12 +314,16 @@ class _Compaction:
 def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
     """Remove files under `data` that the manifest does not list, from an unfinished run. The caller has the lock.
 
+    Args:
+        journal: the journal's folder.
+        state: its manifest.
+
     Returns:
         The removed files. Complete ones are in `retired/`, since a reader may use them.
     """
-    named = {journal / file.path for file in state.all_files()}
+    listed = {journal / file.path for file in state.all_files()}
     found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
-    left = [path for path in found if path not in named]
+    left = [path for path in found if path not in listed]
     parquet_files.retire_files(journal, (path for path in left if path.suffix == _PARQUET))
     for path in left:
         path.unlink(missing_ok=True)
@@ -311,6 +332,10 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
 
 def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Sealed]:
     """Return the sealed segments of a node, oldest first; with `everything` the newest segment, too.
+
+    Args:
+        folder: `<journal>/wal/<node>`.
+        options: `after_s` and `everything` are used.
 
     Raises:
         OSError: a segment can't be read.
@@ -331,17 +356,6 @@ def _age_s(path: Path) -> float:
         return float("inf")
 
 
-def _segment_groups(sealed: Sequence[_Sealed], most_bytes: int) -> Iterator[list[_Sealed]]:
-    group: list[_Sealed] = []
-    for one in sealed:
-        if group and sum(other.size_bytes for other in group) + one.size_bytes > most_bytes:
-            yield group
-            group = []
-        group.append(one)
-    if group:
-        yield group
-
-
 # ---- reading segments
 
 
@@ -355,44 +369,34 @@ class _Piece(NamedTuple):
 
 
 def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
+    """Yield the rows of segments. Each batch is checked, since the segments will be removed."""
+    from pyarrow import ipc, memory_map
+
     for one in group:
-        for entry, batch, broker in _batches(one):
-            if hour_of(entry.ts_min_us) == hour_of(entry.ts_max_us):
-                yield _Piece(entry.first_seq, hour_of(entry.ts_min_us), batch, broker)
+        entries = segment.read_index(one.path)
+        segment.check(entries, one.path)
+        end = entries[-1].next_seq if entries else segment.first_seq(one.path)
+        is_followed = end == one.end or segment.is_gap(end, one.end)
+        if not is_followed or (entries and entries[0].first_seq != segment.first_seq(one.path)):
+            raise _damaged(one.path, f"its batches end at {end}, the next segment begins at {one.end}")
+        if not entries:
+            continue
+        data = memory_map(str(one.path)).read_buffer()
+        schema = ipc.open_stream(data).schema
+        broker = schema.metadata[b"broker"].decode()
+        for entry in entries:
+            message = data[entry.offset : entry.end]
+            if len(message) != entry.length or crc32(message) != entry.crc32:
+                raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
+            batch = ipc.read_record_batch(ipc.read_message(message), schema)
+            hour, at = hour_of(entry.ts_min_us), 0
+            if hour == hour_of(entry.ts_max_us):
+                yield _Piece(entry.first_seq, hour, batch, broker)
                 continue
-            at = 0
             for hour, same in groupby(map(hour_of, batch.column("ts").cast("int64").to_pylist())):
                 rows = sum(1 for _ in same)
                 yield _Piece(entry.first_seq + at, hour, batch.slice(at, rows), broker)
                 at += rows
-
-
-def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
-    """Yield (entry, batch, broker) of a segment. Each batch is checked, since the segment will be removed."""
-    from pyarrow import ipc, memory_map
-
-    entries = segment.read_index(one.path)
-    segment.check(entries, one.path)
-    reached = entries[-1].next_seq if entries else segment.first_seq(one.path)
-    follows = reached == one.end or segment.is_gap(reached, one.end)
-    if not follows or (entries and entries[0].first_seq != segment.first_seq(one.path)):
-        raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
-    if not entries:
-        return
-    run = memory_map(str(one.path)).read_buffer()
-    schema = ipc.open_stream(run).schema
-    broker = schema.metadata[b"broker"].decode()
-    for entry in entries:
-        piece = run[entry.offset : entry.end]
-        if len(piece) != entry.length or crc32(piece) != entry.crc32:
-            raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
-        yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
-
-
-def _commits_are_known(path: Path) -> bool:
-    """Return whether the snapshot has every commit of a segment: else the hub would accept such a batch again."""
-    known = committed.load_snapshot(path.parent)
-    return all(known.get(query, -1) >= batch for query, batch in committed.batches_of_segment(path).items())
 
 
 def _damaged(path: Path, what: str) -> JournalError:
@@ -400,7 +404,7 @@ def _damaged(path: Path, what: str) -> JournalError:
 
 
 def arguments(settings: JournalSettings) -> list[str]:
-    """Return the arguments of `smqrt` that compact a hub's journal continuously, by its settings.
+    """Return the command-line arguments of `smqrt` that compact a hub's journal continuously.
 
     Args:
         settings: settings of the journal, with `compact`.

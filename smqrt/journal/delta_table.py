@@ -1,11 +1,11 @@
 """Delta tables of compacted files: a log beside the files, or a copy elsewhere.
 
-The log, in `data/_delta_log`, lists the files of the manifest; nothing is copied. Each update is one commit: new
-compacted files are added, merged and expired ones are removed, so that a reader of the table sees each row once. The
+The log, in `data/_delta_log`, lists the files of the manifest; it copies no data. Each update is one commit: new
+compacted files are added, merged and expired files are removed, so that a reader of the table sees each row once. The
 log can be rebuilt from the manifest at any time.
 
-A copy, in another folder or an object store, keeps what retention removes from the journal. A merged file replaces the
-files that it was made from.
+A copy, in another folder or an object store, keeps the rows that retention removes from the journal. A merged file
+replaces its sources.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _FOLDERS = ("date", "hour")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # the folder name of null in Hive's layout
 _FILES = 64
-"""Files of one commit. After a kill, committed files are not copied again."""
+"""Number of files of one commit. After a kill, committed files are not copied again."""
 _KEPT_HOURS = 7 * 24
-"""How long merged files stay for readers of older versions of the table."""
+"""How long replaced files stay for readers of older versions of the table."""
 
 
 class UpdatedTable(NamedTuple):
@@ -96,7 +96,7 @@ def update_table(journal: Path) -> UpdatedTable:
             known = set(pyarrow.table(table.get_add_actions())["path"].to_pylist())
         schema = table_schema(deltalake, table, [location / path for path in wanted if path not in known])
         if table is None or table.schema() != schema:
-            shutil.rmtree(location / _LOG, ignore_errors=True)  # a table can't change the type of a column
+            shutil.rmtree(location / _LOG, ignore_errors=True)  # a table's columns can't change their types
             os.makedirs(location, exist_ok=True)
             table, known = create_table(deltalake, location, schema), set()
         fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
@@ -113,7 +113,13 @@ def table_files(journal: Path) -> dict[str, DataFile]:
 
 
 def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) -> DeltaTable:
-    """Create an empty table, and return it."""
+    """Create an empty table, and return it.
+
+    Args:
+        deltalake: the module.
+        location: the folder or URI of the table.
+        schema: its columns.
+    """
     made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
     return made
 
@@ -142,7 +148,7 @@ def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile
 
 
 def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterable[Path]) -> Schema:
-    """Return the columns: those of rows, those of the folders, and typed JSON if all files with it have the same type.
+    """Return the columns: those of rows, those of folders, and `json` if all files with that column agree on its type.
 
     Args:
         deltalake: the module.
@@ -195,11 +201,11 @@ class _Span(NamedTuple):
         times = milliseconds(file.ts_min_us), milliseconds(file.ts_max_us + 999)
         return cls(file.node, file.first, file.last, *times)
 
-    def has(self, other: _Span) -> bool:
+    def contains(self, other: _Span) -> bool:
         in_time = self.earliest <= other.earliest and other.latest <= self.latest
         return in_time and self.first <= other.first and other.last <= self.last
 
-    def meets(self, other: _Span) -> bool:
+    def overlaps(self, other: _Span) -> bool:
         return self.node == other.node and self.first <= other.last and other.first <= self.last
 
 
@@ -225,7 +231,7 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
         known = _known(table, to)
         wanted = table_files(journal)
         fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
-        joined = _joined(known, fresh, to)
+        replaced = _replaced(known, fresh, to)
         paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
         schema = _schema(deltalake, table, list(paths.values()), to)
         if table is None:
@@ -233,13 +239,13 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
                 system.create_dir(root, recursive=True)
             table = create_table(deltalake, to, schema)
         names = list(fresh)
-        for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
-            for path in some:
+        for group in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+            for path in group:
                 _copy(paths[path], system, f"{root}/{path}", makes_folders)
-            gone = [old for path in some for old in joined.get(path, ())]
-            commit_files(table, schema, {path: fresh[path] for path in some}, gone)
-            on_files(len(some))
-        removed = sum(map(len, joined.values()))
+            gone = [old for path in group for old in replaced.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in group}, gone)
+            on_files(len(group))
+        removed = sum(map(len, replaced.values()))
         if removed:
             table.vacuum(_KEPT_HOURS, dry_run=False)
     except (deltalake.exceptions.DeltaError, OSError) as error:
@@ -248,7 +254,7 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
 
 
 def _known(table: Any, to: str) -> dict[str, _Span]:
-    """Return the files of the table and their ranges, from the statistics of our commits."""
+    """Return the files of the table and their ranges, from the statistics that `commit_files` stored."""
     import pyarrow
 
     if table is None:
@@ -265,38 +271,38 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     return found
 
 
-def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
+def _replaced(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
     """Return, by new file, the files of the table that it replaces."""
     found: dict[str, list[str]] = {}
     for path, file in fresh.items():
         span = _Span.of(file)
-        met = [old for old, other in known.items() if span.meets(other)]
-        if not all(span.has(known[old]) for old in met):
+        overlapping = [old for old, other in known.items() if span.overlaps(other)]
+        if not all(span.contains(known[old]) for old in overlapping):  # a merged file has all rows of its sources
             raise JournalError(
                 f"The Delta table in {to} has rows of another journal with the same numbers ({file.first} to "
                 f"{file.last} of {file.node}): choose another place."
             )
-        if met:
-            found[path] = met
+        if overlapping:
+            found[path] = overlapping
     return found
 
 
 def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> Any:
-    """Return the columns of the table, with typed JSON if the first files had it."""
+    """Return the columns of the table, with the column `json` if the first files had it."""
     if table is None:
         return table_schema(deltalake, None, paths)
-    now = _json(table.schema())
-    for path in paths if now is not None else ():
-        new = _json(table_schema(deltalake, None, [path]))
-        if new is not None and new != now:
+    kind = _json_type(table.schema())
+    for path in paths if kind is not None else ():
+        new = _json_type(table_schema(deltalake, None, [path]))
+        if new is not None and new != kind:
             raise JournalError(
-                f"The Delta table in {to} has the typed column json as {now}, and {path.name} has it as {new}: compact "
-                "with the same --schema, or choose another place."
+                f"The Delta table in {to} has the typed column json as {kind}, and {path.name} has it as {new}: "
+                "compact with the same --schema, or choose another place."
             )
     return table.schema()
 
 
-def _json(schema: Any) -> Any:
+def _json_type(schema: Any) -> Any:
     return {field.name: field.type for field in schema.fields}.get(_TYPED)
 
 

@@ -1,7 +1,7 @@
 """DuckDB views of a journal: `messages` for all rows, `compacted` for the compacted files.
 
-DuckDB reads the Parquet files of the manifest itself, and only the columns and pages that a query needs. Rows that are
-not compacted, and all rows of a remote journal, are a stream of Arrow batches, of which a few are in memory at a time.
+DuckDB itself reads the Parquet files of the manifest, and only the columns and pages that a query needs. Rows that are
+not compacted, and all rows of a remote journal, are a stream of Arrow batches. A few of them are in memory at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or use Spark with --spark."
 BATCH_ROWS = 8192
-"""Rows of a result batch: 512 MB with the longest payloads."""
+"""Number of rows of a result batch, which has 512 MB with the longest payloads."""
 
 _COLUMNS = ", ".join(tables.NAMES)
 _TEXT = "try(decode(payload))"
@@ -48,7 +48,7 @@ class DuckDB:
     Args:
         journal: the journal.
         start, end: the range of rows by node; `end` is exclusive.
-        topics: patterns of the topics in the views; None for all, also messages to one client.
+        topics: patterns of the topics in the views; None for all rows, also messages to one client.
 
     Raises:
         JournalError: DuckDB is missing, or the journal can't be read.
@@ -96,7 +96,7 @@ class DuckDB:
         except JournalError:
             if all(path.exists() for path in self._files):
                 raise
-            found = self._execute(sql)  # files were merged meanwhile: plan again
+            found = self._execute(sql)  # files were merged meanwhile: the second call plans again
         return found.schema, self._batches_of(found)
 
     def cancel(self) -> None:
@@ -109,13 +109,6 @@ class DuckDB:
         """Return the approximate progress of the query: 0 to 1."""
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
-
-    def _execute(self, sql: str) -> Any:
-        self._plan()
-        relation = self._checked_call(lambda: self._connection.sql(sql))
-        if relation is None:
-            raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
-        return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
 
     def _batches_of(self, batches: Any) -> Iterator[Any]:
         while (batch := self._checked_call(lambda: next(batches, None))) is not None:
@@ -136,7 +129,8 @@ class DuckDB:
 
     # ---- views
 
-    def _plan(self) -> None:
+    def _execute(self, sql: str) -> Any:
+        """Create the views for the present files, and return a reader of the query's batches."""
         parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)  # one task
         chunks = [chunk for part in parts for chunk in part]
         native = [] if isinstance(self._journal, RemoteJournal) else [one for one in chunks if one.kind == PARQUET]
@@ -157,13 +151,19 @@ class DuckDB:
             else f"select {_COLUMNS} from smqrt_stream where false"
         )
         self._checked_call(lambda: self._connection.execute(f"create or replace view compacted as {compacted}"))
+        relation = self._checked_call(lambda: self._connection.sql(sql))
+        if relation is None:
+            raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
+        return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
 
     def _parquet(self, folders: bool) -> str:
-        names = ", ".join(_quoted(_literal(str(path))) for path in self._files)
+        """Return the table function for the compacted files; `folders`: with the columns of their folder names."""
+        escaped = (re.sub(r"([*?\[])", r"[\1]", str(path)) for path in self._files)  # a path may have wildcards
+        names = ", ".join(map(_quoted, escaped))
         return f"read_parquet([{names}], union_by_name = true, hive_partitioning = {str(folders).lower()})"
 
     def _where(self, chunks: Iterable[Chunk]) -> str:
-        """Return the condition for the rows of a plan, since a file may have other rows."""
+        """Return the condition for the rows of a plan, since a file may have more rows."""
         bounds: dict[str, tuple[int, int]] = {}
         for chunk in chunks:
             first, last = bounds.get(chunk.node, (chunk.start, chunk.end))
@@ -180,7 +180,7 @@ class DuckDB:
 
 
 class _Stream:
-    """A stream of rows for DuckDB, which reads it again for each mention of the view.
+    """A stream of rows for DuckDB, which reads it once for each use of the view in the SQL.
 
     Args:
         journal: the journal.
@@ -212,7 +212,7 @@ class _Stream:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[Any]:
-        """Read in one thread, since DuckDB calls this in threads of its own, where LuaJIT must not run."""
+        """Read in one thread: DuckDB calls this in its own threads, where LuaJIT must not run."""
         batches = self._read()
         while (batch := self._thread.submit(next, batches, None).result()) is not None:
             yield batch
@@ -232,11 +232,6 @@ class _Stream:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _literal(path: str) -> str:
-    """Return a path with its wildcards quoted for DuckDB."""
-    return re.sub(r"([*?\[])", r"[\1]", path)
 
 
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")

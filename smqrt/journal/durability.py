@@ -1,6 +1,6 @@
 """Disk work of a hub's journal in threads: sync, check, retention.
 
-The event loop never waits for this work.
+The event loop does not wait for this work.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ log = logging.getLogger("smqrt.journal")
 RETRY_S = 0.5
 """A failed job is repeated after this time."""
 RETENTION_S = 60.0
+"""How often expired files are removed."""
 CHECK_S = 1.0
 """How often the folder's presence and the delay of the disk are checked."""
 SLOW_S = 10.0
 """A sync that takes longer is logged."""
 MAX_UNSYNCED_BYTES = 256 << 20
-"""With more data waiting for a slow disk, publishers wait. Otherwise the kernel would block the event loop."""
+"""With more unsynced data, publishers wait for a slow disk. Otherwise the kernel would block the event loop."""
 CLOSE_S = 5.0
 """How long `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is in
 the page cache, and only a power failure can lose it.
@@ -49,22 +50,22 @@ class Unconfirmed(JournalError):
 
 
 class Durability:
-    """Syncs and checks the segments of one node, and removes what has expired.
+    """Syncs and checks the segments of one node, and removes expired files.
 
     Args:
         settings: settings of the journal.
         folder: the node's folder, `<journal>/wal/<node>`.
-        lock: the descriptor that `segment.lock` returned.
-        segment: the segment that is appended to.
-        sealed: called when a segment is sealed.
+        lock: the descriptor from `segment.lock`.
+        segment: the segment to which rows are appended.
+        sealed: called when a segment was sealed.
         kept: called after a sync, with the number below which the disk has every row.
         clock: the clock of rows.
         numbers: the reservation of numbers.
 
     Attributes:
-        segment: the segment that is appended to.
+        segment: the segment to which rows are appended.
         syncs: number of successful syncs.
-        sync_s: seconds that all syncs took together.
+        sync_s: total time of all syncs, seconds.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Durability:
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
         self._lost: deque[tuple[SegmentFile, BatchEntry]] = deque()
         self._restored: deque[SegmentFile] = deque()
-        self._disk, self._cleaner = DiskThread(), DiskThread()
+        self._disk, self._cleaner = DiskThread(), DiskThread()  # two: syncs don't wait for the removal of files
         self._missing: OSError | None = None
         self._overload: OSError | None = None
         self._failing: set[str] = set()
@@ -101,12 +102,12 @@ class Durability:
 
     @property
     def fault(self) -> OSError | None:
-        """Why nothing can be written at present; None when writing is possible."""
+        """The reason why no data can be written at present; None when writing is possible."""
         return self._missing or self._overload
 
     @property
     def is_sealing(self) -> bool:
-        """Whether a segment is still being sealed. The next one waits for that, so that few are open."""
+        """Whether a segment is being sealed. The next segment is opened after that, so that few files are open."""
         return bool(self._sealed)
 
     @property
@@ -137,9 +138,9 @@ class Durability:
     # ---- syncing
 
     def sync(self) -> None:
-        """Start a sync of everything that was written."""
+        """Start a sync of all written data."""
         if self.segment.unsynced_bytes:
-            self._disk.ask("sync", self._sync_segment, self._on_sync_done)
+            self._disk.submit("sync", self._sync_segment, self._on_sync_done)
 
     def _sync_segment(self) -> None:
         segment, began_s = self.segment, time.monotonic()
@@ -156,10 +157,10 @@ class Durability:
         """Start a reservation of more numbers; `seq` is the number of the next row."""
         if not self._is_reserving:
             self._is_reserving = True
-            self._disk.ask("reserve", lambda: self._numbers.extend(seq), self._on_reserve_done)
+            self._disk.submit("reserve", lambda: self._numbers.extend(seq), self._on_reserve_done)
 
     def _on_reserve_done(self, error: Exception | None) -> None:
-        self._is_reserving = error is not None
+        self._is_reserving = error is not None  # a failed job is repeated
         self._report_failure("can't reserve numbers", error)
 
     def seal(self, following: SegmentFile, txns: Mapping[str, int]) -> None:
@@ -171,7 +172,7 @@ class Durability:
         """
         self._sealed.append((self.segment, dict(txns)))
         self.segment = following
-        self._disk.ask("seal", self._seal_segments, self._on_seal_done)
+        self._disk.submit("seal", self._seal_segments, self._on_seal_done)
 
     def _seal_segments(self) -> None:
         while self._sealed:
@@ -179,8 +180,8 @@ class Durability:
             self._check_files()
             self._lost.extend((segment, entry) for entry in segment.sync(kept_bytes=0))
             committed.save_snapshot(segment.path.parent, txns, segment.next_seq)
-            summary_of(segment.path)
-            self._sealed.popleft()
+            summary_of(segment.path)  # stores the summary for readers
+            self._sealed.popleft()  # last: after a failure, all of this is repeated
             segment.close()
 
     def _on_seal_done(self, error: Exception | None) -> None:
@@ -219,15 +220,15 @@ class Durability:
             log.error("the journal %s can't be written (%s); publishers wait until the disk has it", path, what)
         elif not is_overloaded:
             self._overload = None
-        self._disk.ask("look", self._check_files, self._on_check_done, retries=False)
+        self._disk.submit("check", self._check_files, self._on_check_done, retries=False)
 
     def _check_files(self) -> None:
-        """Check that the lock and the segments are where they were, and restore removed segments.
+        """Check that the lock and the segments are at their paths, and restore removed segments.
 
-        A segment is restored at the second check: then the event loop has seen the error and appends nothing.
+        A segment is restored at the second check. By then the event loop has the error and appends nothing.
 
         Raises:
-            OSError: a file is not there.
+            OSError: a file is missing.
         """
         lock = self._folder / LOCK
         if not is_open_at(self._lock, lock):
@@ -237,7 +238,7 @@ class Durability:
                 continue
             if not self._missing:
                 raise OSError(errno.ENOENT, f"{segment.path.name} was removed")
-            segment.put_back()
+            segment.restore()
             self._restored.append(segment)
 
     def _on_check_done(self, error: Exception | None) -> None:
@@ -246,29 +247,29 @@ class Durability:
         if error is not None and not self._missing:
             self._missing = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             log.error(
-                "the journal %s can't be written (%s); publishers wait and nothing is lost: bring it back",
+                "the journal %s can't be written (%s); publishers wait and nothing is lost: restore it",
                 self._settings.path,
                 self._missing.strerror,
             )
         elif error is None and self._missing:
             self._missing = None
-            self._disk.ask("reserve", self._numbers.repeat, self._on_reserve_done)
+            self._disk.submit("reserve", self._numbers.repeat, self._on_reserve_done)
             log.warning("the journal %s is available again", self._settings.path)
 
     # ---- retention, closing
 
     def retire(self) -> None:
-        """Start the removal of expired files. A jump of the clock makes no row older than it is."""
+        """Start the removal of expired files. After a jump of the clock, rows don't expire early."""
         longest_s = max(self._settings.retain_s or 0.0, self._settings.reader_timeout_s or 0.0)
         now_us = self._clock.now_us() - self._clock.jumped_us(longest_s)
-        self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
+        self._cleaner.submit("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
         retention.release_held(path, self._settings, now_us)
         files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
-        for sentence in self._readers.look(now_us):
+        for sentence in self._readers.check(now_us):
             log.warning("the journal %s: %s", path, sentence)
         if freed:
             log.info("the journal %s: removed %d expired files (%d bytes)", path, len(files), freed)
@@ -285,10 +286,10 @@ class Durability:
 
         Args:
             txns: the last commit of each query.
-            closed: called when everything is on the disk, even after this method has returned.
+            closed: called when all data is on the disk, even after this method has returned.
 
         Returns:
-            Whether everything is on the disk.
+            Whether all data is on the disk.
         """
         for timer in self._timers:
             timer.stop()
@@ -302,12 +303,12 @@ class Durability:
 
         def settle() -> None:
             self._seal_segments()
-            with suppress(OSError):  # the next hub continues after the reservation
+            with suppress(OSError):  # not needed: the next hub then continues after the reservation
                 self._numbers.settle(self.segment.next_seq)
 
-        self._on_sealed = lambda: None  # it would start another segment, when one is being sealed now
+        self._on_sealed = lambda: None  # for a segment that is being sealed now, it would start another segment
         self._sealed.append((self.segment, dict(txns)))
-        self._disk.ask("seal", settle, finished)
+        self._disk.submit("seal", settle, finished)
         self._cleaner.join(CLOSE_S)
         return self._disk.join(CLOSE_S)
 
@@ -319,20 +320,16 @@ def _every(seconds: float, function: Callable[[], None]) -> Any:
 
 
 def _lock_replacement(path: Path, lock: int) -> None:
-    """Lock a copy of the folder that has replaced it.
-
-    Raises:
-        OSError: there is no copy.
-    """
+    """Lock a copy that has replaced the folder. Raise OSError without a copy."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise OSError(errno.ENOENT, "its folder was moved, removed or unmounted") from None
     try:
-        if os.read(fd, 32).strip() != str(os.getpid()).encode():
+        if os.read(fd, 32).strip() != str(os.getpid()).encode():  # a copy of our lock file has our process id
             raise OSError(errno.ENOENT, "another folder is in its place")
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.dup2(fd, lock, inheritable=False)
+        os.dup2(fd, lock, inheritable=False)  # all users of the descriptor have the new lock
     finally:
         os.close(fd)
 
@@ -353,8 +350,8 @@ class _Job:
 class DiskThread:
     """Runs jobs one after the other in a thread.
 
-    Each job has a kind. Of each kind at most one job runs and one waits, which bounds the queue. Nothing is skipped,
-    since a waiting job handles everything that is due when it runs.
+    Each job has a kind. Of each kind at most one job runs and one waits, which bounds the queue. No work is skipped,
+    since a waiting job handles all work that is due when it runs.
     """
 
     def __init__(self) -> None:
@@ -365,16 +362,16 @@ class DiskThread:
         self._idle = Event()
         self._idle.set()
 
-    def ask(
+    def submit(
         self, kind: str, work: Callable[[], object], done: Callable[[Exception | None], None], retries: bool = True
     ) -> None:
-        """Queue a job. It replaces a waiting one of the same kind, at the same position.
+        """Queue a job. It replaces a waiting job of the same kind, at the same position.
 
         Args:
             kind: the kind of the job.
             work: the job, called in the thread.
             done: called in the event loop with the exception that `work` raised, or None.
-            retries: repeat a failed job every `RETRY_S` until it succeeds.
+            retries: whether a failed job is repeated every `RETRY_S` until it succeeds.
         """
         job = _Job(kind, work, done, retries, time.monotonic())
         if before := self._waiting.get(kind):
@@ -424,7 +421,7 @@ class DiskThread:
         assert job
         error: Exception | None = result.value
         if error is not None and job.retries:
-            newer = self._waiting.setdefault(job.kind, job)
+            newer = self._waiting.setdefault(job.kind, job)  # a newer job of this kind includes the failed one's work
             newer.since_s, newer.not_before_s = job.since_s, time.monotonic() + RETRY_S
         try:
             job.done(error)

@@ -1,8 +1,8 @@
-"""Files and locations of a journal: private files, atomic writes, checksums, addresses.
+"""Files and locations of a journal: private files, atomic writes, checksums, addresses, the token.
 
-Files are readable by their owner only, since payloads may be secret. Checksums are CRC-32 as in zlib. The pages of
-Parquet files have checksums of their own, the footer has none. So the manifest has the CRC-32 of the whole file, for
-`journal verify`, and of the footer, for every reader.
+Files are readable by their owner only, since payloads may be secret. Checksums are CRC-32 as in zlib. In Parquet files
+the pages have checksums, but the footer has none. So the manifest has the CRC-32 of the whole file, for `journal
+verify`, and of the footer, for every reader.
 """
 
 from __future__ import annotations
@@ -38,18 +38,24 @@ _FUTURE_S = 60.0
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents; existing folders keep their mode.
 
+    Args:
+        path: the folder.
+
     Raises:
         OSError: it can't be created.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
-    path.mkdir(exist_ok=True)  # raises when a file is there
+    path.mkdir(exist_ok=True)  # raises FileExistsError for a file of this name
 
 
 @contextmanager
-def there(folder: Path) -> Iterator[None]:
+def existing_folder(folder: Path) -> Iterator[None]:
     """Check that a folder exists before and after it is read: while it is being moved, its listing may be empty.
+
+    Args:
+        folder: the folder.
 
     Raises:
         FileNotFoundError: it is missing, or another folder has replaced it.
@@ -63,12 +69,12 @@ def there(folder: Path) -> Iterator[None]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Return whether a folder has a journal: an empty folder is what remains when a volume is unmounted."""
+    """Return whether a folder has a journal. The mount point of an unmounted volume is an empty folder."""
     return any((folder / name).exists() for name in ("wal", "manifest.json"))
 
 
 def touch(path: Path) -> None:
-    """Create a file that only its owner can read, for code that opens it by name; an existing one is not changed.
+    """Create a file that only its owner can read, for code that opens it by name; an existing file is not changed.
 
     Raises:
         OSError: it can't be created.
@@ -77,15 +83,15 @@ def touch(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return how long ago a file was changed, in seconds.
+    """Return the time since the last change of a file, seconds.
 
-    A time in the future, from a clock that was wrong, is set to now.
+    A time in the future comes from a wrong clock, and is set to now.
 
     Raises:
         FileNotFoundError: it does not exist.
     """
     found_s = time.time() - path.stat().st_mtime
-    if found_s >= -_FUTURE_S:
+    if found_s >= -_FUTURE_S:  # slightly negative: from a machine with another clock
         return found_s
     with suppress(PermissionError):
         os.utime(path)
@@ -93,7 +99,11 @@ def age_s(path: Path) -> float:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Sync the names in a folder to the disk: without that, a new file may be missing after a power failure.
+
+    Raises:
+        OSError: the disk is broken, or the folder is missing.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -107,7 +117,7 @@ def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
     Args:
         path: the final path.
         content: the content of the file.
-        sync: sync it to the disk.
+        sync: whether it is synced to the disk.
 
     Raises:
         OSError: the disk is full or broken; the temporary file is removed.
@@ -139,7 +149,7 @@ def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
 
 try:
     from zlib_ng.zlib_ng import crc32 as crc32  # 13 times as fast: zlib's took an eighth of the time of recording
-except ImportError:  # on a cluster that got smqrt's own files only
+except ImportError:  # on a cluster where only smqrt's own files were installed
     from zlib import crc32 as crc32
 
 MAGIC = b"PAR1"
@@ -200,13 +210,17 @@ def check_footer(file: IO[bytes], known: int | None) -> None:
 # ---- Locations of a journal: a folder, a URI of one, or the address under which a hub serves it, with its token.
 #
 # `pathlib` turns s3a://bucket/x into a local folder named `s3a:`. So all locations that users enter are checked here
-# first, and a URI of another machine gets one clear error.
+# first, and an unsupported URI gets one clear error.
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)
-"""A scheme of two characters or more, and one slash: `str(Path("s3a://bucket"))` is `s3a:/bucket`."""
+"""A scheme of two characters or more. One slash is enough: `str(Path("s3a://bucket"))` is `s3a:/bucket`."""
 _LOCAL_HOSTS = ("", "localhost")
 _PEM_BEGIN = "-----BEGIN"
-MOVED = "was moved, removed or unmounted; bring it back."
+TOKEN_FILE = "token"
+_TOKEN_BYTES = 32
+MIN_TOKEN_CHARS = 16
+"""Minimum length of a token, which a user may write by hand."""
+MOVED = "was moved, removed or unmounted; restore it."
 """The end of error messages about a journal's folder that is missing."""
 
 
@@ -222,22 +236,22 @@ def is_address(location: Path | str) -> bool:
 
 
 def is_elsewhere(location: Path | str) -> bool:
-    """Return whether a location is a URI of something that is not a folder of this machine."""
+    """Return whether a location is a URI other than a folder of this machine."""
     return scheme(location) not in ("", "file")
 
 
 def local_folder(location: Path | str, what: str, remedy: str) -> Path:
     """Return the folder of this machine from a path, or from a URI such as file:///mnt/x.
 
-    As in Hadoop and Spark, nothing in a URI is unescaped: `%20` is three characters of a name.
+    As in Hadoop and Spark, URIs are not unescaped: `%20` is three characters of a name.
 
     Args:
         location: a path or a URI from the user.
         what: its name in the error message, such as "--state".
-        remedy: what to enter instead.
+        remedy: the valid input, for the error message.
 
     Raises:
-        ArgumentError: it is a URI of something else.
+        ArgumentError: it is another kind of URI.
     """
     if not scheme(location):
         return Path(location)
@@ -320,7 +334,7 @@ def checked_url(url: str) -> str:
 
 
 def trusted_certificates(cafile: str | None) -> str | None:
-    """Return trusted certificates as text, so that other machines don't need the file.
+    """Return trusted certificates as text, so that processes on other machines don't need the file.
 
     Args:
         cafile: a PEM file, or its content.
@@ -343,8 +357,8 @@ class HubAddress:
     """The address of a journal's hub. `HubAddress.of` creates one.
 
     Attributes:
-        folder: the journal's folder: its `hub.json` has the address, and is read at each use.
-        given: the address itself, if that was given.
+        folder: the journal's folder; its `hub.json` has the address and is read at each use.
+        given: the address that the user entered; None with a folder.
     """
 
     folder: Path | None = None
@@ -407,3 +421,34 @@ def with_token(url: str, token: str | None) -> str:
     if not token or not token.isprintable() or not token.isascii():
         raise JournalError(f"{url} needs a token: the content of the file `token` in the journal's folder.")
     return token
+
+
+def journal_token(journal: Path) -> str:
+    """Return the token of a journal. A missing one is created.
+
+    Args:
+        journal: its folder.
+
+    Raises:
+        JournalError: the file can't be read or created, or has no valid token.
+    """
+    path = journal / TOKEN_FILE
+    try:
+        if not path.exists():
+            ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
+            try:
+                with suppress(FileExistsError):
+                    os.link(ready, path)  # not a rename: when two hubs start at once, both use the first token
+            finally:
+                os.unlink(ready)
+        path.chmod(FILE_MODE)
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JournalError(
+            f"{path} can't be used: {error}; give this user access to the folder, or remove the file."
+        ) from None
+    if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
+        raise JournalError(
+            f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
+        )
+    return text

@@ -1,15 +1,15 @@
 -- Joins the columns of many small batches of a segment (layout: smqrt/journal/columns.py), for LuaJIT.
--- Called as chunk(most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, {at, bytes, at, bytes ...}): the
+-- Called as chunk(max_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, {at, bytes, at, bytes ...}): the
 -- positions of the numbers in a batch's header, and the constant bytes between them.
-local most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, constant = ...
+local max_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, constant = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bor, lshift, rshift = bit.band, bit.bor, bit.lshift, bit.rshift
 ffi.cdef "int memcmp(const void*, const void*, size_t)"
 local u8s, i32s, i64s = ffi.typeof "const uint8_t*", ffi.typeof "const int32_t*", ffi.typeof "const int64_t*"
 local to_u8, to_i32 = ffi.typeof "uint8_t*", ffi.typeof "int32_t*"
 
-local starts, counts = ffi.new("const uint8_t*[?]", most_batches), ffi.new("int32_t[?]", most_batches)
-local bodies, batches, rows = ffi.new("int64_t[?]", most_batches), 0, 0
+local starts, counts = ffi.new("const uint8_t*[?]", max_batches), ffi.new("int32_t[?]", max_batches)
+local bodies, batches, rows = ffi.new("int64_t[?]", max_batches), 0, 0
 
 local function i64(p, at) return tonumber(ffi.cast(i64s, p + at)[0]) end
 
@@ -21,14 +21,15 @@ local function is_batch(p)
   return true
 end
 
--- Surveys the batches from `at` on until they have `most` rows. Returns where it stopped, and the number of rows.
-local function survey(address, at, length, most)
+-- Surveys the batches from `at` on until they have `max` rows. Returns the position after them, and the number of rows.
+local function survey(address, at, length, max)
   local data = ffi.cast(u8s, address)
   batches, rows = 0, 0
-  while at < length and rows < most and batches < most_batches do
+  while at < length and rows < max and batches < max_batches do
     local p = data + at
     if length - at < header_bytes or not is_batch(p) then error("no batch starts where one should", 0) end
     local count, body = i64(p, rows_at), i64(p, body_at)
+    -- The number of rows is an int32, and a column of texts has one more offset than rows.
     if count < 1 or count > 2147483646 or body < 0 or body > length - at - header_bytes then
       error("a batch is longer than its bytes", 0)
     end

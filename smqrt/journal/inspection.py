@@ -24,6 +24,7 @@ from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096
 _WAIT_S = 10.0
+"""How long `follow` waits for rows at once, seconds."""
 _FLAG_WORDS = {
     Flag.DIRECT: "direct",
     Flag.UNROUTED: "unrouted",
@@ -35,6 +36,7 @@ _FLAG_WORDS = {
 OnRows = Callable[[int], None]
 """Called with the number of further rows that were processed."""
 _GROUP_ROWS = 1 << 16
+"""Batches are joined until they have this many rows, which become one row group of a Parquet file."""
 _PROGRESS_ROWS = 1024
 NEEDS_PYARROW = "{what} needs pyarrow, which is not installed: pip install 'smqrt[spark]'"
 
@@ -52,7 +54,16 @@ class RecordedRow(NamedTuple):
 def in_order(
     journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None
 ) -> Iterator[RecordedRow]:
-    """Yield the rows of all nodes from `start` to `end` (exclusive) by time; rows of a node stay in sequence."""
+    """Yield the rows of all nodes by time; the rows of one node stay in sequence.
+
+    Args:
+        journal: the journal.
+        start, end: the range of rows by node; `end` is exclusive.
+        topics: patterns of the topics; None for all rows, also messages to one client.
+
+    Raises:
+        JournalError: the journal can't be read.
+    """
 
     def of(node: str, last: int) -> Iterator[RecordedRow]:
         return (RecordedRow(node, row) for row in journal.rows({node: start.get(node, 0)}, {node: last}, topics))
@@ -61,29 +72,44 @@ def in_order(
 
 
 def latest(journal: Journal, end: Offsets, count: int, topics: Sequence[str] | None = None) -> list[RecordedRow]:
-    """Return the last `count` rows before `end`, oldest first. It reads backwards, and only what is needed."""
+    """Return the last `count` rows before `end`, oldest first. It reads backwards until it has enough rows.
+
+    Args:
+        journal: the journal.
+        end: by node, the number after the last row.
+        count: number of rows.
+        topics: as for `in_order`.
+
+    Raises:
+        JournalError: the journal can't be read.
+    """
     begin = journal.begin()
     rows: list[RecordedRow] = []
     for node, last in end.items():
-        rows += (RecordedRow(node, row) for row in _last_of(journal, node, begin.get(node, 0), last, count, topics))
+        found: deque[Row] = deque()
+        part_rows = window = max(_FIRST_WINDOW_ROWS, count)
+        while last > begin.get(node, 0) and len(found) < count:
+            start = max(begin.get(node, 0), last - window)
+            for part in reversed(journal.plan({node: start}, {node: last}, max_rows=part_rows)):
+                if len(found) < count:  # after a gap in the numbers, a window may have many parts
+                    found.extendleft(reversed([row for chunk in part for row in journal.rows_of(chunk, topics)]))
+            last, window = start, window * 4  # rare topics need large windows
+        rows += (RecordedRow(node, row) for row in deque(found, count))
     rows.sort(key=lambda recorded: recorded.row.ts_us)
     return rows[len(rows) - count :] if count < len(rows) else rows
 
 
-def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topics: Sequence[str] | None) -> deque[Row]:
-    found: deque[Row] = deque()
-    window = max(_FIRST_WINDOW_ROWS, count)
-    while end > begin and len(found) < count:
-        start = max(begin, end - window)
-        for part in reversed(journal.plan({node: start}, {node: end}, max_rows=max(_FIRST_WINDOW_ROWS, count))):
-            if len(found) < count:  # after a gap in the numbers, a window may have many parts
-                found.extendleft(reversed([row for chunk in part for row in journal.rows_of(chunk, topics)]))
-        end, window = start, window * 4  # rare topics need large windows
-    return deque(found, count)
-
-
 def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[RecordedRow]:
-    """Yield rows from `start` on as they are written, forever."""
+    """Yield rows from `start` on as they are written. The iterator does not end.
+
+    Args:
+        journal: the journal.
+        start: by node, the number of the first row.
+        topics: as for `in_order`.
+
+    Raises:
+        JournalError: the journal can't be read.
+    """
     while True:
         end = journal.wait(start, _WAIT_S)
         if any(last > start.get(node, 0) for node, last in end.items()):
@@ -102,18 +128,16 @@ def words(flags: int) -> list[str]:
 def as_line(recorded: RecordedRow) -> str:
     """Return a row as a line of text: time, topic, uid, payload and flags."""
     row = recorded.row
-    where = row.topic if row.topic is not None else f"(to {row.tid})"
-    where = f"{where} ({row.subtopic})" if row.subtopic else where
-    parts = [iso(row.ts_us), printable(where), printable(row.uid or "-"), _visible(row.payload)]
-    return "  ".join(parts + [f"[{word}]" for word in words(row.flags)])
-
-
-def _visible(payload: bytes) -> str:
+    target = row.topic if row.topic is not None else f"(to {row.tid})"
+    target = f"{target} ({row.subtopic})" if row.subtopic else target
     try:
-        text = payload.decode()
+        payload = row.payload.decode()
+        if payload != printable(payload):  # control characters would change the terminal
+            payload = json_line(payload)
     except UnicodeDecodeError:
-        return f"0x{payload.hex()}"
-    return text if text == printable(text) else json_line(text)
+        payload = f"0x{row.payload.hex()}"
+    parts = [iso(row.ts_us), printable(target), printable(row.uid or "-"), payload]
+    return "  ".join(parts + [f"[{word}]" for word in words(row.flags)])
 
 
 def as_fields(recorded: RecordedRow) -> dict[str, object]:
@@ -139,10 +163,10 @@ class JournalStats:
     Attributes:
         rows: number of rows.
         segments, segment_bytes: number and size of the segments.
-        files, file_bytes: number and size of the compacted files; the size of a remote journal's files is 0.
+        files, file_bytes: number and size of the compacted files; the size is 0 for a remote journal.
         first_us, last_us: times of the first and the last row; None without rows.
         rate: rows per second between these times.
-        offsets: by node, the number of the oldest row, and of the next one.
+        offsets: by node, the numbers of the oldest row and of the next row.
         topics: rows by topic, the most frequent first; "" for messages to one client; None when not counted.
         readers: by query, its backlog in rows; empty for a remote journal.
         stale_readers: by stale query, the time of its last report.
@@ -173,7 +197,7 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
 
     Args:
         journal: the journal.
-        count_topics: count rows by topic, which reads all rows.
+        count_topics: whether rows are counted by topic, which reads all rows.
 
     Raises:
         JournalError: it can't be read.
@@ -206,7 +230,7 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
 
 
 _MAX_READ = 1_000_000
-"""Most rows that are read for a reader's backlog, where no index marks results: topics are counted row by row, too."""
+"""Maximum number of rows that are read for one backlog, where no index marks results. Topics need all rows, too."""
 
 
 def _topics(journal: Journal, chunk: Chunk) -> Counter[str]:
@@ -231,14 +255,14 @@ def export(
     topics: Sequence[str] | None = None,
     on_rows: OnRows = lambda count: None,
 ) -> int:
-    """Write rows to a file in the format of its suffix. The file appears when it is complete.
+    """Write rows to a file in the format of its suffix. The file gets its name when it is complete.
 
     Args:
         journal: the journal.
         start, end: the range of rows by node; `end` is exclusive.
         to: a file with the suffix .parquet, .arrow, .csv or .jsonl.
-        topics: patterns of the topics; None for all, also messages to one client.
-        on_rows: called from time to time with the number of further rows.
+        topics: patterns of the topics; None for all rows, also messages to one client.
+        on_rows: called regularly with the number of further rows.
 
     Returns:
         The number of rows in the file.
@@ -250,7 +274,7 @@ def export(
     write = _WRITERS.get(to.suffix)
     if write is None:
         raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the suffix is the format")
-    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    beside = to.with_name(f".{to.name}.{os.getpid()}")  # in the same folder: a rename is atomic there only
     try:
         touch(beside)
         rows = write(journal, start, end, beside, topics, on_rows)
@@ -320,24 +344,19 @@ def _write_tables(
     opened: Callable[[Any], Any],
     on_rows: OnRows,
 ) -> int:
-    """Write record batches, joined to larger ones, with the writer that `opened` returns for a schema."""
+    """Write joined record batches with the writer that `opened` returns for a schema."""
     import pyarrow
 
     schema = tables.schema()
     rows = 0
     with opened(schema) as writer:
-        for batches in _grouped(_batches(journal, start, end, topics)):
+        chunks = (chunk for part in journal.plan(start, end, topics=topics) for chunk in part)
+        for batches in _grouped(batch for chunk in chunks for batch in journal.tables(chunk, topics=topics)):
             writer.write_table(pyarrow.Table.from_batches(batches, schema).combine_chunks())
             count = sum(batch.num_rows for batch in batches)
             on_rows(count)
             rows += count
     return rows
-
-
-def _batches(journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None) -> Iterator[Any]:
-    for chunks in journal.plan(start, end, topics=topics):
-        for chunk in chunks:
-            yield from journal.tables(chunk, topics=topics)
 
 
 def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:

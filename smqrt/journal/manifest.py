@@ -1,11 +1,11 @@
-"""Manifest of a journal: which rows are in Parquet files, and in which.
+"""Manifest of a journal: the Parquet files, and the rows in them.
 
 Readers take rows below a node's `compacted_through` from Parquet files, the others from segments. The root,
 `manifest.json`, is small and lists pages with their ranges, so that a reader finds a few files without the entries of
 all others. A page, a JSON file in `manifest/`, describes a few hundred consecutive files of one node. It never changes:
-its name ends with the digest of its content. So a page can be cached forever, and a root always finds the pages it was
-written with. Pages are cut by the number of files, not by day: they don't overlap, stay short, and are found by
-bisection (decision 0014).
+its name ends with the digest of its content. So a page can be cached without a time limit, and a root always refers to
+the pages it was written with. Pages are cut by the number of files, not by day: they don't overlap, stay short, and are
+found by bisection (decision 0014).
 
 All changes go through `edit`, and are atomic: new pages get new names, then the root is replaced.
 """
@@ -31,11 +31,11 @@ FILE = "manifest.json"
 VERSION = 2
 PAGES_FOLDER = "manifest"
 PAGE_FILES = 256
-"""Most files of a page, so that reading one takes a millisecond or two."""
+"""Maximum number of files of a page, so that a page is read in a millisecond or two."""
 PAGE_BYTES = 512 << 10
-"""Most bytes of a page, unless it has one file: entries of files with many topics are long."""
+"""Maximum size of a page, unless it has one file: entries of files with many topics are long."""
 MAX_TOPICS = 64
-"""A file with more topics doesn't list them; it has a Bloom filter."""
+"""The entry of a file with more topics has a Bloom filter instead of the list."""
 _CACHED_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
 """How long a replaced page stays, since a reader may have the old root."""
@@ -54,11 +54,11 @@ class DataFile:
         path: relative to the journal, `data/date=…/hour=…/<node>-<first>-<last>.parquet`.
         node: the node that wrote its rows.
         first, last: its lowest and highest number; it has all numbers between.
-        rows: how many.
+        rows: number of rows.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
         bytes: its size.
         topics: the topics of its rows; None when there are more than `MAX_TOPICS`.
-        topic_filter: then their `filters.bloom_filter`; None in files of older versions.
+        topic_filter: with more topics, their `planning.bloom_filter`; None in files of older versions.
         crc32: checksum of the whole file; None in files of older versions, whose pages have no checksums either.
         footer_crc32: checksum of its footer.
         schemas: (topics, DDL) of its column `json`; empty without that column, or in files of older versions.
@@ -89,7 +89,7 @@ class ManifestPage:
         name: the name of its file in `manifest/`.
         node: the node of its files.
         first, last: the lowest and highest number in its files.
-        files, rows, bytes: how many files, their rows, and their size.
+        files, rows, bytes: number of files, their rows, and their size.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
     """
 
@@ -123,12 +123,6 @@ def page_as_json(page: ManifestPage) -> JsonObject:
     return {name: getattr(page, name) for name in _PAGE_FIELDS}
 
 
-def _file_as_text(file: DataFile) -> str:
-    values = {name: getattr(file, name) for name in _FILE_FIELDS}
-    some = {name: value for name, value in values.items() if value is not None and value != () and value is not False}
-    return json.dumps(some, ensure_ascii=False)
-
-
 def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[DataFile]:
     """Yield the files of a page that have numbers from `start` up to but not including `end`."""
     for at in range(bisect_left(files, start, key=lambda file: file.last), len(files)):
@@ -139,19 +133,21 @@ def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[D
 
 def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, tuple[DataFile, ...]]]:
     """Yield pages (entry in the root, text, files) for one node's files in ascending order."""
-    some: list[DataFile] = []
+    page_files: list[DataFile] = []
     texts: list[str] = []
     size = 0
     for file in files:
-        text = _file_as_text(file)
-        if some and (len(some) == PAGE_FILES or size + len(text) > PAGE_BYTES):
-            yield _encode_page(some, texts)
-            some, texts, size = [], [], 0
-        some.append(file)
+        fields = ((name, getattr(file, name)) for name in _FILE_FIELDS)
+        given = {name: value for name, value in fields if value is not None and value != () and value is not False}
+        text = json.dumps(given, ensure_ascii=False)
+        if page_files and (len(page_files) == PAGE_FILES or size + len(text) > PAGE_BYTES):
+            yield _encode_page(page_files, texts)
+            page_files, texts, size = [], [], 0
+        page_files.append(file)
         texts.append(text)
         size += len(text)
-    if some:
-        yield _encode_page(some, texts)
+    if page_files:
+        yield _encode_page(page_files, texts)
 
 
 def _encode_page(files: list[DataFile], texts: list[str]) -> tuple[ManifestPage, bytes, tuple[DataFile, ...]]:
@@ -217,13 +213,13 @@ ReadPage = Callable[[ManifestPage], Sequence[DataFile]]
 
 
 class Manifest:
-    """The compacted files of a journal. It is immutable; `edit` changes the one on disk.
+    """The compacted files of a journal. It is immutable; `edit` changes the manifest on the disk.
 
     Args:
         nodes: by node, the number below which rows are in Parquet files.
         listed: the pages, in any order.
         read_page: returns the files of a page, ascending.
-        settled: by node, the number below which no files will be merged any more; 0 for a missing node.
+        settled: by node, the number below which files are merged completely; 0 for a missing node.
 
     Attributes:
         nodes, read_page, settled: as given.
@@ -239,18 +235,18 @@ class Manifest:
         self.nodes, self.settled = dict(nodes), dict(settled)
         self.read_page = read_page
         ordered = sorted(listed, key=lambda page: (page.node, page.first))
-        self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
+        self._pages = {node: list(pages) for node, pages in groupby(ordered, lambda page: page.node)}
 
     def pages(self, node: str | None = None) -> list[ManifestPage]:
         """Return the pages of a node, or of all, ascending."""
         if node is not None:
             return list(self._pages.get(node, ()))
-        return [page for some in self._pages.values() for page in some]
+        return [page for pages in self._pages.values() for page in pages]
 
     def first(self, node: str) -> int | None:
         """Return the lowest number of a node in a file; None without a file."""
-        some = self._pages.get(node)
-        return some[0].first if some else None
+        pages = self._pages.get(node)
+        return pages[0].first if pages else None
 
     def files(
         self,
@@ -270,12 +266,12 @@ class Manifest:
             FileNotFoundError: a page was replaced meanwhile: load the manifest again.
             JournalError: a page can't be read.
         """
-        some = self._pages.get(node, [])
-        for at in range(bisect_left(some, start, key=lambda page: page.last), len(some)):
-            if some[at].first >= end:
+        pages = self._pages.get(node, [])
+        for at in range(bisect_left(pages, start, key=lambda page: page.last), len(pages)):
+            if pages[at].first >= end:
                 return
-            if wanted(some[at]):
-                yield from files_between(self.read_page(some[at]), start, end)
+            if wanted(pages[at]):  # before the page is read
+                yield from files_between(self.read_page(pages[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
         """Yield the files of all nodes; raises as `files`."""
@@ -312,11 +308,11 @@ def _in_memory(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     """Return a manifest with pages that are not on disk."""
     ordered = sorted(files, key=lambda file: (file.node, file.first))
     found: dict[ManifestPage, Sequence[DataFile]] = {}
-    for _, of_node in groupby(ordered, lambda file: file.node):
-        some = list(of_node)
-        for at in range(0, len(some), PAGE_FILES):
-            piece = some[at : at + PAGE_FILES]
-            found[page_of("", piece)] = piece
+    for _, group in groupby(ordered, lambda file: file.node):
+        node_files = list(group)
+        for at in range(0, len(node_files), PAGE_FILES):
+            page_files = node_files[at : at + PAGE_FILES]
+            found[page_of("", page_files)] = page_files
     return Manifest(nodes, found, found.__getitem__)
 
 
@@ -334,37 +330,33 @@ _MAX_CACHED_ROOTS = 8
 
 
 def load(journal: Path) -> Manifest:
-    """Read the manifest of a journal, without its pages. Without a file, nothing is compacted.
+    """Return the manifest of a journal without reading its pages. A missing file means that no row is compacted.
+
+    An unchanged file is not read again, since every operation on a journal needs the manifest.
 
     Raises:
         JournalError: it can't be read.
     """
     path = journal / FILE
     try:
-        return _load_root(path)
+        found = path.stat()
+        version = (found.st_ino, found.st_mtime_ns, found.st_size)
+        cached = _cached_roots.get(path)
+        if cached is None or cached[0] != version:
+            while len(_cached_roots) >= _MAX_CACHED_ROOTS:
+                _cached_roots.pop(next(iter(_cached_roots)), None)  # None: another thread may have removed it
+            manifest = parse(json.loads(path.read_bytes()), lambda page: load_page(journal, page))
+            cached = _cached_roots[path] = version, manifest
+        return cached[1]
     except FileNotFoundError:
         return _in_memory({}, ())
     except (OSError, ValueError, RecursionError) as error:
         raise JournalError(f"{path} can't be read: {error}; run `smqrt journal verify`.") from None
 
 
-def _load_root(path: Path) -> Manifest:
-    """Read a root, unless the file is unchanged: every operation on a journal needs it."""
-    found = path.stat()
-    version = (found.st_ino, found.st_mtime_ns, found.st_size)
-    known = _cached_roots.get(path)
-    if known is None or known[0] != version:
-        while len(_cached_roots) >= _MAX_CACHED_ROOTS:
-            _cached_roots.pop(next(iter(_cached_roots)), None)
-        journal = path.parent
-        manifest = parse(json.loads(path.read_bytes()), lambda page: load_page(journal, page))
-        known = _cached_roots[path] = version, manifest
-    return known[1]
-
-
 def text(journal: Path) -> bytes:
     """Return the root of a journal's manifest as JSON. Raises as `load`."""
-    manifest = load(journal)  # also checks the file
+    manifest = load(journal)  # raises an error for an invalid file
     try:
         return (journal / FILE).read_bytes()
     except FileNotFoundError:
@@ -376,7 +368,7 @@ class ManifestEdit:
 
     Attributes:
         nodes: by node, the number below which rows are in Parquet files; writable.
-        settled: by node, the number below which no files will be merged any more; writable.
+        settled: by node, the number below which files are merged completely; writable.
     """
 
     def __init__(self, before: Manifest) -> None:
@@ -415,7 +407,7 @@ class ManifestEdit:
         for name in {page.name for page in before} - names - {""}:  # the grace of replaced pages begins now
             with suppress(FileNotFoundError):
                 os.utime(folder / name)
-        for path in folder.glob("*"):  # also pages that a crash left
+        for path in folder.glob("*"):  # also pages that a crash left over
             with suppress(FileNotFoundError):
                 if path.name not in names and age_s(path) > PAGE_GRACE_S:
                     path.unlink()
@@ -423,7 +415,7 @@ class ManifestEdit:
     def _updated_pages(self, journal: Path, node: str) -> Iterator[ManifestPage]:
         """Write the changed pages of a node, and yield all its pages.
 
-        Written are the pages with changed files, the page before them, which may have space, and pages of version 1.
+        It writes the pages with changed files, the page before them, which may have space, and pages of version 1.
         """
         known = self._before.pages(node)
         added, removed = self._added.get(node, []), self._removed.get(node, set())
@@ -435,9 +427,9 @@ class ManifestEdit:
             begin = max(0, bisect_left(known, first, key=lambda page: page.last) - 1)
             end = next((at for at in range(begin, len(known)) if known[at].first > last), len(known))
         files = {file for page in known[begin:end] for file in self._before.read_page(page)}
-        left = sorted((files - removed) | {*added}, key=lambda file: file.first)
+        remaining = sorted((files - removed) | {*added}, key=lambda file: file.first)
         yield from known[:begin]
-        for page, content, _ in cut_pages(left):
+        for page, content, _ in cut_pages(remaining):
             path = journal / PAGES_FOLDER / page.name
             if not path.exists():  # else the content is the same, since the name has its digest
                 make_folder(path.parent)
@@ -448,7 +440,10 @@ class ManifestEdit:
 
 @contextmanager
 def edit(journal: Path) -> Iterator[ManifestEdit]:
-    """Yield changes to the manifest, and save them at the end. Other processes wait meanwhile.
+    """Yield changes to the manifest, and save them at the end. Other processes wait for that.
+
+    Args:
+        journal: the journal's folder.
 
     Raises:
         JournalError: it can't be read or written.
@@ -456,7 +451,7 @@ def edit(journal: Path) -> Iterator[ManifestEdit]:
     fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        _cached_roots.pop(journal / FILE, None)
+        _cached_roots.pop(journal / FILE, None)  # another process may have changed it within a clock tick
         changes = ManifestEdit(load(journal))
         yield changes
         try:

@@ -1,13 +1,13 @@
 """Compacted files: Parquet files of segments, one per hour, and merged files, of an hour or a day.
 
 Row groups have at most 64Ki rows, with statistics of topic, ts and seq, so that a query for a topic, a time or a range
-reads few of them. Groups are in order of sequence numbers. Within a group, an hour's file has its rows in that order,
+reads few of them. Groups are in order of sequence numbers. In an hour's file the rows of a group are in that order,
 too. A merged file sorts each group by topic: that compresses better, and readers with the page index skip most pages. A
 file gets its name when it is complete.
 
 Merging reduces the number of files that a query opens, and the cost of each file (its footer, its entry in the
-manifest). Merged files have consecutive numbers. The old files are moved to `retired/` for the grace: a reader that has
-planned to read one finds it there, and tools that read all of `data/` find no row twice.
+manifest). Merged files have consecutive numbers. The old files are moved to `retired/` for the grace period. A reader
+that has planned to read one opens it there, and tools that read all of `data/` see each row once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _ZSTD_LEVEL = 3
 RETIRED = "retired"
 _DAY_HOURS = 24
 _HOUR_GRACE = 2
-"""An hour is closed when rows of a later one are compacted, or after this time, since late rows have arrived then."""
+"""An hour is closed when rows of a later hour are compacted, or after this many hours, when no late rows are expected.
+"""
 _VARIANT = "variant"
 _TOPIC, _PAYLOAD = ([column.name for column in COLUMNS].index(name) for name in ("topic", "payload"))
 
 Schemas = tuple[tuple[str, str], ...]
 Shred = Callable[[Path, Path], None]
-"""Writes from a Parquet file (first path) another one with the same rows in the same order."""
+"""Writes a Parquet file (second path) with the same rows in the same order as another one (first path)."""
 
 
 def hour_of(ts_us: int) -> int:
@@ -60,7 +61,7 @@ def folder_of(hour: int) -> str:
 
 
 def day_folder_of(hour: int) -> str:
-    """Return the folder for files of several hours of a day. Tools that read folders as columns see the hour null."""
+    """Return the folder for files of several hours of a day. Tools that read folders as columns see null as hour."""
     return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
 
 
@@ -73,7 +74,7 @@ class CompactedFile:
         folder: its folder, relative to the journal.
         first: the number of its first row.
         schema: the pyarrow.Schema of all columns.
-        schemas: (topics, DDL) of the column `json`, if known.
+        schemas: (topics, DDL) of the column `json`, if they are known.
 
     Raises:
         ImportError: pyarrow is missing.
@@ -103,8 +104,13 @@ class CompactedFile:
         return self._first + self._rows
 
     def add(self, batch: pa.RecordBatch, broker: str) -> None:
-        """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the batch before."""
-        if self._waiting and broker != self._broker:
+        """Append a batch.
+
+        Args:
+            batch: rows of a segment, which follow those of the previous batch.
+            broker: the name of the broker that wrote them.
+        """
+        if self._waiting and broker != self._broker:  # a group has one value in the column `broker`
             self._write_group()
         self._broker = broker
         self._waiting.append(batch)
@@ -134,7 +140,17 @@ class CompactedFile:
         return group
 
     def close(self, shred: Shred | None = None) -> Unnamed:
-        """Complete the file, which still has its temporary name."""
+        """Complete the file, which keeps its temporary name.
+
+        Args:
+            shred: writes the file again with a VARIANT column; None for none.
+
+        Returns:
+            The file and its entry for the manifest.
+
+        Raises:
+            JournalError: the file from `shred` has other rows.
+        """
         if self._waiting:
             self._write_group()
         self._writer.close()
@@ -207,12 +223,12 @@ class HourFile(CompactedFile):
 
 
 class MergedFile(CompactedFile):
-    """A compacted file with rows of others.
+    """A compacted file with rows of other compacted files.
 
     Args:
         journal, node, folder, first, schema, schemas: as for `CompactedFile`.
         by_topic: sort each group by topic. False for files that Spark writes again: it makes other groups, whose
-            numbers would have holes then.
+            numbers would then have gaps.
     """
 
     def __init__(
@@ -258,7 +274,7 @@ def _options(schema: Any) -> dict[str, Any]:
     return {
         "compression": "zstd",
         "compression_level": _ZSTD_LEVEL,
-        "use_dictionary": plain + leaves,
+        "use_dictionary": plain + leaves,  # payloads and growing numbers rarely repeat
         "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
         "write_statistics": [*plain, *_GROWING, *leaves],
         "write_page_index": True,
@@ -282,14 +298,14 @@ def _leaves(path: str, kind: Any) -> Iterator[str]:
 
 
 def merge_groups(
-    files: Sequence[DataFile], now_us: int, most_bytes: int, fits: Callable[[DataFile, DataFile], bool]
+    files: Sequence[DataFile], now_us: int, max_bytes: int, fits: Callable[[DataFile, DataFile], bool]
 ) -> Iterator[list[DataFile]]:
     """Yield groups of consecutive files of a node, each to be merged into one.
 
     Args:
         files: in ascending order.
         now_us: the time, microseconds since 1970.
-        most_bytes: most bytes of a group; files above half of it are not merged.
+        max_bytes: maximum size of a group; files above half of it are not merged.
         fits: returns whether two files can be in a group.
     """
     newest_hour = _newest_closed_hour(files, now_us)
@@ -298,8 +314,8 @@ def merge_groups(
         if group:
             last, period = group[-1], _period(file, newest_hour)
             alike = period is not None and period == _period(last, newest_hour) and last.last + 1 == file.first
-            small = max(last.bytes, file.bytes) <= most_bytes // 2
-            if not (alike and small and sum(one.bytes for one in (*group, file)) <= most_bytes and fits(last, file)):
+            small = max(last.bytes, file.bytes) <= max_bytes // 2
+            if not (alike and small and sum(one.bytes for one in (*group, file)) <= max_bytes and fits(last, file)):
                 yield from [group] * (len(group) > 1)
                 group = []
         group.append(file)
@@ -307,7 +323,15 @@ def merge_groups(
 
 
 def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
-    """Return the number below which no file will be merged again, once all groups are merged; None without a file."""
+    """Return the number below which no file will be merged again, once all groups are merged.
+
+    Args:
+        files: the files of a node in ascending order.
+        now_us: the time, microseconds since 1970.
+
+    Returns:
+        The number; None without a file.
+    """
     newest_hour = _newest_closed_hour(files, now_us)
     for file in files:
         period = _period(file, newest_hour)
@@ -336,12 +360,12 @@ def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
 
 
 def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unnamed:
-    """Write a file with the rows of others.
+    """Write a file with the rows of other files.
 
     Args:
         journal: its folder.
         files: consecutive files.
-        shred: writes a VARIANT column; needed if the files have one.
+        shred: writes a VARIANT column; needed for files with one.
 
     Returns:
         The file with its temporary name.
@@ -353,7 +377,7 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
     hours = {hour_of(one) for file in files for one in (file.ts_min_us, file.ts_max_us)}
     folder = folder_of(min(hours)) if len(hours) == 1 else day_folder_of(min(hours))
     schema, schemas = plain_schema(journal / files[0].path), files[0].schemas
-    if any(file.schemas != schemas for file in files):  # same columns, but for other topics
+    if any(file.schemas != schemas for file in files):  # the same columns, but from other topics
         schemas = ()
     opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
     try:
@@ -393,7 +417,7 @@ def _read_file(journal: Path, file: DataFile) -> Iterator[Any]:
                 yield from tables.in_order(opened.read_row_group(group, names)).to_batches()
     except (ArrowException, ValueError, OSError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # an error of the disk, not of the file's content
+            raise  # an error of the disk, not in the file's content
         raise JournalError(f"{path} can't be merged: {error}; {REMEDY}.") from None
 
 
@@ -401,7 +425,7 @@ def _read_file(journal: Path, file: DataFile) -> Iterator[Any]:
 
 
 def retire_files(journal: Path, paths: Iterable[Path]) -> None:
-    """Move files from `data/` to `retired/`, where readers find them until the grace is over.
+    """Move files from `data/` to `retired/`, where readers can open them until the grace is over.
 
     Raises:
         OSError: they can't be moved.
@@ -410,7 +434,7 @@ def retire_files(journal: Path, paths: Iterable[Path]) -> None:
     make_folder(folder)
     for path in paths:
         with suppress(FileNotFoundError):  # expired meanwhile
-            os.utime(path)
+            os.utime(path)  # the grace begins now
             os.replace(path, folder / path.name)
 
 

@@ -1,7 +1,7 @@
 """Schemas of JSON payloads in Spark's DDL: `device string, temp double, gps struct<lat: double>`.
 
-One text is used by compaction to typed columns, `smqrt journal schema`, and Spark's own `from_json`. It has only the
-types of JSON values. A value of a wrong type becomes null, and other fields stay, as with Spark's `from_json`.
+Compaction to typed columns, `smqrt journal schema` and Spark's `from_json` use the same text. It has only the types of
+JSON values. A value of a wrong type becomes null, and other fields keep their values, as with Spark's `from_json`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>,:]))")
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
 _MAX_DEPTH = 64
 DOMINANT = 0.95
-"""The type of at least this share of a field's values is the field's type; without one it is string."""
+"""A field gets the type of at least this share of its values; without such a type it is a string."""
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _INT64_LIMIT = 1 << 63
@@ -107,6 +107,9 @@ def parse_ddl(text: str) -> StructType:
 def merge_schemas(schemas: Mapping[str, str]) -> StructType:
     """Return the fields of all schemas together.
 
+    Args:
+        schemas: DDL texts by topic pattern.
+
     Raises:
         ArgumentError: a DDL is invalid, or a name has different types in two of them.
     """
@@ -137,7 +140,10 @@ class _Parser:
     def _fields(self, end: str, depth: int) -> StructType:
         fields: dict[str, PayloadType] = {}
         while True:
-            name = self._name()
+            kind, name = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+            if kind not in ("word", "quoted"):
+                raise self._wrong(f"a name is missing before {name or 'the end'!r}")
+            self._at += 1
             if self._peek() == ":":
                 self._next()
             if name.lower() in map(str.lower, fields):
@@ -168,13 +174,6 @@ class _Parser:
                 f"{word or 'the end'!r} is not a type of JSON; the types are {known}, array<…>, struct<…: …>"
             )
         return ScalarType(_ALIASES[word])
-
-    def _name(self) -> str:
-        kind, word = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
-        if kind not in ("word", "quoted"):
-            raise self._wrong(f"a name is missing before {word or 'the end'!r}")
-        self._at += 1
-        return word
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
@@ -213,9 +212,8 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 def load_json(payload: bytes) -> object:
     """Return the JSON value of a payload, or `Ellipsis` for a payload that is not JSON."""
     try:
-        return json.loads(
-            payload.decode(), parse_constant=_refuse
-        )  # decoded here, since json.loads accepts UTF-16 bytes, too
+        text = payload.decode()  # `json.loads` would accept UTF-16 bytes, too
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return ...
 
@@ -236,7 +234,7 @@ def cast(value: object, kind: PayloadType) -> object:
 
 
 def fits(value: object, kind: PayloadType) -> bool:
-    """Return whether every part of a JSON value has its type in the DDL; fields without a type are ignored."""
+    """Return whether each part of a JSON value has the type that `kind` gives it; other fields are ignored."""
     if value is None:
         return True
     if isinstance(kind, StructType):
@@ -247,10 +245,10 @@ def fits(value: object, kind: PayloadType) -> bool:
 
 
 def _whole(bits: int) -> Callable[[object], int | None]:
-    biggest = 1 << (bits - 1)
+    limit = 1 << (bits - 1)
 
     def convert(value: object) -> int | None:
-        return value if type(value) is int and -biggest <= value < biggest else None
+        return value if type(value) is int and -limit <= value < limit else None  # not bool, which is an int, too
 
     return convert
 
@@ -273,7 +271,7 @@ def _text(value: object) -> str:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-"""One day within the limits of datetime, so that the time is valid in each time zone."""
+"""A day less than the range of datetime at each end, so that the time is valid in each time zone."""
 
 
 def _timestamp(value: object) -> datetime | None:
@@ -313,7 +311,7 @@ _CASTS: dict[str, Callable[[Any], object]] = {
 
 
 class SeenValues:
-    """The types of all values at one place in JSON documents; `kind()` is the narrowest type of nearly all."""
+    """The types of all values at one position in JSON documents; `kind()` returns the narrowest type of nearly all."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -347,7 +345,7 @@ class SeenValues:
             return ScalarType(name)
         fields: dict[str, tuple[str, SeenValues]] = {}
         for field, seen in self._fields.items():
-            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case: the first spelling counts
+            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case, so the first spelling is used
         if not fields:
             return ScalarType("string")
         return StructType(tuple((field, seen.kind()) for field, seen in fields.values()))
@@ -379,7 +377,7 @@ class InferredSchema:
         kind: the type of the payloads that are JSON.
         rows: number of payloads.
         json: number of payloads that are JSON.
-        fitting: number of these that the type describes without loss.
+        fitting: number of JSON payloads that the type describes without loss.
     """
 
     kind: PayloadType
@@ -402,7 +400,7 @@ def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
     return InferredSchema(kind, len(values), len(documents), fitting)
 
 
-# ---- payloads as a typed column, which compaction writes beside the payload when there is a schema
+# ---- payloads as a typed column, which compaction writes beside the payload if the settings have a schema
 #
 # The column is a struct named `json` with the fields of all schemas. It is null for a payload that is not a JSON
 # object, and a field is null for a value of another type. The payload itself is not changed.
@@ -411,9 +409,10 @@ JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 16
 _SMALL_ROWS = 1 << 10
+"""pyarrow rejects a whole block for one unusual payload. Then smaller parts are parsed, rejected parts in Python."""
 _MAX_PAYLOAD_BYTES = 1 << 16
 _ROW_KEY = os.urandom(8).hex()
-"""A field that numbers the rows during parsing. It is random, so that no payload can look like two rows."""
+"""A field with the row's number during parsing. It is random, so that no payload can be taken for two rows."""
 
 
 class TypedColumn:
@@ -441,7 +440,12 @@ class TypedColumn:
         self.field: Any = pyarrow.field(JSON_COLUMN, self._type)
 
     def column(self, topics: pa.StringArray, payloads: pa.BinaryArray) -> pa.StructArray:
-        """Return the pyarrow struct array for topics (string) and payloads (binary) of the same length."""
+        """Return the column for rows.
+
+        Args:
+            topics: their topics.
+            payloads: their payloads, as many as topics.
+        """
         import pyarrow
         from pyarrow import compute
 
@@ -450,14 +454,10 @@ class TypedColumn:
         chosen = compute.fill_null(compute.take(pyarrow.array(known, pyarrow.bool_()), encoded.indices), False)
         if not compute.any(chosen, min_count=0).as_py():
             return pyarrow.nulls(len(payloads), self._type)
-        parsed = self._parse(payloads.filter(chosen).to_pylist())
+        blocks = _blocks(payloads.filter(chosen).to_pylist())
+        parsed = pyarrow.concat_arrays([array for block in blocks for array in self._block(block)])
         positions = compute.cumulative_sum(compute.cast(chosen, pyarrow.int64()))
         return compute.take(parsed, compute.if_else(chosen, compute.subtract(positions, 1), None))
-
-    def _parse(self, payloads: Sequence[bytes]) -> Any:
-        import pyarrow
-
-        return pyarrow.concat_arrays([array for block in _blocks(payloads) for array in self._block(block)])
 
     def _block(self, payloads: Sequence[bytes]) -> Iterator[Any]:
         array = self._fast(payloads)
@@ -479,8 +479,16 @@ class TypedColumn:
         import pyarrow
         from pyarrow import json
 
-        text = _numbered(payloads)
-        if text is None:
+        # pyarrow's parser crashes the process on a line `null`, and recurses: only short objects are given to it.
+        if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
+            return None
+        key = _ROW_KEY.encode()
+        text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return None
+        if b"NaN" in text or b"Inf" in text:  # pyarrow accepts these as numbers
             return None
         fields = [pyarrow.field(_ROW_KEY, pyarrow.int64()), *self._type]
         options = json.ParseOptions(explicit_schema=pyarrow.schema(fields), unexpected_field_behavior="ignore")
@@ -529,19 +537,3 @@ def _blocks(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         size += len(payload)
     if block:
         yield block
-
-
-def _numbered(payloads: Sequence[bytes]) -> bytes | None:
-    """Return one line for each payload, a JSON object that begins with the row's number; None without an object.
-
-    pyarrow's parser crashes the process on a line `null`, and recurses: long payloads and other values are excluded.
-    """
-    if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
-        return None
-    key = _ROW_KEY.encode()
-    text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if b"NaN" in text or b"Inf" in text else text  # pyarrow accepts these as numbers

@@ -20,13 +20,13 @@ from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, 
 
 # ---- Topic filters and Bloom filters
 #
-# `+` matches one level, `#` at the end matches this level and all below. A compacted file with too many topics to list
-# has a Bloom filter of their names and of their parent levels. For `site1/a/temp` it also contains `site1/` and
-# `site1/a/`, so that it answers for `site1/#` too.
+# `+` matches one level, `#` at the end matches this level and all below. The entry of a compacted file with many topics
+# has a Bloom filter of their names and parent levels instead of a list. For `site1/a/temp` it contains `site1/` and
+# `site1/a/`, too, so that it can be searched for `site1/#`.
 
 _CACHED_NAMES = 8192
 BLOOM_BYTES = 8 << 10
-"""Largest size of a Bloom filter: one false positive in a hundred for 6,500 topics, every other one for 30,000."""
+"""Maximum size of a Bloom filter. It has one false positive in a hundred for 6,500 topics, one in two for 30,000."""
 _BITS_PER_NAME = 10
 _HASHES = 4
 _KEPT_BLOOM_FILTERS = 256
@@ -38,7 +38,7 @@ def literal(pattern: str) -> bool:
 
 
 def check_pattern(pattern: object) -> str:
-    """Return a topic filter after checking its syntax.
+    """Check the syntax of a topic filter, and return it.
 
     Raises:
         ArgumentError: the filter is invalid.
@@ -103,7 +103,7 @@ class Filter:
         self._excluded = re.compile(self.exclude_regex(), re.DOTALL) if self.exclude else None
 
     def chooses(self, name: str) -> bool:
-        """Return as `matches`, without a cache: names from unauthenticated clients may be long."""
+        """Return as `matches`, without a cache, for long names from unauthenticated clients."""
         if not self._included.fullmatch(name):
             return False
         return self._excluded is None or not self._excluded.fullmatch(name)
@@ -114,7 +114,7 @@ class Filter:
         return "#" in self.topics and not self.exclude
 
     def literal(self) -> tuple[str, ...] | None:
-        """Return the names that match when no filter has a wildcard, else None; `exclude` is applied."""
+        """Return the selected names, without those of `exclude`. None when a filter has a wildcard."""
         if not all(map(literal, self.topics)):
             return None
         return tuple(name for name in dict.fromkeys(self.topics) if self.matches(name))
@@ -134,7 +134,7 @@ class Filter:
         return f"Filter({list(self.topics)!r}, exclude={list(self.exclude)!r})"
 
 
-# ---- Topic lists of files with too many topics
+# ---- Bloom filters of files with many topics
 
 
 def bloom_filter(topics: Iterable[str]) -> str:
@@ -157,43 +157,40 @@ def _bit_positions(name: str, bits: int) -> Iterator[int]:
 
 
 class WantedTopics(NamedTuple):
-    """Names to look up in Bloom filters; `of` creates one.
+    """Names to look up in Bloom filters; `of` creates an object.
 
     Attributes:
-        names: a file whose filter contains none of them has no such topic.
+        names: if a file's filter contains none of them, the file has no wanted topic.
     """
 
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, topics: Filter | None) -> WantedTopics | None:
-        """Return the names to look up; None when a Bloom filter can't answer."""
+        """Return the names to look up; None when a Bloom filter does not help."""
         found: set[str] = set()
         for pattern in topics.topics if topics else ("#",):
-            if not (names := _names_in_filter(pattern)):
+            if literal(pattern):
+                found.add(pattern)
+                continue
+            levels = pattern.split("/")  # the levels before the first wildcard are in the Bloom filter
+            fixed = levels[: next(at for at, level in enumerate(levels) if level in ("+", "#"))]
+            if not fixed:
                 return None
-            found.update(names)
+            above = "/".join(fixed)
+            found.add(above + "/")
+            if pattern == above + "/#":  # as in MQTT, site1/# also matches site1
+                found.add(above)
         return cls(tuple(sorted(found)))
 
     def may_be_in(self, topic_filter: str) -> bool:
-        """Return whether a file with this Bloom filter may have such a topic."""
+        """Return whether a file with this Bloom filter may have a wanted topic."""
         bits = _bloom_bits(topic_filter)
         if not bits:
             return True
         return any(
             all(bits[at >> 3] >> (at & 7) & 1 for at in _bit_positions(name, len(bits) * 8)) for name in self.names
         )
-
-
-def _names_in_filter(pattern: str) -> tuple[str, ...]:
-    if literal(pattern):
-        return (pattern,)
-    levels = pattern.split("/")  # only the levels before the first wildcard are known
-    fixed = levels[: next(at for at, level in enumerate(levels) if level in ("+", "#"))]
-    above = "/".join(fixed)
-    if not fixed:
-        return ()
-    return (above + "/", above) if pattern == above + "/#" else (above + "/",)
 
 
 @lru_cache(maxsize=_KEPT_BLOOM_FILTERS)
@@ -268,8 +265,8 @@ class JournalSnapshot(NamedTuple):
     """The files of a journal at one moment.
 
     Attributes:
-        wal: by node, the first numbers of its segments, ascending. They were listed before the manifest was read: rows
-            that were compacted meanwhile are in both, never in neither.
+        wal: by node, the first numbers of its segments, ascending. They were listed before the manifest was read, so
+            that rows which were compacted meanwhile are in both.
         manifest: the compacted files.
     """
 
@@ -320,9 +317,9 @@ class SegmentIndex:
         return BatchEntry(*INDEX.unpack_from(self._data, at * INDEX.size))
 
     def at(self, seq: int) -> int:
-        """Return the position of the record that has a row, or would have it."""
+        """Return the position of the last record that begins at or before a number; 0 without one."""
         firsts = range(self.count)
-        if not self.count or seq <= self.entry(0).first_seq:  # the case of most segments in a long range
+        if not self.count or seq <= self.entry(0).first_seq:  # true for most segments of a long range
             return 0
         if seq >= self.entry(self.count - 1).first_seq:
             return self.count - 1
@@ -353,7 +350,7 @@ class SegmentIndex:
             yield self.entry(adjacent[0]), self.entry(adjacent[-1])
 
     def results(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of rows that pipelines have published, as `segment.result_ranges`, near a range."""
+        """Return `segment.result_ranges` of the batches that have rows of a range."""
         return result_ranges(self._records(self._positions(start, end)))
 
     def _positions(self, start: int, end: int) -> range:
@@ -371,8 +368,8 @@ class Planner:
 
     Args:
         snapshot: the files.
-        index: returns the index of (node, first number of a segment).
-        sealed: returns the content of a sealed segment; None when its index is needed.
+        index: returns the index of a segment, by node and first number.
+        sealed: returns the range and times of a sealed segment; None when its index is needed.
     """
 
     def __init__(
@@ -383,19 +380,22 @@ class Planner:
     ) -> None:
         self._snapshot, self._index, self._sealed = snapshot, index, sealed
 
-    def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
+    def chunks(self, starts: Offsets, ends: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         """Yield the chunks of a range, node by node, each node's in order."""
-        for node, last in sorted(end.items()):
-            first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
-            yield from self._parquet(node, first, last, ts_us, topics)
-            # Not below `through`: segments with compacted rows exist until their grace is over.
+        for node, last in sorted(ends.items()):
+            first, through = starts.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
+            for file in self.files(node, first, last, ts_us, topics):
+                begin, end = max(first, file.first), min(last, file.last + 1)
+                share = file.bytes * (end - begin) // (file.last + 1 - file.first)  # as if all rows had the same size
+                yield Chunk(file.path, PARQUET, 0, file.bytes, 0, end - begin, node, begin, file.footer_crc32, share)
+            # From `through` on: segments with compacted rows exist until their grace is over.
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def rows(self, node: str, start: int, end: int) -> int:
         """Return the number of rows of a node in a range."""
         count = 0
         for page in self._snapshot.manifest.pages(node):
-            if start <= page.first and page.last < end:  # completely inside: its entry in the root is enough
+            if start <= page.first and page.last < end:  # all of the page: its entry in the root is enough
                 count += page.rows
             elif page.last >= start and page.first < end:
                 some = files_between(self._snapshot.manifest.read_page(page), start, end)
@@ -410,12 +410,6 @@ class Planner:
             is_inside = max(start, file.first) < min(end, file.last + 1)
             if is_inside and _overlaps(file, ts_us) and _may_have(file, topics, names):
                 yield file
-
-    def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
-        for file in self.files(node, start, end, ts_us, topics):
-            first, last = max(start, file.first), min(end, file.last + 1)
-            share = file.bytes * (last - first) // (file.last + 1 - file.first)  # as if all rows had the same size
-            yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():
@@ -456,11 +450,15 @@ def _may_have(file: DataFile, topics: Filter | None, names: WantedTopics | None)
 def parts(chunks: Iterable[Chunk], max_rows: int) -> list[list[Chunk]]:
     """Return the chunks, cut into lists of `max_rows` rows; the last list may have fewer.
 
+    Args:
+        chunks: the chunks.
+        max_rows: number of rows of a list, at least 1.
+
     Raises:
         ValueError: `max_rows` is less than 1.
     """
     if max_rows < 1:
-        raise ValueError(f"max_rows is {max_rows}; it's at least 1")
+        raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
     found: list[list[Chunk]] = []
     room = 0
     for chunk in chunks:

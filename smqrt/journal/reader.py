@@ -8,11 +8,11 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, manifest, parquet_files, planning, segment, tables
-from smqrt.journal.files import MOVED, Unreachable, crc32, there
+from smqrt.journal.files import MOVED, Unreachable, crc32, existing_folder
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import (
     PARQUET,
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 # ---- Journal files and their rows
 #
-# `JournalFiles` is what a reader needs of a journal's storage: `FolderFiles` here, `HubFiles` in `remote`.
-# `ChunkReader` reads rows and Arrow batches from either.
+# A reader uses a journal's storage through `JournalFiles`: `FolderFiles` here, `HubFiles` in `remote`. `ChunkReader`
+# reads rows and Arrow batches from either.
 
 BATCH_ROWS = 1 << 14
-_SCHEMA_BYTES = 8192  # more than any schema of a segment has
-_NEWEST = -1
+_SCHEMA_BYTES = 8192  # longer than any schema of a segment
+_NEWEST = -1  # position of the newest segment in a list
 
 
 class JournalFiles(Protocol):
@@ -54,7 +54,7 @@ class JournalFiles(Protocol):
         """Return the present segments and the manifest. Raises JournalError when they can't be read."""
 
     def gaps(self, node: str) -> list[tuple[int, int]]:
-        """Return the gaps in the numbers of a node; see `numbers.gaps`."""
+        """Return the gaps in the numbers of a node; see `segment.gaps`."""
 
     def end(self, snapshot: JournalSnapshot, node: str) -> int:
         """Return the number of the next row of a node."""
@@ -72,14 +72,14 @@ class JournalFiles(Protocol):
         """
 
     def sealed(self, node: str, first: int) -> SealedSegment | None:
-        """Return what a sealed segment contains; None when only its index can tell.
+        """Return the range and times of a sealed segment; None when its index is needed.
 
         Raises:
             FileNotFoundError: the segment does not exist any more.
         """
 
     def read(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
-        """Return a part of a file behind `head`; less when the file is shorter.
+        """Return `head` and a part of a file; less when the file is shorter.
 
         Raises:
             FileNotFoundError: the file does not exist any more.
@@ -110,8 +110,8 @@ class FolderFiles:
     def snapshot(self) -> JournalSnapshot:
         """See `JournalFiles`."""
         try:
-            with there(self._path):
-                # Segments before the manifest: rows that are compacted meanwhile are in both, never in neither.
+            with existing_folder(self._path):
+                # Segments before the manifest: rows that are compacted meanwhile are in both.
                 wal = {folder.name: segment.firsts(folder) for folder in segment.node_folders(self._path)}
                 return JournalSnapshot(wal, manifest.load(self._path))
         except FileNotFoundError:
@@ -132,7 +132,7 @@ class FolderFiles:
         """See `JournalFiles`."""
         path = (self._path / segment_file(node, first)).with_suffix(INDEXED)
         try:
-            with path.open("rb") as opened:  # mapped, so that only the part that is used is read
+            with path.open("rb") as opened:  # mapped, so that the disk reads only the used part
                 size = os.fstat(opened.fileno()).st_size
                 data = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) if size else b""
             return SegmentIndex(memoryview(data), str(path))
@@ -187,15 +187,18 @@ class ChunkReader:
 
         Args:
             chunk: the chunk.
-            topics: which rows; None for all, also those without a topic.
+            topics: topics of the wanted rows; None for all rows, also those without a topic.
 
         Raises:
             JournalError: the rows are damaged.
             FileNotFoundError: the file does not exist any more.
         """
         if chunk.kind == PARQUET:
+            names = [name for name in tables.NAMES if name not in ("node", "broker")]
             for seq, batch in self.tables(chunk, None, topics, BATCH_ROWS):
-                yield seq, _as_rows(batch)
+                columns = {name: batch.column(name) for name in names}
+                columns["ts"] = columns["ts"].cast("int64")  # microseconds: `to_pylist` would return datetimes
+                yield seq, map(Row._make, zip(*(column.to_pylist() for column in columns.values()), strict=True))
             return
         entries = self._entries(chunk)
         data = self._files.read(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)
@@ -219,7 +222,13 @@ class ChunkReader:
         try:
             if chunk.kind == WAL:
                 broker = self._broker(chunk.node, int(Path(chunk.file).stem))
-                skip, stream = self._stream(chunk, broker)
+                entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker)
+                length = entries[-1].end - entries[0].offset
+                stream = self._files.read(chunk.file, entries[0].offset, length, head)
+                if self.verify or len(stream) < len(head) + length:
+                    for _ in self._checked_batches(chunk.file, entries, stream[len(head) :]):
+                        pass
+                skip = max(0, chunk.start - entries[0].first_seq)
                 yield from tables.of_segment(stream, chunk, broker, skip, columns, topics, batch_rows)
             else:
                 yield from tables.of_parquet(self._files.open_parquet(chunk), chunk, columns, topics, batch_rows)
@@ -231,16 +240,6 @@ class ChunkReader:
     def damaged(self, file: str, offset: int, what: str) -> JournalError:
         """Return the error for a damaged file."""
         return JournalError(f"{self._files.location(file)} is damaged at offset {offset}: {what}; {REMEDY}.")
-
-    def _stream(self, chunk: Chunk, broker: str) -> tuple[int, memoryview]:
-        """Return (rows before the wanted ones, Arrow stream with the batches of a chunk), checked."""
-        entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker)
-        length = entries[-1].end - entries[0].offset
-        stream = self._files.read(chunk.file, entries[0].offset, length, head)
-        if self.verify or len(stream) < len(head) + length:
-            for _ in self._checked_batches(chunk.file, entries, stream[len(head) :]):
-                pass
-        return max(0, chunk.start - entries[0].first_seq), stream
 
     def _entries(self, chunk: Chunk) -> list[BatchEntry]:
         first = int(Path(chunk.file).stem)
@@ -274,24 +273,15 @@ class ChunkReader:
         return self._brokers[key]
 
 
-def _as_rows(batch: Any) -> Iterator[Row]:
-    """Return the rows of a RecordBatch with all columns."""
-    import pyarrow as pa
-
-    columns = [batch.column(name) for name in tables.NAMES if name not in ("node", "broker")]
-    columns[1] = columns[1].cast(pa.int64())  # ts
-    return map(Row._make, zip(*(column.to_pylist() for column in columns), strict=True))
-
-
 __all__ = ["BATCH_ROWS", "Chunk", "Journal", "Offsets"]
 
 _POLL_S = 0.1
 _MAX_INDEX_BYTES = 16 << 20
-"""How much of the indexes is searched for batches that pipelines have published."""
+"""Maximum size of the indexes that are searched for batches of pipelines, bytes."""
 
 T = TypeVar("T")
 Topics = Filter | Sequence[str] | None
-"""Topics to read: a filter, or its patterns; None for every row, also those to one client."""
+"""Topics to read: a filter, or its patterns; None for all rows, also messages to one client."""
 
 
 class Journal:
@@ -301,7 +291,7 @@ class Journal:
 
     Args:
         path: the folder.
-        verify: compare what is read from segments with their checksums.
+        verify: compare batches of segments with their checksums.
 
     Raises:
         JournalError: there is no such folder.
@@ -357,7 +347,7 @@ class Journal:
 
         Args:
             after: by node, the number of the next row so far.
-            timeout_s: how long to wait at most, seconds; a hub may answer earlier.
+            timeout_s: the longest wait, seconds; a hub may answer earlier.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -367,11 +357,11 @@ class Journal:
             time.sleep(_POLL_S)  # the writer may be another process, which can't notify
 
     def begin(self, seen: Offsets | None = None) -> dict[str, int]:
-        """Return, by node, the number of the oldest row; without rows, that of the next one.
+        """Return, by node, the number of the oldest row; without rows, that of the next row.
 
         Args:
-            seen: by node, the position of a reader. It is returned instead when the reader misses no row, since only a
-                gap in the numbers lies between, as after a crash.
+            seen: by node, the position of a reader. It is returned instead when only a gap in the numbers lies between,
+                as after a crash, so that the reader misses no row.
         """
         snapshot, seen = self._files.snapshot(), seen or {}
         found = {node: self._begin(snapshot, node) for node in snapshot.nodes()}
@@ -391,7 +381,7 @@ class Journal:
     def row_counter(self) -> Callable[[Offsets, Offsets], int]:
         """Return a function that counts the rows between two offsets at present.
 
-        It reads the journal only once, and only for a range that may have a gap in its numbers, as after a crash.
+        It reads the journal once, and only for a range that may have a gap in its numbers, as after a crash.
         """
         planners: list[Planner] = []
 
@@ -426,7 +416,7 @@ class Journal:
         return self._retry(ranges)
 
     def behind_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
-        """Return, by node, the number of the first row from `start` on, or `end` if there is none before."""
+        """Return, by node, the number of the first row from `start` on; `end` without a row before it."""
         gaps = {node: last for node, last in end.items() if segment.may_have_gap(start.get(node, 0), last)}
 
         def first_rows() -> dict[str, int]:
@@ -440,7 +430,7 @@ class Journal:
         return dict(start) | (self._retry(first_rows) if gaps else {})
 
     def offsets_at(self, ts_us: int) -> dict[str, int]:
-        """Return, by node, the number of the first row at or after a time; that of the next row if there is none.
+        """Return, by node, the number of the first row at or after a time; without one, that of the next row.
 
         Args:
             ts_us: microseconds since 1970, UTC.
@@ -452,7 +442,7 @@ class Journal:
         end = self._files.end(snapshot, node)
         start = self._begin(snapshot, node)
         for chunk in self._planner(snapshot).chunks({node: start}, {node: end}, (ts_us, 1 << 62), None):
-            for row in self.rows_of(chunk):  # a chunk only may have such rows: its batches are not cut by time
+            for row in self.rows_of(chunk):  # the plan chooses batches, which also have rows of other times
                 if row.ts_us >= ts_us:
                     return row.seq
         return end
@@ -465,16 +455,16 @@ class Journal:
         Args:
             ts_us: microseconds since 1970, UTC.
         """
-        snapshot = self._files.snapshot()
-        return {node: self._offset_until(snapshot, node, ts_us) for node in snapshot.nodes()}
-
-    def _offset_until(self, snapshot: JournalSnapshot, node: str, ts_us: int) -> int:
-        first, end = self._offset_at(snapshot, node, ts_us), self._files.end(snapshot, node)
-        chunks = self._planner(snapshot).chunks({node: first}, {node: end}, (-(1 << 62), ts_us - 1), None)
-        for chunk in reversed(list(chunks)):
-            if earlier := [row.seq for row in self.rows_of(chunk) if row.ts_us < ts_us]:
-                return earlier[-1] + 1
-        return first
+        snapshot, found = self._files.snapshot(), {}
+        for node in snapshot.nodes():
+            found[node] = first = self._offset_at(snapshot, node, ts_us)
+            end = self._files.end(snapshot, node)
+            chunks = self._planner(snapshot).chunks({node: first}, {node: end}, (-(1 << 62), ts_us - 1), None)
+            for chunk in reversed(list(chunks)):
+                if earlier := [row.seq for row in self.rows_of(chunk) if row.ts_us < ts_us]:
+                    found[node] = earlier[-1] + 1
+                    break
+        return found
 
     def plan(
         self,
@@ -485,13 +475,14 @@ class Journal:
         ts_us: Times | None = None,
         topics: Topics = None,
     ) -> list[list[Chunk]]:
-        """Return what to read for the rows from `start` up to but not including `end`: tasks of `max_rows` rows.
+        """Return the chunks with the rows from `start` up to but not including `end`, in tasks of `max_rows` rows.
 
         Args:
-            start, end: by node. A node that `start` doesn't name begins with its first row; one that `end` doesn't
-                name is left out.
-            max_rows: most rows of a task.
-            ts_us: (earliest, latest) microsecond. Files and batches without such rows are left out; others are not cut.
+            start, end: by node. A node that `start` lacks begins with its first row. A node that `end` lacks is left
+                out.
+            max_rows: maximum number of rows of a task.
+            ts_us: (earliest, latest) microsecond. Files and batches without rows of this time are left out; others are
+                complete.
             topics: files that list their topics, and have none of these, are left out.
 
         Returns:
@@ -505,13 +496,13 @@ class Journal:
         return self._retry(tasks)
 
     def compacted(self, start: Offsets, end: Offsets, topics: Topics = None) -> tuple[list[DataFile], dict[str, int]]:
-        """Return the compacted files with rows from `start` up to but not including `end`, and where other rows begin.
+        """Return the compacted files with rows from `start` up to but not including `end`, and the start of other rows.
 
         Args:
             start, end, topics: as for `plan`.
 
         Returns:
-            The files, node by node, each node's in order; and by node, where the rows begin that are in no file.
+            The files, node by node, each node's in order; and by node, the number of the first row that is in no file.
         """
 
         def compacted_files() -> tuple[list[DataFile], dict[str, int]]:
@@ -550,19 +541,23 @@ class Journal:
     # ---- rows
 
     def rows(self, start: Offsets, end: Offsets, topics: Topics = None) -> Iterator[Row]:
-        """Yield the rows of a range, node by node, each node's in order.
-
-        Needs pyarrow for compacted rows only.
+        """Yield the rows of a range, node by node, each node's in order. Compacted rows need pyarrow.
 
         Args:
-            start, end, topics: as for `plan`, but rows with other topics are left out.
+            start, end: as for `plan`.
+            topics: rows with other topics are left out.
         """
         for part in self.plan(start, end, topics=topics):
             for chunk in part:
                 yield from self.rows_of(chunk, topics)
 
     def rows_of(self, chunk: Chunk, topics: Topics = None) -> Iterator[Row]:
-        """Yield the rows of a chunk."""
+        """Yield the rows of a chunk.
+
+        Args:
+            chunk: a chunk of `plan`.
+            topics: rows with other topics are left out.
+        """
         chosen = _filter(topics)
         for _, rows in self._read(chunk, lambda part: self._reader.rows(part, chosen)):
             yield from rows
@@ -588,7 +583,7 @@ class Journal:
     ) -> Iterator[tuple[int, T]]:
         """Yield as `read(chunk)`, and continue in other files when the chunk's file is missing.
 
-        With `again` the same file is tried once more, since the journal's folder may have been moved for a moment.
+        With `again` the same file is read once more, since the journal's folder may have been moved for a moment.
         """
         seq = chunk.start
         try:

@@ -1,8 +1,8 @@
 """Readers of a journal: progress reports of pipelines, their backlog, and stale readers.
 
 A report is the file `readers/<query>.json`. A backlog leaves out rows that pipelines have published, unless the query
-reads them. Such rows are in batches of their own, which the index of a segment marks, so that no row has to be read.
-Compacted rows, and rows of older versions, have no mark: a limited number of those is read.
+reads them. Such rows are in separate batches, which the index of a segment marks, so that rows need not be read.
+Compacted rows, and rows of older versions, have no mark: a limited number of them is read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from smqrt.journal.record import Flag, iso, now_us
 from smqrt.journal.settings import JournalSettings
 
 STALE_S = 86400.0
-"""A reader with a backlog is stale after this time without a report: it has probably been forgotten."""
+"""A reader with a backlog is stale after this time without a report: its pipeline has probably been given up."""
 MAX_READ = 5000
-"""Most rows that are read where no index marks the results; of a larger range all rows count as messages."""
+"""Maximum number of rows that are read where no index marks the results. In a larger range all rows count as messages.
+"""
 _MAX_LOGGED = 20
-"""Most stale readers in one log entry."""
+"""Maximum number of stale readers that are logged at once."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Reader:
 
     Attributes:
         name: the name of the query, and of its file.
-        offset: by node, the next row that it will read.
-        seen_us: when it last reported, microseconds since 1970, by the clock of the journal's disk.
-        results: whether it reads what pipelines have published.
+        offset: by node, the number of the next row that it will read.
+        seen_us: time of its last report, microseconds since 1970, from the clock of the journal's disk.
+        results: whether it reads rows that pipelines have published.
     """
 
     name: str
@@ -85,12 +86,12 @@ def _files(journal: Path) -> list[Path]:
 
 
 class Backlog:
-    """The backlog of readers of a journal, up to its end at the first question.
+    """The backlog of readers of a journal, up to its end at the first call.
 
     Args:
         journal: the journal.
-        max_read: most rows that are read for one question, as for `ResultRows`.
-        begin: where a reader begins in nodes that its offset doesn't name; their first rows by default.
+        max_read: maximum number of rows that are read in one call, as for `ResultRows`.
+        begin: by node, the start of readers whose offset lacks the node; its first row by default.
     """
 
     def __init__(self, journal: Journal, max_read: int = MAX_READ, begin: Mapping[str, int] | None = None) -> None:
@@ -109,7 +110,7 @@ class Backlog:
         return ResultRows(self._journal, self._end, self._max_read)
 
     def of(self, reader: Reader) -> int:
-        """Return how many rows wait for a reader. Results of pipelines count only for a reader that reads them.
+        """Return the number of rows that a reader has not read. Results count only for a reader that reads them.
 
         Raises:
             JournalError: the journal can't be read.
@@ -139,7 +140,7 @@ def silence(reader: Reader, behind: int, now_us: int) -> str:
 
     Args:
         reader: the reader.
-        behind: how many rows wait for it.
+        behind: its backlog, rows.
         now_us: the time, microseconds since 1970.
     """
     if not behind or reader.silent_s(now_us) <= STALE_S:
@@ -148,7 +149,13 @@ def silence(reader: Reader, behind: int, now_us: int) -> str:
 
 
 def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
-    """Return, by node, the number of the first row that a reader has yet to read; given-up readers don't count."""
+    """Return, by node, the number of the first row that a reader has not read. Given-up readers are ignored.
+
+    Args:
+        readers: the readers.
+        timeout_s: `reader_timeout_s`.
+        now_us: the time, microseconds since 1970.
+    """
     found: dict[str, int] = {}
     for reader in readers:
         if not reader.is_given_up(timeout_s, now_us):
@@ -164,7 +171,7 @@ class ReaderWatch:
         settings: settings of the journal.
 
     Attributes:
-        stale, given_up: how many readers are stale, and for how many of them rows are no longer kept.
+        stale, given_up: number of stale readers, and of those for which rows are no longer kept.
     """
 
     def __init__(self, settings: JournalSettings) -> None:
@@ -172,8 +179,8 @@ class ReaderWatch:
         self._logged: dict[str, bool] = {}
         self.stale = self.given_up = 0
 
-    def look(self, now_us: int) -> list[str]:
-        """Return a sentence for each new stale or given-up reader, for many only their number. Reads the disk.
+    def check(self, now_us: int) -> list[str]:
+        """Return a sentence for each new stale or given-up reader; above `_MAX_LOGGED` their number. Reads the disk.
 
         Args:
             now_us: the time, microseconds since 1970.
@@ -184,33 +191,33 @@ class ReaderWatch:
         timeout_s = self._settings.reader_timeout_s
         for path in _files(self._settings.path):
             with suppress(FileNotFoundError):
-                age_s(path)  # sets a time in the future to now: else the reader would never be given up
+                age_s(path)  # sets a time in the future to now: otherwise the reader would never be given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path, 0):  # 0: a hub reads no rows for this
-            since = silence(each, behind, now_us)
-            if not since:
+        for each, behind in waiting(self._settings.path, 0):  # 0: reading rows would slow down the hub
+            clause = silence(each, behind, now_us)
+            if not clause:
                 continue
             given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
             if self._logged.get(each.name) == given_up:
                 continue
             if given_up:
-                result = "it is given up, and they are kept no longer than others"
+                result = "it is given up: they are kept no longer than other messages"
             else:
                 until = "hard_bytes are reached" if timeout_s is None else iso(each.seen_us + int(timeout_s * 1e6))
                 query = each.name.partition(".")[0]
                 result = f"they are kept until {until}; run it, or smqrt pipeline reset {query}"
-            new.append(f"the pipeline {each.name} {since}: {result}")
+            new.append(f"the pipeline {each.name} {clause}: {result}")
         self._logged, self.stale, self.given_up = late, len(late), sum(late.values())
         more = len(new) - _MAX_LOGGED
-        return [*new[:_MAX_LOGGED], f"{more} more pipelines are like them"] if more > 0 else new
+        return [*new[:_MAX_LOGGED], f"{more} more pipelines are stale"] if more > 0 else new
 
 
 # ---- rows that pipelines have published
 
 
 class _Known(NamedTuple):
-    """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulated rows."""
+    """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulative rows."""
 
     start: int
     firsts: list[int]
@@ -218,7 +225,7 @@ class _Known(NamedTuple):
     sums: list[int]
 
     def rows_below(self, seq: int) -> int:
-        """Return how many rows of the batches have a number below `seq`."""
+        """Return the number of rows of the batches below `seq`."""
         at = bisect_right(self.firsts, seq)
         return self.sums[at] - max(0, self.ends[at - 1] - seq) if at else 0
 
@@ -236,12 +243,12 @@ class _Known(NamedTuple):
 
 
 class ResultRows:
-    """The rows of a journal that pipelines have published, at present. Create it for a few questions.
+    """The rows that pipelines have published, at present. Create it for a few calls: it caches what it read.
 
     Args:
         journal: the journal.
-        end: by node, the number after the last row that matters.
-        max_read: most rows that are read for one question.
+        end: by node, the number after the last row of interest.
+        max_read: maximum number of rows that are read in one call.
 
     Raises:
         JournalError: the journal can't be read; all methods raise this.
@@ -253,7 +260,7 @@ class ResultRows:
         self._nodes: dict[str, _Known] = {}
 
     def others(self, start: Offsets) -> int:
-        """Return how many rows from `start` on were not published by pipelines."""
+        """Return the number of rows from `start` on that were not published by pipelines."""
         found = 0
         for node, end in self._end.items():
             first = start.get(node, 0)
@@ -316,7 +323,7 @@ class ResultRows:
 
 
 def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield a range in growing pieces: usually the first row is the answer, and a hub sends a whole piece."""
+    """Yield a range in growing pieces: often the first row is the result, and a hub sends whole pieces."""
     rows = 1
     while start < end:
         yield start, min(end, start + rows)
@@ -327,9 +334,9 @@ def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 MAX_QUERIES = 10_000
-"""Most queries that report: retention reads all reports."""
+"""Maximum number of queries with reports: retention reads all reports."""
 MAX_NODES = 256
-"""Most nodes of a report: a hub reads all reports once a minute."""
+"""Maximum number of nodes in a report: a hub reads all reports once a minute."""
 _MAX_SHOWN_CHARS = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -344,9 +351,7 @@ def checked_query(query: object) -> str:
 
 
 class ProgressReport(TypedDict):
-    """The progress of a query: its id, its name, by node the next row it will read, the time, and whether it reads what
-    pipelines have published.
-    """
+    """The progress of a query: id, name, the next row by node, the time, and whether it reads results of pipelines."""
 
     query: str
     name: str
@@ -359,7 +364,7 @@ def parse_report(body: bytes) -> ProgressReport:
     """Parse a progress report.
 
     Args:
-        body: JSON with `query`, `name`, `offset` (node: next sequence number), and perhaps `time_us` and `results`.
+        body: JSON with `query`, `name` and `offset` (node: next sequence number); `time_us` and `results` are optional.
 
     Returns:
         The argument of `save_report`.

@@ -1,7 +1,7 @@
 """Rows, columns and timestamps of the journal.
 
 A segment has the columns of `Row`. `node` and `broker` are the same for all its rows and are stored in its schema. A
-reader adds them, which gives `COLUMNS`.
+reader adds these two, and returns the columns `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from smqrt.settings.option_types import parse_duration
 # ---- Timestamps
 #
 # The clock of a hub's rows follows the machine's clock, but not its short jumps. A row that is an hour ahead would
-# close every open window of a pipeline, and most jumps are undone within seconds (decision 0015).
+# close every open window of a pipeline, and most jumps are reversed within seconds (decision 0015).
 
 EARLIEST_US = 0
 JUMP_US = 5_000_000
 """A difference of this or more is a jump; NTP corrects smaller ones gradually."""
 BELIEVED_US = 60_000_000
-"""A jump that lasts this long is followed. A clock that was set wrong by mistake has been corrected by then."""
+"""A jump that lasts this long is followed. A clock that was set wrong by mistake is corrected earlier."""
 _READINGS = 3
+"""Number of times that both clocks are read: between two readings, the process may be interrupted."""
 _MAX_JUMPS = 1000
 _STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME also runs during suspend
 
@@ -43,7 +44,7 @@ def parse_moment(text: str, name: str = "time", now: int | None = None) -> int:
     Args:
         text: a duration before now such as "2h", an ISO time (UTC without a time zone), "earliest" or "latest".
         name: the name in the error message, such as "--from".
-        now: the time from which durations count, in microseconds; the present time by default.
+        now: the end of durations, microseconds since 1970; the present time by default.
 
     Raises:
         ArgumentError: `text` is none of these.
@@ -85,7 +86,7 @@ class Clock:
 
     Args:
         wall_us: returns the machine's time, microseconds UTC.
-        elapsed_us: returns the time of a clock that is never set.
+        elapsed_us: returns the time of a monotonic clock, microseconds.
     """
 
     def __init__(self, wall_us: Callable[[], int] = now_us, elapsed_us: Callable[[], int] = _elapsed_us) -> None:
@@ -96,11 +97,11 @@ class Clock:
         self._jumps: deque[tuple[int, int]] = deque(maxlen=_MAX_JUMPS)
 
     def _read(self) -> int:
-        """Return the offset of the machine's clock: the reading that was interrupted least."""
+        """Return the offset of the machine's clock, from the reading with the shortest interruption."""
         return max(self._wall_us() - self._elapsed_us() for _ in range(_READINGS))
 
     def now_us(self) -> int:
-        """Return the time in microseconds UTC. It never decreases, unless `follow` has moved it back since."""
+        """Return the time in microseconds UTC. It decreases only after `follow` has returned a negative jump."""
         now_us = self._elapsed_us() + self._offset_us
         if now_us < self._latest_us:
             return self._latest_us
@@ -110,11 +111,11 @@ class Clock:
     def follow(self) -> int:
         """Compare the time with the machine's clock; call it about once a second.
 
-        A difference below `JUMP_US` is corrected at once; after a backward correction the time stands still until it
-        is right. A jump is followed after `BELIEVED_US`.
+        A difference below `JUMP_US` is corrected at once; after a backward correction the time is constant until the
+        machine's clock reaches it. A jump is followed after `BELIEVED_US`.
 
         Returns:
-            By how many microseconds the time has jumped in this call; usually 0.
+            The jump of the time in this call, microseconds; usually 0.
         """
         offset_us = self._read()
         ahead_us = offset_us - self._offset_us
@@ -130,12 +131,13 @@ class Clock:
         return ahead_us
 
     def jumped_us(self, within_s: float) -> int:
-        """Return by how much recent events may look older than they are, since the time has jumped forward.
+        """Return by how many microseconds the computed age of recent events may be too high after forward jumps.
 
         Args:
-            within_s: how long ago an event is at most, seconds.
+            within_s: the highest age of an event, seconds.
         """
         since_us = self._elapsed_us() - int(within_s * 1e6)
+        # An event lies between two jumps, and the later ones add up. The worst case is the largest of these sums.
         latest_first = [ahead_us for at_us, ahead_us in reversed(self._jumps) if at_us >= since_us]
         return max(0, *accumulate(latest_first), 0)
 
@@ -150,7 +152,7 @@ class Flag(IntFlag):
     ASSEMBLED = 4
     """Received in fragments (PubFrag)."""
     PIPELINE = 8
-    """Published by a pipeline. Pipelines skip these rows, so that none reads its own results."""
+    """Published by a pipeline. Pipelines skip these rows, so that no pipeline reads its own results."""
     SERVER = 16
     """Published by the server's own client."""
 
@@ -161,10 +163,10 @@ class Row(NamedTuple):
     Attributes:
         seq: the sequence number: dense per node, and the offset of all readers.
         ts_us: when the hub received it, microseconds since 1970 in UTC.
-        topic, tid: name and number of the topic. For a message to one client the name is None and the number its ETID.
+        topic, tid: name and number of the topic. For a message to one client the name is None, the number its ETID.
         subtopic, stid: name and number of the subtopic; the name is None without a subtopic.
         ptid: the publisher's ETID, which changes with each connection.
-        uid: the publisher's lasting identity.
+        uid: the publisher's permanent identity.
         flags: values of `Flag`.
         payload: the message.
         txn: "query:batch" for rows of a commit, else None.

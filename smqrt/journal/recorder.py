@@ -1,7 +1,7 @@
-"""Recorder of a hub: collects published messages, and turns them into batches for the writer.
+"""Recorder of a hub: converts published messages to batches for the writer.
 
-Recording a message is one append to a list. Once per turn of the event loop the messages get a time stamp; once per
-flush they become the columns of a batch, in LuaJIT. A frame batch of many kilobytes becomes columns at once.
+Recording a message is one append to a list. Once per turn of the event loop the messages get a time stamp. Once per
+flush they become the columns of a batch, in LuaJIT. A frame batch of many kilobytes becomes columns immediately.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ FEED_RUNS = 512
 joining them takes no new memory from the system.
 """
 SERVER_UNSENT_BYTES = 16 << 20
-"""When more of the server's own messages wait for the disk, its publish queue waits, too."""
+"""When more bytes of the server's own messages wait for the disk, its publish queue waits, too."""
 _ROWS_WITHOUT_STAMP = -1
-"""Value of `_stamped` when rows have no stamp yet, even if no frame batch waits."""
+"""Value of `_stamped` when rows have no stamp yet, even if no frame batch is in the list."""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
 """`(rows, first us, last us, pieces) -> written`; False: the write failed, and the writer keeps the batch."""
-
 
 Deliver = Callable[[bytes], bool | None]
 
@@ -69,8 +68,10 @@ class HubRecorder:
         sync: starts a sync; `kept` is called when the disk has the rows.
 
     Attributes:
-        full: whether writing has failed, so that publishers wait.
+        full: whether a write has failed, so that publishers wait.
         messages_skipped: number of messages that were not selected.
+        record: adds a frame batch; called by the broker.
+        waits_for_disk: whether messages are delivered only after a sync.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class HubRecorder:
         return self._filter.matches(topic.name.decode("utf-8", "replace"))
 
     def record_large(self, run: bytes | memoryview) -> None:
-        """See `Recorder`. The frames are read in place, while they are in the processor's cache: a copy would take new
-        memory from the system, which costs more than the columns.
+        """See `Recorder`. The frames are read in place, while they are in the processor's cache. A copy would need new
+        memory from the system, which takes longer than building the columns.
         """
         if self.full or self._at_once or (isinstance(run, memoryview) and run.readonly):
             self.record(bytes(run))
@@ -137,7 +138,7 @@ class HubRecorder:
         try:
             return bool(deliver(run))
         finally:
-            self._runs.append(_ASSEMBLED)
+            self._runs.append(_ASSEMBLED)  # the second toggle ends the flag
 
     def skipped(self, run: bytes) -> None:
         """See `Recorder`."""
@@ -164,13 +165,17 @@ class HubRecorder:
         return holds
 
     def kept(self, next_seq: int) -> None:
-        """Deliver the messages whose rows are below a number, since the disk has these rows."""
+        """Deliver the messages whose rows the disk has.
+
+        Args:
+            next_seq: the disk has the rows below this number.
+        """
         while self._unsent and self._unsent[0].is_kept(next_seq):
             one = self._unsent.popleft()
             self._unsent_bytes -= len(one.run)
             try:
                 waits = one.deliver(one.run)
-            except Exception:  # the other messages must be delivered nevertheless
+            except Exception:  # the other messages must still be delivered
                 log.exception("error while a message was routed; it is lost")
                 waits = False
             if one.holds and not waits:
@@ -204,7 +209,7 @@ class HubRecorder:
     # ---- batches
 
     def flush(self) -> None:
-        """Write everything that was recorded, unless writing has failed."""
+        """Write all recorded messages, unless a write has failed."""
         self._feed()
         if not self.full:
             self._take()
@@ -213,7 +218,7 @@ class HubRecorder:
             self._recorded = False
 
     def _feed(self) -> None:
-        """Turn recorded frames into columns, and write full batches."""
+        """Convert recorded frames to columns, and write full batches."""
         runs = self._runs
         if self.full:
             return
@@ -229,7 +234,7 @@ class HubRecorder:
             runs.append(data[at:])
 
     def _consume(self, data: bytes | memoryview, is_stamped: bool) -> int:
-        """Turn frames into columns. The frames end with a stamp, or get one later.
+        """Convert frames to columns. The frames end with a stamp, or get one later.
 
         Returns the position that was reached: the end, or where a write failed.
         """
@@ -283,7 +288,7 @@ class HubRecorder:
     # ---- backpressure
 
     def room_again(self) -> None:
-        """Write the waiting messages and resume the publishers, since writing is possible again."""
+        """Write the waiting messages, and resume the publishers. Call it when writing is possible again."""
         self.full = False
         self.flush()
         if not self.full:
@@ -298,11 +303,11 @@ class HubRecorder:
             outbox.resume()
 
     def waiting(self) -> int:
-        """Return the number of messages that are recorded and not in a batch."""
+        """Return the number of recorded messages that are not in a batch yet."""
         return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._runs)))
 
     def close(self) -> None:
-        """Write the rest, and stop recording."""
+        """Write the remaining messages, and stop recording."""
         self._broker.record(None)
         self.flush()
         self._resume_publishers()  # the hub may continue without a journal

@@ -1,7 +1,7 @@
 """Recovery of a node's journal.
 
-Recovery finds the end of the rows, and cuts off the torn end of the newest segment. An incomplete end is *torn*: a
-crash left it. A batch that is invalid and is followed by valid batches is *damaged*: the disk changed it.
+Recovery finds the end of the rows, and cuts off the torn end of the newest segment. An incomplete end comes from a
+crash and is called *torn*. An invalid batch before valid batches comes from the disk and is called *damaged*.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Recovered(NamedTuple):
 
     Attributes:
         next_seq: the number of the next row.
-        removed_bytes: how many bytes were cut off.
+        removed_bytes: number of bytes that were cut off.
         txns: the last committed batch of each query, from all nodes of the journal.
         damages: a sentence for each part of a segment that can't be read.
-        end: the number after the last row; numbers from there up to `next_seq` are skipped.
+        end: the number after the last row; the numbers from it up to `next_seq` are skipped.
     """
 
     next_seq: int
@@ -52,10 +52,9 @@ class _Repaired(NamedTuple):
 def recover(folder: Path, schema: bytes = b"") -> Recovered:
     """Prepare a node's folder for appending. Only the writer that holds its lock may call it.
 
-    Incomplete data (by length or crc32) at the end of the newest segment is cut off. Data that is invalid and is
-    followed by valid batches is damaged: it stays, as do the batches after it, and no number is used again. The index
-    is corrected from the batches. When something is damaged, the old index is stored beside it (`.damaged`). A missing
-    or empty index is rebuilt.
+    Incomplete data (by length or crc32) at the end of the newest segment is cut off. Invalid data before valid batches
+    is damaged: it stays, as do the batches after it, and no number is used again. The index is corrected from the
+    batches. If data is damaged, the old index is stored beside it (`.damaged`). A missing or empty index is rebuilt.
 
     Args:
         folder: `<journal>/wal/<node>`; it may be missing.
@@ -65,24 +64,33 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
         JournalError: a file can't be read or cut, or doesn't belong to a journal.
     """
     journal, node = folder.parent.parent, folder.name
+    end = removed_bytes = filled = 0
+    damages: list[str] = []
     try:
-        end, removed, damages = _repair_newest(folder, schema)
+        for path in reversed(segment.paths(folder)):
+            repaired = _repair(path, schema)
+            removed_bytes += repaired.removed_bytes
+            damages += repaired.damages
+            filled += bool(repaired.entries)
+            end = max([end, segment.first_seq(path), *(entry.next_seq for entry in repaired.entries)])
+            if filled == _NEWEST:
+                break
         end = max(end, manifest.load(journal).nodes.get(node, 0))
         # Reports of readers are not synced, and few readers report. They matter for journals of older versions.
         seen = max((reader.offset.get(node, 0) for reader in readers.load(journal)), default=0)
         try:
             used = max(segment.reserved(folder), seen)
         except JournalError as error:
-            used = max(end, seen) + segment.FAR
+            used = max(end, seen) + segment.FAR  # the reservation is unknown: skip more than could be reserved
             damages.append(str(error))
         next_seq = end if used <= end else segment.next_step(used)
-        return Recovered(next_seq, removed, committed.last_batches(journal), tuple(damages), end)
+        return Recovered(next_seq, removed_bytes, committed.last_batches(journal), tuple(damages), end)
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user access to the files.") from None
 
 
 def remove_empty(folder: Path, newest: int) -> None:
-    """Remove segments without rows, which crashes leave at the end of a folder. Call `recover` first.
+    """Remove empty segments from the end of a folder, which crashes leave there. Call `recover` first.
 
     Args:
         folder: as for `recover`.
@@ -99,21 +107,6 @@ def remove_empty(folder: Path, newest: int) -> None:
         path.with_suffix(INDEXED).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         remove_summary(path)
-
-
-def _repair_newest(folder: Path, schema: bytes) -> tuple[int, int, list[str]]:
-    """Return the number after the last row, how many bytes were cut off, and what is damaged."""
-    next_seq = removed = filled = 0
-    damages: list[str] = []
-    for path in reversed(segment.paths(folder)):
-        repaired = _repair(path, schema)
-        removed += repaired.removed_bytes
-        damages += repaired.damages
-        filled += bool(repaired.entries)
-        next_seq = max([next_seq, segment.first_seq(path), *(entry.next_seq for entry in repaired.entries)])
-        if filled == _NEWEST:
-            break
-    return next_seq, removed, damages
 
 
 def _repair(path: Path, schema: bytes) -> _Repaired:
@@ -176,11 +169,11 @@ class Salvaged(NamedTuple):
     Attributes:
         entries: the corrected index: every valid batch, and the damaged ones between them, with a checksum that
             doesn't match their bytes.
-        damaged: the damaged entries of these.
+        damaged: the damaged entries among them.
         end: the offset after the last entry; no valid batch follows.
         schema_bytes: the length of the schema at the beginning; 0 when it is damaged.
-        is_consistent: whether positions and numbers of the valid batches leave space for what is between them;
-            otherwise `entries` are the valid batches only.
+        is_consistent: whether positions and numbers of the valid batches leave space for the data between them;
+            otherwise `entries` has only the valid batches.
     """
 
     entries: list[BatchEntry]
@@ -208,9 +201,9 @@ def salvage(path: Path) -> Salvaged:
             walked = _walk(file, start, first)
             valid = _valid_entries(file, takewhile(lambda one: (one.offset, one.first_seq) not in indexed, walked))
         first_offset = start
-        if valid and not start:  # the schema is damaged: the index says where the first batch begins
-            said = [one.offset for one in recorded if one.first_seq == first and 0 < one.offset <= valid[0].offset]
-            first_offset = said[0] if said else _GUESSED_SCHEMA
+        if valid and not start:  # the schema is damaged: the index has the offset of the first batch
+            offsets = [one.offset for one in recorded if one.first_seq == first and 0 < one.offset <= valid[0].offset]
+            first_offset = offsets[0] if offsets else _GUESSED_SCHEMA
         found = [BatchEntry(first, 0, first_offset, 0, 0, 0, 0, 0)]  # an empty batch, so that the loop has a start
         gaps = _Gaps(file, indexed, {one.crc32 for one in recorded})
         for entry in valid:
@@ -240,7 +233,7 @@ class _Gaps:
         self._file, self._indexed, self._checksums = file, indexed, checksums
 
     def fill(self, before: BatchEntry, after: BatchEntry) -> list[BatchEntry] | None:
-        """Return the batches between two valid ones, damaged or not; None when rows or bytes don't fit."""
+        """Return the batches between two valid batches, damaged or not; None when rows or bytes don't fit."""
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
         if not rows and not size:
             return []
@@ -251,7 +244,7 @@ class _Gaps:
         while (entry := self._next(reached)) and entry.end <= after.offset and entry.next_seq <= after.first_seq:
             found.append(entry)
             reached = entry
-        rest = after.first_seq - reached.next_seq, after.offset - reached.end
+        rest = after.first_seq - reached.next_seq, after.offset - reached.end  # rows and bytes
         if rest == (0, 0):
             return found
         if min(rest) > 0:
@@ -259,25 +252,25 @@ class _Gaps:
         return [self._unreadable(before, after)]
 
     def _next(self, before: BatchEntry) -> BatchEntry | None:
-        """Return the batch after another one, from its bytes, else from the index."""
+        """Return the batch after another batch, from its bytes, or else from the index."""
         offset, seq = before.end, before.next_seq
         recorded = self._indexed.get((offset, seq))
         usable = recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
         header = _read_at(self._file, offset, arrow.HEADER_BYTES)
         try:
-            said = arrow.read_header(header)
+            parsed = arrow.read_header(header)
         except ValueError:
             return usable
-        batch = header + self._file.read(said.body_bytes)
-        entry = BatchEntry(seq, said.rows, offset, len(batch), 0, 0, crc32(batch), 0)
-        if said.rows <= 0 or not _has_rows(entry, batch):
+        batch = header + self._file.read(parsed.body_bytes)
+        entry = BatchEntry(seq, parsed.rows, offset, len(batch), 0, 0, crc32(batch), 0)
+        if parsed.rows <= 0 or not _has_rows(entry, batch):
             return usable
-        if entry.crc32 not in self._checksums:
+        if entry.crc32 not in self._checksums:  # changed bytes: the entry must not match them
             entry = entry._replace(crc32=recorded.crc32 if recorded else entry.crc32 ^ _WRONG)
         return _corrected(entry, batch)
 
     def _unreadable(self, before: BatchEntry, after: BatchEntry) -> BatchEntry:
-        """Return one damaged entry for everything between two batches."""
+        """Return one damaged entry for all rows and bytes between two batches."""
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
         crc = crc32(_read_at(self._file, before.end, size)) ^ _WRONG
         times = before.ts_min_us or after.ts_min_us, max(before.ts_max_us, after.ts_max_us)
@@ -285,15 +278,15 @@ class _Gaps:
 
 
 def _walk(file: IO[bytes], start: int, next_seq: int) -> Iterator[BatchEntry]:
-    """Yield the index of a segment without a valid one, as far as the headers of its batches are readable."""
+    """Yield index entries from the headers of a segment's batches, as far as these are readable."""
     while len(header := _read_at(file, start, arrow.HEADER_BYTES)) == arrow.HEADER_BYTES:
         try:
-            said = arrow.read_header(header)
+            parsed = arrow.read_header(header)
         except ValueError:
             return
-        batch = _read_at(file, start, arrow.HEADER_BYTES + said.body_bytes)
-        yield BatchEntry(next_seq, said.rows, start, len(batch), 0, 0, crc32(batch), 0)
-        start, next_seq = start + len(batch), next_seq + said.rows
+        batch = _read_at(file, start, arrow.HEADER_BYTES + parsed.body_bytes)
+        yield BatchEntry(next_seq, parsed.rows, start, len(batch), 0, 0, crc32(batch), 0)
+        start, next_seq = start + len(batch), next_seq + parsed.rows
 
 
 def _read_at(file: IO[bytes], offset: int, length: int) -> bytes:
@@ -341,7 +334,13 @@ def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
 
 
 def is_nearly(path: Path, schema: bytes, size: int) -> bool:
-    """Return whether the first `size` bytes of a segment equal a schema, but for a few bytes and zeroed ones."""
+    """Return whether the beginning of a segment equals a schema, except for zeroed bytes and a few others.
+
+    Args:
+        path: the .arrows file.
+        schema: the expected bytes.
+        size: length of the beginning, bytes.
+    """
     with path.open("rb") as file:
         head = file.read(size)
     differ = sum(one not in (0, right) for one, right in zip(head, schema, strict=False))

@@ -1,6 +1,6 @@
 """A journal over HTTP: `open_journal("http://hub:9357/rtl/journal/name", token)`.
 
-For readers that don't share the hub's disk. The hub lists the files and sends parts of them.
+For readers without access to the hub's disk. The hub lists the files and sends parts of them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BLOCK_BYTES = 1 << 20
 _CACHED_INDEXES = 64
 _CACHED_PAGES = 32
 MOST_WAIT_S = 20.0
-"""A hub answers a waiting request after this time, even without news: less than the timeout of a connection."""
+"""A hub answers a waiting request after this time, even without new rows: less than the timeout of a connection."""
 
 
 class _Listed(NamedTuple):
-    """A sealed segment in the listing: the size of its index, and its content if the hub sends that."""
+    """A sealed segment in the listing: the size of its index, and its range and times if the hub sends them."""
 
     index_bytes: int
     sealed: SealedSegment | None
@@ -146,19 +146,22 @@ class HubFiles:
         return f"{self._url}/{file}"
 
     def snapshot(self) -> JournalSnapshot:
-        """See `JournalFiles`. The hub sends the listing only when it has changed."""
+        """See `JournalFiles`. The hub sends the listing only if it has changed."""
         known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
         answer = self._link.get("manifest", headers)
         if answer.status == 304 and known:
             return known[1]
         values = self._json("manifest", answer.body)
         try:
-            self._segments = {
-                (node, int(one["first"])): _Listed(int(one["idx_bytes"]), _sealed(one))
-                for node, segments in values["wal"].items()
-                for one in segments
-                if "idx_bytes" in one
-            }
+            listed: dict[tuple[str, int], _Listed] = {}
+            for node, segments in values["wal"].items():
+                for one in (one for one in segments if "idx_bytes" in one):
+                    sealed = None  # for a segment with missing numbers, and from hubs of older versions
+                    if "end" in one:
+                        numbers = (int(one[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us"))
+                        sealed = SealedSegment(*numbers)
+                    listed[node, int(one["first"])] = _Listed(int(one["idx_bytes"]), sealed)
+            self._segments = listed
             self._known_gaps = {node: segment.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
             wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
             snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
@@ -183,9 +186,21 @@ class HubFiles:
         if until and index.end >= until:
             return index
         listed = self._segments.get((node, first))
-        if until or newest or listed is None or index.size_bytes < listed.index_bytes:
-            index = SegmentIndex(self._updated_index(path, self._indexes.get(path, b"")), self.location(path))
-        return index
+        if not (until or newest or listed is None or index.size_bytes < listed.index_bytes):
+            return index
+        known = self._indexes.get(path, b"")
+        # The last known record is read again and compared, since a hub that crashed may have lost some records.
+        at = max(0, len(known) - INDEX.size)
+        new = self._get(path, at)
+        if not new.startswith(known[at:]):
+            at, new = 0, self._get(path, 0)
+        data = known[:at] + new
+        data = data[: len(data) // INDEX.size * INDEX.size]
+        self._indexes.pop(path, None)  # so that it becomes the newest entry of the cache
+        self._indexes[path] = data
+        if len(self._indexes) > _CACHED_INDEXES:
+            del self._indexes[next(iter(self._indexes))]
+        return SegmentIndex(data, self.location(path))
 
     def sealed(self, node: str, first: int) -> SealedSegment | None:
         """See `JournalFiles`."""
@@ -220,25 +235,8 @@ class HubFiles:
         except (ValueError, RecursionError):
             raise JournalError(f"{self._url}/{what} is not a journal on a hub: the answer is not JSON.") from None
 
-    def _updated_index(self, path: str, known: bytes) -> bytes:
-        """Return an index from its known part and the new records.
-
-        The last known record is read again and compared, since a hub that crashed may have lost some.
-        """
-        at = max(0, len(known) - INDEX.size)
-        new = self._get(path, at)
-        if not new.startswith(known[at:]):
-            at, new = 0, self._get(path, 0)
-        data = known[:at] + new
-        data = data[: len(data) // INDEX.size * INDEX.size]
-        self._indexes.pop(path, None)
-        self._indexes[path] = data
-        if len(self._indexes) > _CACHED_INDEXES:
-            del self._indexes[next(iter(self._indexes))]
-        return data
-
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
-        """Return a part of a file, or everything from `offset` on; less when the file is shorter."""
+        """Return a part of a file; without a length, all bytes from `offset` on. Less when the file is shorter."""
         end = offset + length - 1 if length else ""
         try:
             answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
@@ -250,6 +248,7 @@ class HubFiles:
             raise
         if answer.status == 206:
             return answer.body
+        # 200: a proxy may ignore the range, and then sends the whole file
         return answer.body[offset : offset + length if length else None]
 
 
@@ -280,21 +279,14 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def _sealed(listed: Mapping[str, Any]) -> SealedSegment | None:
-    """Return the content of a listed segment; None when only its index can tell, and for hubs of older versions."""
-    if "end" not in listed:
-        return None
-    return SealedSegment(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
-
-
 def _opened(url: str, token: str, certificates: str | None, retry_s: float, verify: bool) -> RemoteJournal:
     return RemoteJournal(url, token, cafile=certificates, retry_s=retry_s, verify=verify)
 
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES = 256 << 20
-"""More than any part of a journal that is requested."""
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+"""Maximum size of a response: more than any requested part of a journal."""
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0  # between attempts; each pause is twice the one before
 _RETRY_STATUSES = (429, 502, 503, 504)
 
 
@@ -320,15 +312,15 @@ class HubRefused(JournalError):
 
 
 class _NoAnswer(Exception):
-    """The hub does not answer now; a later attempt may succeed."""
+    """The hub does not answer; a later attempt may succeed."""
 
 
 class HubLink:
-    """A connection to the hub of a journal. Threads may share it; they take turns.
+    """A connection to the hub of a journal. Threads may share it: requests are sent one after the other.
 
     Args:
-        find: returns the address. It is called after every failure, since a hub may restart elsewhere. It raises
-            `JournalError` without an address.
+        find: returns the address. It is called after each failure, since a hub may restart at another address. It
+            raises `JournalError` without an address.
         retry_s: how long a request is repeated while the hub does not answer, seconds; 0 for one attempt.
     """
 
@@ -352,7 +344,7 @@ class HubLink:
 
         Args:
             path: a path below the journal's address.
-            body: what is sent.
+            body: the body of the request.
             again: whether it may be sent twice. If not, it is repeated only while no connection can be opened.
 
         Raises:
@@ -377,9 +369,9 @@ class HubLink:
                 except _NoAnswer as failure:
                     self.close()
                     if time.monotonic() + pause_s > deadline:
-                        patience = f"for {self.retry_s:g} s " if self.retry_s else ""
+                        waited = f"for {self.retry_s:g} s " if self.retry_s else ""
                         raise Unreachable(
-                            f"The hub hasn't answered {patience}({failure}); start it with `smqrt serve`, then retry."
+                            f"The hub hasn't answered {waited}({failure}); start it with `smqrt serve`, then retry."
                         ) from failure.__cause__
                 except JournalError:
                     self.close()
@@ -389,7 +381,7 @@ class HubLink:
 
     def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool) -> HubAnswer:
         is_reused = self._open is not None and again
-        if not is_reused:
+        if not is_reused:  # a request that may not be repeated gets a new connection, which is not idle
             self.close()
         address, connection = self._open or self._connected()
         try:
@@ -401,7 +393,7 @@ class HubLink:
                     f"The connection to the hub broke during a request ({error!r}); whether the hub has executed it is "
                     "not known."
                 ) from error
-            if is_reused:  # not a failure: the hub closes idle connections
+            if is_reused:  # no failure yet: the hub closes idle connections
                 return self._once(method, path, body, headers, again)
             raise _NoAnswer(f"{address.url}: {error!r}") from error
         return _checked_answer(answer, f"{address.url}/{path}")

@@ -1,13 +1,13 @@
 """Retention: removal of old and excess rows, and files that readers hold.
 
-Rows that a pipeline has yet to read are kept. A reader holds compacted files that it has planned to read by hard links
-of its own, as long as its process runs:
+Rows that a pipeline has not read are kept. As long as its process runs, a reader holds the compacted files that it has
+planned to read. For that it creates hard links:
 
     held/20261123T150000Z-4711-9f3a/n1-….parquet    latest end of the hold, process id, random
     held/20261123T150000Z-4711-9f3a/.lock           locked by that process; contains the machine's name
 
-So files that are merged or expire between a plan and the read stay at their planned path. A link takes no disk space
-until the file itself is removed. Spark's own Parquet reader needs this; our readers find moved rows by number.
+So files that are merged or expire between a plan and the read remain available at the planned path. A link takes no
+disk space until the file itself is removed. Spark's Parquet reader needs this; our readers find moved rows by number.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, parquet_files, readers, segment
-from smqrt.journal.files import FILE_MODE, make_folder, there
+from smqrt.journal.files import FILE_MODE, existing_folder, make_folder
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.segment import DATA, INDEXED, remove_summary, summary_of
 from smqrt.journal.settings import JournalSettings
 
 HELD_FOLDER = "held"
 HOLD_S = 24 * 3600.0
-"""Longest time of a hold. A process uses a new folder after half of it, so that each plan has twelve hours."""
+"""Maximum time of a hold. A process uses a new folder after half of it, so that each plan is valid for 12 hours."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _LOCK = ".lock"
 _MACHINE = socket.gethostname().encode()
@@ -64,8 +65,8 @@ class _Piece(NamedTuple):
 def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
     """Return the files that may be removed, oldest first, for `remove`.
 
-    Segments and Parquet files are removed when all their rows are older than `retain_s`, and the oldest ones while the
-    total size exceeds `max_bytes`. Rows that a pipeline has yet to read are kept, unless it is given up
+    Segments and Parquet files are removed when all their rows are older than `retain_s`. While the total size exceeds
+    `max_bytes`, the oldest files are removed. Rows that a pipeline has not read are kept, unless it is given up
     (`reader_timeout_s`), the total size exceeds `hard_bytes`, or less than `min_free_bytes` are free on the disk. The
     newest segment of a node is always kept. Of each node only the files to remove and the next one are read.
 
@@ -78,38 +79,38 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         JournalError: the manifest or a progress report can't be read.
     """
     try:
-        with there(journal):
-            return _expired_files(journal, settings, now_us)
+        with existing_folder(journal):
+            state = manifest.load(journal)
+            needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
+            short = settings.min_free_bytes - shutil.disk_usage(journal).free
+            segments = {
+                folder.name: [
+                    _Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)
+                ]
+                for folder in segment.node_folders(journal)
+            }
+            total = sum(page.bytes for page in state.pages())
+            total += sum(one.size_bytes for some in segments.values() for one in some)
+            nodes = {*segments, *state.nodes}
+            pieces = [_node_pieces(journal, state, node, segments.get(node, []), now_us) for node in nodes]
+            oldest = [(piece.ts_max_us, at, piece) for at, some in enumerate(pieces) if (piece := next(some, None))]
+            heapify(oldest)
+            found: list[Path] = []
+            while oldest:
+                _, at, piece = heappop(oldest)
+                if not _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
+                    continue  # later pieces of the node are kept, too, without reading them: its rows stay dense
+                total, short = total - piece.size_bytes, short - piece.size_bytes
+                found += piece.paths
+                if following := next(pieces[at], None):
+                    heappush(oldest, (following.ts_max_us, at, following))
+            return found
     except OSError as error:
         raise JournalError(f"{journal} can't be read: {error}.") from None
 
 
-def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
-    state = manifest.load(journal)
-    needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
-    short = settings.min_free_bytes - shutil.disk_usage(journal).free
-    nodes = {
-        folder.name: [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)]
-        for folder in segment.node_folders(journal)
-    }
-    total = sum(page.bytes for page in state.pages())
-    total += sum(one.size_bytes for segments in nodes.values() for one in segments)
-    found: list[Path] = []
-    waiting = [_node_pieces(journal, state, node, nodes.get(node, []), now_us) for node in {*nodes, *state.nodes}]
-    oldest = [(piece.ts_max_us, at, piece) for at, pieces in enumerate(waiting) if (piece := next(pieces, None))]
-    heapify(oldest)
-    while oldest:  # after the first file of a node that is kept, its later ones are not read: its rows stay dense
-        _, at, piece = heappop(oldest)
-        if _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
-            total, short = total - piece.size_bytes, short - piece.size_bytes
-            found += piece.paths
-            if following := next(waiting[at], None):
-                heappush(oldest, (following.ts_max_us, at, following))
-    return found
-
-
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
-    """Remove links that are no longer needed, or that a full disk has no space for.
+    """Remove links that are no longer needed; on a full disk, also links to expired files.
 
     Args:
         journal, settings, now_us: as for `expired`.
@@ -121,42 +122,41 @@ def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
 
 
 def _is_expired(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
-    """Return whether a piece is removed, when `total` bytes are left."""
+    """Return whether a piece is removed, when the journal still has `total` bytes."""
     if settings.hard_bytes is not None and total > settings.hard_bytes:
         return True
     if piece.end > needed.get(piece.node, piece.end):
         return False
-    old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
-    return old or (settings.max_bytes is not None and total > settings.max_bytes)
+    is_old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
+    return is_old or (settings.max_bytes is not None and total > settings.max_bytes)
 
 
 def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
-    """Yield the pieces of a node in the order of their rows, with ascending times, even when the clock went back.
+    """Yield the pieces of a node in the order of their rows, with ascending times, even if the clock was set back.
 
-    A time in the future is from a wrong clock: such rows count as old as the next ones with a valid time.
+    A time in the future comes from a wrong clock: such rows get the time of the next rows with a valid time.
     """
+
+    def sealed() -> Iterator[_Piece]:
+        for one, following in pairwise(segments):
+            try:
+                ts_max_us = summary_of(one.path).ts_max_us
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            paths, end = (one.path, one.path.with_suffix(INDEXED)), segment.first_seq(following.path)
+            yield _Piece(paths, node, end, ts_max_us, one.size_bytes)
+
     latest_us, future = -(1 << 62), list[_Piece]()
-    sealed = filter(None, map(_segment_piece, segments[:-1], segments[1:]))
     files = (
         _Piece((journal / file.path,), node, file.last + 1, file.ts_max_us, file.bytes) for file in state.files(node)
     )
-    for piece in merge(files, sealed, key=lambda piece: piece.end):
+    for piece in merge(files, sealed(), key=lambda piece: piece.end):
         future.append(piece)
         if piece.ts_max_us <= now_us:
             latest_us = max(piece.ts_max_us, latest_us)
             yield from (each._replace(ts_max_us=latest_us) for each in future)
             future.clear()
     yield from future
-
-
-def _segment_piece(one: _Segment, following: _Segment) -> _Piece | None:
-    """Return a sealed segment; None when it was removed meanwhile."""
-    try:
-        latest_us = summary_of(one.path).ts_max_us
-    except FileNotFoundError:
-        return None
-    paths = (one.path, one.path.with_suffix(INDEXED))
-    return _Piece(paths, one.path.parent.name, segment.first_seq(following.path), latest_us, one.size_bytes)
 
 
 def _size(path: Path) -> int:
@@ -200,7 +200,9 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise JournalError(f"{path} can't be removed: {error.strerror}; give this user the folder.") from None
+            raise JournalError(
+                f"{path} can't be removed: {error.strerror}; give this user access to the folder."
+            ) from None
     return freed
 
 
@@ -222,10 +224,10 @@ _holds_lock = threading.Lock()
 
 
 def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
-    """Return paths at which files of a journal stay for at least twelve hours of this process.
+    """Return paths at which files of a journal stay for at least 12 hours, as long as this process runs.
 
-    Where no links can be made (a journal of another user, a file system without links), these are the files' own paths,
-    which are valid until their grace is over.
+    Without a way to create links (a journal of another user, a file system without links), these are the files' own
+    paths, which are valid until their grace is over.
 
     Args:
         journal: its folder.
@@ -257,12 +259,16 @@ def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
 
 
 def held_until_s(path: Path) -> float | None:
-    """Return until when a path of `hold_files` is held, seconds since 1970; None for the file's own path."""
+    """Return the time until which a path is held, seconds since 1970; None for a file's own path.
+
+    Args:
+        path: from `hold_files`.
+    """
     return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
 
 
 def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
-    """Create a folder, and lock it before it gets its final name."""
+    """Create a folder, and lock it before it gets its final name: unlocked folders are removed."""
     until = time.strftime(_TIME, time.gmtime(until_s))
     name = f"{until}-{os.getpid()}-{os.urandom(4).hex()}"
     beside, folder = journal / HELD_FOLDER / f"{_UNFINISHED}{name}", journal / HELD_FOLDER / name
@@ -287,7 +293,7 @@ def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
     Args:
         journal: its folder.
         now_s: the time, seconds since 1970.
-        is_full: the disk is full: remove links to expired files, too, though a reader may be using them.
+        is_full: whether the disk is full: then links to expired files are removed, too, even if a reader uses them.
     """
     for folder in _held_folders(journal):
         if _is_released(folder, now_s):
@@ -297,7 +303,7 @@ def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
         count = Counter(path.name for path in links)
         for path in links:
             with suppress(FileNotFoundError):
-                if path.stat().st_nlink <= count[path.name]:  # only holds are left, the file itself has expired
+                if path.stat().st_nlink <= count[path.name]:  # only holds are left: the file itself has expired
                     path.unlink()
                     count[path.name] -= 1
 
@@ -309,25 +315,22 @@ def _held_folders(journal: Path) -> list[Path]:
 
 
 def _is_released(folder: Path, now_s: float) -> bool:
+    """Return whether a folder's time is over, or its process has ended."""
     if folder.name.startswith(_UNFINISHED):
         try:
             return now_s - folder.stat().st_mtime > _UNFINISHED_S
         except FileNotFoundError:
             return False
-    until = folder.name.partition("-")[0]
-    return until < time.strftime(_TIME, time.gmtime(now_s)) or _is_abandoned(folder / _LOCK)
-
-
-def _is_abandoned(lock: Path) -> bool:
-    """Return whether the process of a lock has ended. False for other machines, which may lock differently."""
+    if folder.name.partition("-")[0] < time.strftime(_TIME, time.gmtime(now_s)):
+        return True
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     except OSError:
         return False
     try:
-        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:
+        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:  # another machine's lock may not be visible here
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -26,16 +26,16 @@ from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, writ
 
 # ---- Reserved numbers: none is used twice, even after a power failure
 #
-# Readers see rows before the disk has them, and remember their position. When such rows are lost, their numbers must
-# not be used again: readers would take the new rows for rows they have read. Therefore numbers are reserved in
-# advance, many at once, and the disk has the reservation before the first of them is used:
+# Readers see rows before the disk has them, and store their position. When such rows are lost, their numbers must not
+# be used again: readers would skip the new rows as already read. Therefore many numbers are reserved in advance. The
+# disk has the reservation before the first of them is used:
 #
 #     wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one
 #                                  "gaps": [[E, N], …]: no row has, or had, a number from E up to but not including N
 #
-# On an orderly shutdown a hub writes the number of its next row. After a crash the reservation is still there, and
+# On an orderly shutdown a hub writes the number of its next row. After a crash the file still has the reservation, and
 # the next hub continues after it, with a multiple of `STEP`. This distinguishes a gap in the numbers from missing
-# rows. The hub also stores the gap: once the rows before it have expired, nothing else shows whether the gap ever had
+# rows. The hub also stores the gap: once the rows before it have expired, no other file shows whether the gap ever had
 # rows.
 
 FILE = "numbers.json"
@@ -44,14 +44,15 @@ STEP = 1 << 20
 FAR = 1 << 32
 """More numbers than can be in use for rows that the disk doesn't have."""
 MAX_GAPS = 256
-"""How many gaps of a node are stored: the newest ones."""
+"""Maximum number of stored gaps of a node; the oldest ones are dropped."""
 _MAX_STEPS = 64
+"""Maximum size of a reservation, in steps."""
 _SHORT_RESERVATION_S = 10.0
 """Reservations that last less than this are doubled."""
 
 
 def reserved(folder: Path) -> int:
-    """Return the number below which all used numbers are; 0 without a reservation.
+    """Return the reservation: all used numbers are below it. 0 without a reservation.
 
     Args:
         folder: `<journal>/wal/<node>`.
@@ -69,7 +70,7 @@ def reserved(folder: Path) -> int:
         return 0
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JournalError(
-            f"{path} is damaged ({error!r}): which numbers are used is not known. The hub continues with a much higher "
+            f"{path} is damaged ({error!r}): the used numbers are unknown. The hub continues with a much higher "
             "number when it starts, and writes the file again."
         ) from None
     return below
@@ -124,29 +125,29 @@ class NumberReserve:
         OSError: the disk is full or broken.
 
     Attributes:
-        below: numbers below this one may be used; the disk has that.
+        below: numbers below this one may be used; the disk has this reservation.
     """
 
     def __init__(self, folder: Path, next_seq: int, gap_begins: int | None = None) -> None:
         self._folder, self._steps = folder, 1
         self._gaps = gaps(folder)
         if gap_begins is not None and gap_begins < next_seq:
-            if self._gaps and self._gaps[-1][1] == gap_begins:  # no row was written between both gaps: they are one
+            if self._gaps and self._gaps[-1][1] == gap_begins:  # no row is between both gaps, so they are one
                 gap_begins = self._gaps.pop()[0]
             self._gaps = [*self._gaps, (gap_begins, next_seq)][-MAX_GAPS:]
         self._extended_s = time.monotonic()
         self.below = 0
         self.extend(next_seq)
         for above in (folder.parent, folder.parent.parent, folder.parent.parent.parent):
-            with suppress(PermissionError):  # a folder of another user existed before: it is on the disk
+            with suppress(PermissionError):  # another user's folder is older, so the disk has its name
                 sync_folder(above)
 
     def is_short(self, seq: int) -> bool:
-        """Return whether it is time to reserve more numbers; `seq` is the number of the next row."""
+        """Return whether more numbers must be reserved; `seq` is the number of the next row."""
         return self.below - seq < self._steps * STEP // 2
 
     def extend(self, seq: int) -> None:
-        """Reserve more numbers; the faster they are used, the more. Blocks until the disk has the reservation.
+        """Reserve more numbers: twice as many when the last ones were used quickly. Blocks until the disk has them.
 
         Args:
             seq: the number of the next row.
@@ -161,11 +162,18 @@ class NumberReserve:
         self.below, self._steps, self._extended_s = below, steps, time.monotonic()
 
     def repeat(self) -> None:
-        """Write the reservation again: a copy of the folder may have an earlier one. Blocks; raises as `extend`."""
+        """Write the reservation again: a restored copy of the folder may have an older one. Raises as `extend`."""
         self._write(self.below)
 
     def settle(self, seq: int) -> None:
-        """Write the number of the next row; the disk has all rows before it. Blocks; raises as `extend`."""
+        """Write the number of the next row instead of a reservation. The disk must have all rows before it.
+
+        Args:
+            seq: the number.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
         self._write(seq)
 
     def _write(self, below: int) -> None:
@@ -176,29 +184,31 @@ class NumberReserve:
 
 # ---- Index of a segment
 #
-# A batch exists once its index record is complete, which is written after the batch. So a reader that goes by the index
-# sees complete batches only, while the writer appends.
+# A batch exists once its index record is complete, which is written after the batch. So a reader that uses the index
+# sees only complete batches while the writer appends.
 #
 # The summary has first_seq, end, rows, batches, ts_min_us, ts_max_us, the size of the index, and a crc32. It is written
-# when a segment is sealed, and rebuilt from the index when it is missing or outdated. With it, readers learn the times
-# of a sealed segment without its index.
+# when a segment is sealed, and rebuilt from the index when it is missing or outdated. With it, a reader has the times
+# of a sealed segment without reading its index.
 
 INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
 TIMES = struct.Struct("<32x2q16x")
-"""An index record, of which only ts_min_us and ts_max_us are read."""
+"""The fields ts_min_us and ts_max_us of an index record."""
 HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
 RESULTS = 2
 """Flag of an index record: pipelines have published all rows of the batch. `HAS_TXN` implies it."""
 _FLAGS_AT = struct.calcsize("<qqqqqqI")
+"""The offset of the flags in an index record."""
 DATA, INDEXED = ".arrows", ".idx"
 SUMMARY = ".sum"
 _SUMMARY, _SUMMARY_CRC = struct.Struct("<7q"), struct.Struct("<q")
 
 _SegmentPath = Path | str
 """A plan needs hundreds of paths: a str takes a third of the time of a Path."""
-REMEDY = "`smqrt journal verify` reports what can be read and what to do"
+REMEDY = "`smqrt journal verify` reports the faults and their remedies"
+"""The end of error messages about damaged files."""
 
 
 class BatchEntry(NamedTuple):
@@ -357,9 +367,9 @@ class Summary(NamedTuple):
 
     Attributes:
         first_seq, end: its rows are from `first_seq` up to but not including `end`.
-        rows, batches: how many.
+        rows, batches: number of rows and of batches.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC; both 0 without a row.
-        index_bytes: the size of the index at that time.
+        index_bytes: the size of the index when the summary was created.
     """
 
     first_seq: int
@@ -386,10 +396,17 @@ def summary_of(path: _SegmentPath) -> Summary:
         FileNotFoundError: the segment doesn't exist any more.
         OSError: it can't be read.
     """
-    os.stat(path)
+    os.stat(path)  # raises FileNotFoundError: a summary may be left over after the segment
     found = known_summary(path)
     if found is None:
-        found = _make_summary(path)
+        first, size = first_seq(path), _index_bytes(path)
+        found = Summary(first, first, 0, 0, 0, 0, 0)
+        if size:
+            with open(_beside(path, INDEXED), "rb") as file:
+                data = file.read(size)
+            firsts, rows, _, _, earliest, latest, *_ = zip(*INDEX.iter_unpack(data), strict=True)
+            end = firsts[-1] + rows[-1]
+            found = Summary(first, end, sum(rows), len(rows), min(earliest), max(latest), size)
         with suppress(OSError):  # a reader may lack the permission
             values = _SUMMARY.pack(*found)
             write_whole(Path(_beside(path, SUMMARY)), values + _SUMMARY_CRC.pack(crc32(values)), sync=False)
@@ -426,16 +443,6 @@ def _beside(path: _SegmentPath, suffix: str) -> str:
     return str(path).removesuffix(DATA) + suffix
 
 
-def _make_summary(path: _SegmentPath) -> Summary:
-    first, size = first_seq(path), _index_bytes(path)
-    if not size:
-        return Summary(first, first, 0, 0, 0, 0, 0)
-    with open(_beside(path, INDEXED), "rb") as file:
-        data = file.read(size)
-    firsts, rows, _, _, earliest, latest, *_ = zip(*INDEX.iter_unpack(data), strict=True)
-    return Summary(first, firsts[-1] + rows[-1], sum(rows), len(rows), min(earliest), max(latest), size)
-
-
 def _index_bytes(path: _SegmentPath) -> int:
     """Return the size of a segment's index, complete records only."""
     try:
@@ -450,7 +457,7 @@ def _index_bytes(path: _SegmentPath) -> int:
 LOCK = "lock"
 """The file in a node's folder that its writer locks; it has the writer's process id."""
 CACHED_BYTES = 32 << 20
-"""This much of a segment's end stays in the page cache, for readers that follow it."""
+"""This many bytes of a segment's end stay in the page cache, for readers that follow it."""
 
 
 def lock(folder: Path) -> int:
@@ -518,7 +525,7 @@ class SegmentFile:
 
     @classmethod
     def open(cls, folder: Path, next_seq: int, node: str, broker: str) -> SegmentFile:
-        """Create a segment: when a hub starts, and when the one before it is complete.
+        """Create a segment: when a hub starts, and when the previous segment is complete.
 
         Args:
             folder: `<journal>/wal/<node>`; created when missing. Call `recover` first: then an existing segment with
@@ -549,7 +556,7 @@ class SegmentFile:
         Args:
             pieces: the batch, header first, as `arrow.encode` returns it.
             first_seq: the number of its first row, which is `next_seq`.
-            rows: how many rows it has.
+            rows: its number of rows.
             ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
             flags: flags of the index record.
 
@@ -584,21 +591,21 @@ class SegmentFile:
 
     @property
     def synced_seq(self) -> int:
-        """The number below which the disk has confirmed every row."""
+        """The number below which the disk has confirmed all rows."""
         first = parse_index(bytes(self._records[: INDEX.size]))
         return first[0].first_seq if first else self.next_seq
 
     def sync(self, kept_bytes: int = CACHED_BYTES) -> list[BatchEntry]:
         """Sync the appended batches to the disk. Blocks, usually for 0.2 to 10 ms.
 
-        After a failed sync, the unconfirmed batches are written again: the kernel drops what it could not write, and
-        then reports the next sync as successful.
+        After a failed sync, the unconfirmed batches are written again: the kernel drops data that it could not write,
+        and then reports the next sync as successful.
 
-        Everything before the last `kept_bytes` leaves the page cache. The next batches use that memory, which costs a
-        third of fresh memory on a virtual machine, and other programs keep theirs (decision 0012).
+        All data before the last `kept_bytes` leaves the page cache. The next batches use that memory, which takes a
+        third of the time of fresh memory on a virtual machine, and other programs keep theirs (decision 0012).
 
         Args:
-            kept_bytes: how much stays in the page cache for readers that follow the journal.
+            kept_bytes: number of bytes that stay in the page cache for readers that follow the journal.
 
         Returns:
             Batches that are lost, since the disk failed and no copy is left; usually none.
@@ -645,7 +652,7 @@ class SegmentFile:
         """Return whether the files are still in their folder: not moved, removed or unmounted."""
         return is_open_at(self._data, self.path) and is_open_at(self._index, self.path.with_suffix(INDEXED))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Create the removed files again from the open ones. No other thread may append meanwhile.
 
         Raises:
@@ -689,7 +696,7 @@ def _open(path: Path) -> int:
 
 
 def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    """Write all pieces: a full disk takes a part of the first write, and fails at the second."""
+    """Write all pieces. A full disk may write only a part without an error; the second call then raises one."""
     written, size = os.pwritev(fd, pieces, offset), sum(map(len, pieces))
     while written < size:
         written += os.pwrite(fd, memoryview(b"".join(pieces))[written:], offset + written)

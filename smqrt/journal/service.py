@@ -1,17 +1,19 @@
-"""HTTP service of journals: /rtl/journal/, for readers and pipelines without the hub's disk.
+"""HTTP service of journals: /rtl/journal/, for readers and pipelines without access to the hub's disk.
 
     GET  <name>/manifest             segments, and the root of the manifest; see `JournalListing`
-    GET  <name>/manifest/<page>      a page of the manifest: some hundred compacted files
-    GET  <name>/end, <name>/stats    where each node ends; the writer's counters
+    GET  <name>/manifest/<page>      a page of the manifest: a few hundred compacted files
+    GET  <name>/end                  by node, the number of the next row
     GET  <name>/end?after=&wait_s=   the same, once there are rows after `after` ({node: number})
-    GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
+    GET  <name>/stats                the writer's counters
+    GET  <name>/wal/<node>/<file>    a segment or its index; `Range` with one span
+    GET  <name>/data/<path>          a compacted file; `Range` with one span
     POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
-    POST <name>/stage?query=&batch=&part=  rows that wait for a commit by the name of their part
-    POST <name>/seal?query=&batch=   decide on the parts of a micro-batch: returns those of the first request
-    POST <name>/commit?query=&batch=&of=&part=  as above, with the rows of a part of query `of`
-    GET  <name>/committed?query=     the number of a query's last committed micro-batch, -1: none
+    POST <name>/stage?query=&batch=&part=  rows that are committed later, by the name of their part
+    POST <name>/seal?query=&batch=   names of the parts of a micro-batch; returns the names of the first request
+    POST <name>/commit?query=&batch=&of=&part=  commits the rows of a part of query `of`
+    GET  <name>/committed?query=     the number of a query's last committed micro-batch; -1 without one
     POST <name>/publish              rows, at least once
-    POST <name>/progress             the position of a query, which retention respects
+    POST <name>/progress             the position of a query: retention keeps the rows after it
 
 Each request needs a token of the journal (`Authorization: Bearer`). An error is one sentence in plain text.
 """
@@ -38,8 +40,8 @@ from smqrt.http.resources import IoError
 from smqrt.http.tree import Directory
 from smqrt.journal import readers
 from smqrt.journal.announcer import JournalEnds, JournalListing, ServedJournal
-from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder
-from smqrt.journal.committed import MOST_PARTS, StagedResults, checked_part
+from smqrt.journal.commit import MAX_COMMIT_ROWS, OutRow, RowDecoder
+from smqrt.journal.committed import MAX_PARTS, StagedResults, checked_part
 from smqrt.journal.durability import Unconfirmed
 from smqrt.journal.files import MOVED
 from smqrt.journal.parquet_files import RETIRED
@@ -54,7 +56,7 @@ log = logging.getLogger("smqrt.journal")
 
 BODY_BYTES = 4 << 20
 RETRY_S = 1
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20  # files are read in pieces, so that a large file takes little memory
 _PROGRESS_BYTES = 64 << 10
 _SEAL_BYTES = 512 << 10
 _FILE = re.compile(
@@ -75,8 +77,8 @@ class OpenJournal(ServedJournal, Protocol):
     def committed(self, query: str) -> int:
         """Return the last known batch of a query; -1 without one."""
 
-    def learn(self) -> None:
-        """Read what was committed to other hubs of the folder."""
+    def read_other_commits(self) -> None:
+        """Read the commits to other hubs of the folder."""
 
     def queries(self) -> Iterable[str]:
         """Return the names of the queries with commits."""
@@ -89,7 +91,13 @@ class OpenJournal(ServedJournal, Protocol):
 
 
 class RequestRefused(Exception):
-    """An error that is sent as a status and one sentence."""
+    """An error that is sent as a status and one sentence.
+
+    Args:
+        status: the HTTP status.
+        sentence: the body.
+        headers: further headers, with underscores for hyphens.
+    """
 
     def __init__(self, status: int, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
@@ -111,8 +119,8 @@ class JournalService(Directory):
 
     Args:
         opened: the journals by name; read for each request.
-        body_bytes: most bytes of a commit.
-        is_ending: returns whether the server shuts down: requests don't wait for rows then.
+        body_bytes: maximum size of a commit, bytes.
+        is_ending: returns whether the server shuts down; then requests don't wait for rows.
     """
 
     def __init__(
@@ -140,8 +148,20 @@ class JournalService(Directory):
         self.setfunc(self._answer)
 
     def _answer(self, request: Request, relpath: str) -> None:
+        name, _, rest = relpath.partition("/")
         try:
-            self._handle(request, relpath)
+            if not name:
+                _check_method(request, _READ_METHODS)
+                _send_json(request, {"journals": self._journal_names(request)})
+                return
+            journal, grant = self._find_journal(request, name)
+            methods, action = self._actions.get(rest, (_READ_METHODS, partial(self._file, rest)))
+            _check_method(request, methods)
+            right, has = ("write", grant.writes) if rest in _WRITE_ACTIONS else ("read", grant.reads)
+            if not has and not (rest == "committed" and grant.writes):
+                lack = f"its line in the file {TOKENS} lacks {right!r}"
+                raise RequestRefused(403, f"The token {grant.name!r} may not {right}: {lack}.")
+            action(request, journal, grant)
         except RequestRefused as refused:
             _refuse(request, refused.status, str(refused), refused.headers)
         except ArgumentError as error:
@@ -152,18 +172,6 @@ class JournalService(Directory):
             request.response.close = error.close
             _refuse(request, error.status, f"{error}.", error.headers)
 
-    def _handle(self, request: Request, relpath: str) -> None:
-        name, _, rest = relpath.partition("/")
-        if not name:
-            _check_method(request, _READ_METHODS)
-            _send_json(request, {"journals": self._journal_names(request)})
-            return
-        journal, grant = self._find_journal(request, name)
-        methods, action = self._actions.get(rest, (_READ_METHODS, partial(self._file, rest)))
-        _check_method(request, methods)
-        _check_right(grant, rest)
-        action(request, journal, grant)
-
     # ---- authorization
 
     def _journal_names(self, request: Request) -> list[str]:
@@ -173,7 +181,7 @@ class JournalService(Directory):
     def _find_journal(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
         if journal is None:
-            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open before
+            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open earlier
                 raise JournalError(
                     f"Journal {name!r} is closed at present: its application stops or reloads; try again."
                 )
@@ -183,12 +191,12 @@ class JournalService(Directory):
 
     def _grant_of(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
         """Return the rights of the request's token in a journal."""
-        of, tokens = self._tokens.get(name, (None, None))
-        if tokens is None or of is not journal:
+        owner, tokens = self._tokens.get(name, (None, None))
+        if tokens is None or owner is not journal:  # a journal of this name was closed and opened again
             _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
         if tokens.is_due:
-            in_thread(tokens.look)
-            if fault := tokens.news():  # for the operator only: the client is not authenticated yet
+            in_thread(tokens.refresh)
+            if fault := tokens.new_fault():  # for the operator only: the client is not authenticated yet
                 log.error("%s", fault)
         return tokens.grant(_bearer_token(request))
 
@@ -199,7 +207,16 @@ class JournalService(Directory):
 
     def _end(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         ends = self._state(journal).ends
-        found = ends.after(*_wait_parameters(request)) if request.query else ends.now()
+        if not request.query:
+            found = ends.now()
+        else:
+            values = _parameters(request)
+            try:
+                after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
+                wait_s = float(values.get("wait_s", "0"))
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
+                raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
+            found = ends.after(after, max(0.0, min(wait_s, MOST_WAIT_S)))
         _finish(request, "application/json", _as_json({"end": found}))
 
     def _state(self, journal: OpenJournal) -> _ServedState:
@@ -208,10 +225,8 @@ class JournalService(Directory):
         found = self._states.get(name)
         if found is None or found.journal is not journal:
             ends = JournalEnds(journal, lambda: journal in self._opened.values() and not self._is_ending())
-            asked = _ServedState(
-                journal, JournalListing(journal.path), ends, StagedResults(journal.path, journal.committed)
-            )
-            found = self._states[name] = asked
+            listing, staged = JournalListing(journal.path), StagedResults(journal.path, journal.committed)
+            found = self._states[name] = _ServedState(journal, listing, ends, staged)
         return found
 
     def _stats(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -230,26 +245,22 @@ class JournalService(Directory):
     # ---- writing
 
     def _commit(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query, batch, values = _batch_of(request)
-        if "part" in values:
-            self._commit_part(request, journal, grant)
-            return
-        query, rows = grant.own(query), list(self._rows(request, grant))
-        _send_stored(request, journal.commit(query, batch, rows), rows)
-
-    def _commit_part(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         name, batch, values = _batch_of(request)
-        staged, query = self._state(journal).staged, readers.checked_query(values.get("of"))
-        name, query = grant.own(name), grant.own(query)
-        rows: list[OutRow] = []
-        stored = journal.committed(name) < batch
-        if stored:
-            part = checked_part(values["part"])
-            rows = list(_decode_rows(_staged_pieces(request, staged, query, batch, part), grant))
-            stored = journal.commit(name, batch, rows)
-        if name == query:  # the last part
-            in_thread(staged.forget, query, batch)
-        _send_stored(request, stored, rows)
+        if "part" not in values:
+            name, rows = grant.own(name), list(self._rows(request, grant))
+            is_new = journal.commit(name, batch, rows)
+        else:
+            staged, query = self._state(journal).staged, readers.checked_query(values.get("of"))
+            name, query = grant.own(name), grant.own(query)
+            rows = []
+            is_new = journal.committed(name) < batch
+            if is_new:
+                part = checked_part(values["part"])
+                rows = list(_decode_rows(_staged_pieces(request, staged, query, batch, part), grant))
+                is_new = journal.commit(name, batch, rows)
+            if name == query:  # the last part has the query's own name
+                in_thread(staged.forget, query, batch)
+        _send_json(request, {"stored": is_new, "rows": len(rows) if is_new else 0})
 
     def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, values = _batch_of(request)
@@ -260,16 +271,24 @@ class JournalService(Directory):
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch_of(request)
-        query, parts = grant.own(query), _part_names(request.body(_SEAL_BYTES))
-        journal.learn()  # another hub may have committed parts of this micro-batch already
-        known = journal.committed(query) >= batch
-        _send_json(
-            request, {"parts": [] if known else in_thread(self._state(journal).staged.seal, query, batch, parts)}
-        )
+        query, body = grant.own(query), request.body(_SEAL_BYTES)
+        try:
+            names = json.loads(body)
+        except (ValueError, RecursionError):
+            names = None
+        if not isinstance(names, list) or not 0 < len(names) <= MAX_PARTS:
+            raise ArgumentError(f"parts: the body is not a JSON list of 1 to {MAX_PARTS} names of parts.")
+        parts = [checked_part(name) for name in names]
+        journal.read_other_commits()  # another hub may have committed this micro-batch already
+        if journal.committed(query) >= batch:
+            parts = []
+        else:
+            parts = in_thread(self._state(journal).staged.seal, query, batch, parts)
+        _send_json(request, {"parts": parts})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = readers.checked_query(_parameters(request).get("query"))
-        journal.learn()  # another worker may have the last commit
+        journal.read_other_commits()  # another worker may have the last commit
         _send_json(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -289,19 +308,36 @@ class JournalService(Directory):
         _send_json(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
-        """Yield the rows of a body, and append its pieces to `kept`."""
-        if (request.content_length or 0) > self._body_bytes:
-            raise _too_large(self._body_bytes)
-        return _decode_rows(_limited_pieces(request, self._body_bytes, kept), grant)
+        """Return the rows of a body, and append its pieces to `kept`."""
+        limit = self._body_bytes
+        too_large = f"The rows have more than {limit} bytes; commit fewer at once."
+        if (request.content_length or 0) > limit:
+            raise RequestRefused(413, too_large)
+
+        def pieces() -> Iterator[bytes]:
+            size = 0
+            for piece in request.chunks():
+                size += len(piece)
+                if size > limit:  # a chunked body has no Content-Length
+                    raise RequestRefused(413, too_large)
+                request.reader().hold(len(piece))
+                if kept is not None:
+                    kept.append(piece)
+                yield piece
+
+        return _decode_rows(pieces(), grant)
 
 
 def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     decoder, turn = RowDecoder(MAX_PAYLOAD_BYTES), Turn()
     for piece in pieces:
         for row in decoder.feed(piece):
-            if decoder.count == MOST_ROWS:
-                raise RequestRefused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
-            _check_topic(grant, row[0])
+            if decoder.count == MAX_COMMIT_ROWS:
+                raise RequestRefused(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
+            if not grant.may_write(row[0]):
+                shown = repr(row[0][:100].decode("utf-8", "replace"))
+                rule = f"the file {TOKENS} gives it other topics"
+                raise RequestRefused(403, f"The token {grant.name!r} may not write to {shown}: {rule}.")
             yield row
             turn.yield_if_due()
     decoder.finish()
@@ -310,52 +346,22 @@ def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
 def _staged_pieces(request: Request, staged: StagedResults, query: str, batch: int, part: str) -> Iterator[bytes]:
     """Yield the pieces of staged rows, which count as memory of the request."""
     with in_thread(staged.open, query, batch, part) as file:
-        while piece := in_thread(file.read, _PIECE):
+        while piece := in_thread(file.read, _PIECE_BYTES):
             request.reader().hold(len(piece))
             yield piece
 
 
-def _limited_pieces(request: Request, limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
-    size = 0
-    for piece in request.chunks():
-        size += len(piece)
-        if size > limit:
-            raise _too_large(limit)
-        request.reader().hold(len(piece))
-        if kept is not None:
-            kept.append(piece)
-        yield piece
-
-
-def _too_large(limit: int) -> RequestRefused:
-    return RequestRefused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
-
-
-def _part_names(body: bytes) -> list[str]:
-    """Return the names of parts in a body."""
-    try:
-        names = json.loads(body)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not 0 < len(names) <= MOST_PARTS:
-        raise ArgumentError(f"parts: the body is not a JSON list of 1 to {MOST_PARTS} names of parts.")
-    return [checked_part(name) for name in names]
-
-
-def _send_stored(request: Request, stored: bool, rows: list[OutRow]) -> None:
-    _send_json(request, {"stored": stored, "rows": len(rows) if stored else 0})
-
-
 def _open_file(folder: Path, name: str) -> IO[bytes]:
     try:
-        io = DiskIo(folder)  # fails, too, when the folder is missing
-        io.private = NothingPrivate()
+        io = DiskIo(folder)  # raises IoError when the folder is missing
+        io.private = NothingPrivate()  # the pattern `_FILE` allows only the journal's files
         try:
             return io.open_published(name)
         except IoError:
             if not name.startswith("data/"):
                 raise
-            return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")  # merged since it was listed
+            # Merged after the client read the manifest: the file is available until its grace is over.
+            return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")
     except IoError:
         if not folder.is_dir():
             raise JournalError(f"{folder} {MOVED}") from None
@@ -374,25 +380,8 @@ def _bearer_token(request: Request) -> str:
     return shown.strip() if scheme.lower() == "bearer" else ""
 
 
-def _check_right(grant: Grant, action: str) -> None:
-    """Check that a token has the right for an action."""
-    right, has = ("write", grant.writes) if action in _WRITE_ACTIONS else ("read", grant.reads)
-    if not has and not (action == "committed" and grant.writes):
-        raise RequestRefused(
-            403, f"The token {grant.name!r} may not {right}: its line in the file {TOKENS} lacks {right!r}."
-        )
-
-
 def _unauthorized() -> NoReturn:
     raise RequestRefused(401, f"The token is wrong or missing; {_HOW_TO_AUTHENTICATE}.", WWW_Authenticate="Bearer")
-
-
-def _check_topic(grant: Grant, topic: bytes) -> None:
-    if not grant.may_write(topic):
-        shown = repr(topic[:100].decode("utf-8", "replace"))
-        raise RequestRefused(
-            403, f"The token {grant.name!r} may not write to {shown}: the file {TOKENS} gives it other topics."
-        )
 
 
 def _check_method(request: Request, methods: tuple[str, ...]) -> None:
@@ -402,7 +391,7 @@ def _check_method(request: Request, methods: tuple[str, ...]) -> None:
 
 
 def _batch_of(request: Request) -> tuple[str, int, dict[str, str]]:
-    """Return query, batch and all parameters of a request."""
+    """Return the query, the batch and all parameters of a request."""
     values = _parameters(request)
     query, batch = readers.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
@@ -430,20 +419,8 @@ def _as_json(values: Mapping[str, object]) -> bytes:
 
 
 def _parameters(request: Request) -> dict[str, str]:
-    """Return the parameters of a request."""
     pairs = parse_parameters(request.query.encode("ascii"))
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
-
-
-def _wait_parameters(request: Request) -> tuple[dict[str, int], float]:
-    """Return a reader's position, and how long it waits for more rows."""
-    values = _parameters(request)
-    try:
-        after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
-        wait_s = float(values.get("wait_s", "0"))
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
-        raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
-    return after, max(0.0, min(wait_s, MOST_WAIT_S))
 
 
 def _send_tagged(request: Request, body: bytes, tag: str) -> None:
@@ -479,7 +456,7 @@ def _send_file(request: Request, fd: int) -> None:
     if request.method != "HEAD":
         at = span.first
         while at < span.end:
-            piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
+            piece = in_thread(os.pread, fd, min(span.end - at, _PIECE_BYTES), at)
             if not piece:
                 break  # the file was truncated: the server closes the connection, since Content-Length is not reached
             request.response.write(piece)

@@ -37,7 +37,7 @@ FOLDER = ".journal"
 PREFIX = "journal."
 _DEFAULT_MAX_BYTES = 20 * 10**9
 _HARD_FACTOR = 2
-"""`hard_bytes` is this many times `max_bytes`: a stopped pipeline may lag by as much as the journal holds."""
+"""`hard_bytes` is this many times `max_bytes`: a stopped pipeline may lag by another `max_bytes`."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -85,7 +85,7 @@ _SCHEMA = Rule("DDL by topic filter such as {'site1/#': 'device string, temp dou
 
 @dataclass(frozen=True)
 class CompactSettings:
-    """When and how segments become Parquet files: the table of `compact`."""
+    """The settings of compaction, which converts segments to Parquet files: the table of `compact`."""
 
     after_s: float = option(
         600.0, duration(), "The age of a segment at which it is compacted.", name="after", shown="`10m`"
@@ -106,12 +106,12 @@ def _compact(value: object) -> CompactSettings | None:
 
 @dataclass(frozen=True)
 class JournalSettings:
-    """What a journal records, where, and for how long: the table of `journal=`. `parse` creates it.
+    """The settings of a journal: the table of `journal=`. `parse` creates an object.
 
     Attributes:
-        sync: "interval": synced to the disk every `sync_s`; "publish": written to the file before any subscriber
-            receives the message; "always": on the disk before that.
-        sync_s: seconds.
+        sync: "interval": synced to the disk every `sync_s`. "publish": written to the file before any subscriber
+            receives the message. "always": synced to the disk before that.
+        sync_s: the interval, seconds.
         hard_bytes: `parse` uses twice `max_bytes` unless it is given.
     """
 

@@ -9,7 +9,7 @@ from smqrt.journal import arrow
 from smqrt.journal.columns import gatherer
 from smqrt.journal.files import check_footer
 from smqrt.journal.planning import Chunk, Filter
-from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
+from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,22 +17,26 @@ if TYPE_CHECKING:
 
 NAMES = tuple(one.name for one in COLUMNS)
 MAX_BYTES = 32 << 20
-"""Most bytes of segments that are joined to one batch, unless a row is longer."""
+"""Maximum size of segment data that is joined to one batch, bytes, unless a row is longer."""
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
+    """Return the pyarrow.Schema of the journal's columns.
+
+    Args:
+        columns: the wanted names, in this order; None for all.
+    """
     import pyarrow as pa
 
-    known = {one.name: one for one in COLUMNS}
-    return pa.schema([_field(known[name]) for name in (NAMES if columns is None else columns)])
-
-
-def _field(column: Column) -> Any:
-    import pyarrow as pa
-
-    types = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
-    return pa.field(column.name, types.get(column.type) or pa.timestamp("us", "UTC"), column.nullable)
+    types = {
+        "STRING": pa.string(),
+        "BIGINT": pa.int64(),
+        "INT": pa.int32(),
+        "BINARY": pa.binary(),
+        "TIMESTAMP": pa.timestamp("us", "UTC"),
+    }
+    known = {one.name: pa.field(one.name, types[one.type], one.nullable) for one in COLUMNS}
+    return pa.schema([known[name] for name in (NAMES if columns is None else columns)])
 
 
 def of_segment(
@@ -49,19 +53,22 @@ def of_segment(
     Args:
         stream: a schema and the batches with the chunk's rows.
         chunk: the wanted rows.
-        broker: the broker that wrote them.
-        skip: number of rows in the stream before the wanted ones.
+        broker: the name of the broker that wrote them.
+        skip: number of rows in the stream before the wanted rows.
         columns: names; None for all.
-        topics: topics of the wanted rows; None for all, also those without a topic.
+        topics: topics of the wanted rows; None for all rows, also those without a topic.
         batch_rows: small batches are joined until they have this many rows, or `MAX_BYTES`.
 
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
     """
+    import pyarrow as pa
+
     target = schema(columns)
+    constant = {"node": chunk.node, "broker": broker}  # the same for all rows of a segment
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
-    # Long rows: fewer of them in a batch, so that it has `MAX_BYTES` at most.
+    # With long rows a batch has fewer of them, so that it has `MAX_BYTES` at most.
     step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
     kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])
@@ -70,7 +77,15 @@ def of_segment(
         if skip or batch.num_rows > chunk.end - read:
             batch = batch.slice(skip, chunk.end - read)
         read, skip = read + batch.num_rows, 0
-        yield read, _shaped(batch, chunk.node, broker, target, topics)
+        if topics is not None:
+            batch = batch.filter(mask(batch.column("topic"), topics))
+        arrays = [
+            pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
+            if field.name in constant
+            else batch.column(field.name)
+            for field in target
+        ]
+        yield read, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
@@ -97,22 +112,6 @@ def _joined(batches: list[Any], inside: Any) -> Any:
     return pa.RecordBatch.from_arrays(list(columns), schema=inside)
 
 
-def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
-    """Return a batch with the columns of `target`; node and broker are the same for all rows of a segment."""
-    import pyarrow as pa
-
-    if topics is not None:
-        batch = batch.filter(mask(batch.column("topic"), topics))
-    constant = {"node": node, "broker": broker}
-    arrays = [
-        pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
-        if field.name in constant
-        else batch.column(field.name)
-        for field in target
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=target)
-
-
 def _whole(column: Any) -> Any:
     combined = column.combine_chunks()
     return combined.chunk(0) if hasattr(combined, "chunk") else combined
@@ -133,7 +132,7 @@ def of_parquet(
     from pyarrow import compute
 
     target = schema(columns)
-    # Texts stay dictionaries until the rows are in order, so that sorting moves numbers.
+    # Text columns stay dictionaries until the rows are in order, so that sorting moves numbers, not text.
     file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
     for group in groups(file.metadata, chunk):
@@ -142,13 +141,14 @@ def of_parquet(
             if compute.any(chosen).as_py() is not True:
                 continue
         rows = in_order(file.read_row_group(group, names), topics)
-        for batch in _between(rows, chunk.start, chunk.end).to_batches(batch_rows):
-            found = [_plain(batch.column(name)) for name in target.names]
-            yield batch.column("seq")[-1].as_py() + 1, pa.RecordBatch.from_arrays(found, schema=target)
-
-
-def _plain(column: Any) -> Any:
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+        seq = rows.column("seq")
+        if len(seq) and (seq[0].as_py() < chunk.start or seq[-1].as_py() >= chunk.end):
+            wanted = compute.and_(compute.greater_equal(seq, chunk.start), compute.less(seq, chunk.end))
+            rows = rows.filter(wanted)
+        for batch in rows.to_batches(batch_rows):
+            found = (batch.column(name) for name in target.names)
+            plain = [one.dictionary_decode() if hasattr(one, "dictionary_decode") else one for one in found]
+            yield batch.column("seq")[-1].as_py() + 1, pa.RecordBatch.from_arrays(plain, schema=target)
 
 
 def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
@@ -170,7 +170,7 @@ def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str]
 
 
 def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
-    """Return the rows of a row group, a pyarrow.Table, sorted by number; merged files sort each group by topic.
+    """Return the rows of a row group, a pyarrow.Table, sorted by number: merged files sort each group by topic.
 
     Args:
         rows: all rows of the group.
@@ -193,16 +193,6 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
     return rows.combine_chunks()
 
 
-def _between(rows: Any, start: int, end: int) -> Any:
-    """Return the rows from `start` up to but not including `end`, from rows in ascending order."""
-    from pyarrow import compute
-
-    seq = rows.column("seq")
-    if not len(seq) or (seq[0].as_py() >= start and seq[-1].as_py() < end):
-        return rows
-    return rows.filter(compute.and_(compute.greater_equal(seq, start), compute.less(seq, end)))
-
-
 def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
     """Yield the row groups that have numbers of the chunk."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
@@ -216,7 +206,12 @@ def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
 
 
 def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
-    """Return which values of a topic column match a filter; never null."""
+    """Return for each value of a topic column whether it matches a filter; the result has no null.
+
+    Args:
+        column: topic names; may be a pyarrow.ChunkedArray.
+        topics: the filter.
+    """
     import pyarrow as pa
     from pyarrow import compute
 

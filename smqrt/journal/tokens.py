@@ -1,6 +1,6 @@
-"""Access tokens of a journal over HTTP.
+"""Access tokens of a journal over HTTP, and their rights.
 
-The file `token` grants everything, a line of the file `tokens` only its rights:
+The file `token` grants all rights, a line of the file `tokens` only the rights that it names:
 
     # name       token               rights
     dashboards   h2Vx…               read
@@ -13,61 +13,27 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import write_beside
+from smqrt.journal.files import MIN_TOKEN_CHARS, journal_token
 from smqrt.journal.planning import Filter
 
-TOKEN_FILE = "token"
-_TOKEN_BYTES = 32
-MIN_TOKEN_CHARS = 16  # of a token written by hand
 TOKENS_FILE = "tokens"
 LOOK_S = 1.0
 """How often the file is checked for a change."""
 MAX_BYTES = 64 << 10
 MAX_TOPICS = 32
-"""Topics of a line: a topic name of 64 KiB is compared with all of them without a pause."""
+"""Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
-"""Query names that one token may create, over all runs of hubs: each stays in memory and on disk."""
+"""Maximum number of query names of a token, also from earlier runs of hubs: each is in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
-
-
-def journal_token(journal: Path) -> str:
-    """Return the token of a journal, which is created when it is missing.
-
-    Args:
-        journal: its folder.
-
-    Raises:
-        JournalError: the file can't be read or created, or has no valid token.
-    """
-    path = journal / TOKEN_FILE
-    try:
-        if not path.exists():
-            ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
-            try:
-                with suppress(FileExistsError):
-                    os.link(ready, path)  # not a rename: when two hubs start at once, both use the first token
-            finally:
-                os.unlink(ready)
-        path.chmod(0o600)
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JournalError(f"{path} can't be used: {error}; give this user the folder, or remove the file.") from None
-    if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
-        raise JournalError(
-            f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
-        )
-    return text
 
 
 @dataclass
@@ -75,8 +41,8 @@ class Grant:
     """The rights of a token.
 
     Attributes:
-        name: the name of its line; empty for the token that grants everything.
-        reads: whether it may read everything that was recorded, and report its progress.
+        name: the name of its line; empty for the token with all rights.
+        reads: whether it may read all recorded rows, and report its progress.
         writes: the topics to which it may commit and publish; None for no topic.
         queries: the query names that it has created.
     """
@@ -110,14 +76,14 @@ class Grant:
 
 
 class Tokens:
-    """The tokens of a journal. `look` blocks on the disk.
+    """The tokens of a journal. `refresh` blocks on the disk.
 
     Args:
         folder: the journal's folder.
         queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: what is wrong with a file, one sentence; empty when both are valid. The tokens read before stay in use.
+        fault: a sentence about an invalid file; empty when both are valid. Meanwhile earlier tokens stay valid.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -130,34 +96,32 @@ class Tokens:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for `look`."""
+        """Whether `LOOK_S` have passed since the last `refresh`."""
         return time.monotonic() - self._looked_s >= LOOK_S
 
-    def look(self) -> None:
-        """Read the files again if that is due and they have changed. Errors go to `fault`."""
+    def refresh(self) -> None:
+        """Read the files again if they have changed, at most every `LOOK_S`. Errors are stored in `fault`."""
         if not self.is_due:
             return
         try:
             self._all = self._all or _digest(journal_token(self._folder))
             stamp = _stamp(self._folder / TOKENS_FILE)
-            if stamp != self._stamp:
-                self._grants = _read(self._folder / TOKENS_FILE, self._query_names()) if stamp else {}
+            if stamp is None:
+                self._grants = {}
+            elif stamp != self._stamp:
+                names = {grant.name: grant.queries for grant in self._grants.values()}
+                for stored in self._queries():
+                    query, at, name = stored.rpartition("@")
+                    if at:
+                        names.setdefault(name, set()).add(query)
+                self._grants = _read(self._folder / TOKENS_FILE, names)
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
-        self._looked_s = time.monotonic()  # only now: requests that arrive during the first look wait for it too
+        self._looked_s = time.monotonic()  # at the end: requests that arrive during the first refresh wait for it, too
 
-    def _query_names(self) -> dict[str, set[str]]:
-        """Return the query names by the name of their token."""
-        names = {grant.name: grant.queries for grant in self._grants.values()}
-        for kept in self._queries():
-            query, at, name = kept.rpartition("@")
-            if at:
-                names.setdefault(name, set()).add(query)
-        return names
-
-    def news(self) -> str:
-        """Return `fault` when it is new since the last call."""
+    def new_fault(self) -> str:
+        """Return `fault` if it is new since the last call, else an empty text."""
         before, self._reported = self._reported, self.fault
         return self.fault if self.fault != before else ""
 
@@ -171,7 +135,7 @@ _EVERYTHING = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token: the time to compare digests reveals nothing about the token."""
+    """Return the digest of a token: the time of a comparison of digests depends on no character of the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
@@ -181,7 +145,7 @@ def _stamp(path: Path) -> _Stamp | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise JournalError(f"{path} can't be read: {error.strerror}; give this user the file.") from None
+        raise JournalError(f"{path} can't be read: {error.strerror}; give this user access to the file.") from None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -196,22 +160,20 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
     if len(text) > MAX_BYTES:
         raise JournalError(f"{path} has more than {MAX_BYTES} bytes.")
     found: dict[bytes, Grant] = {}
-    for token, grant in _parse_lines(path, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            grant = _parse_line(words)
+        except ArgumentError as error:
+            raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
+        token = words[1]
         if grant.name in {each.name for each in found.values()} or _digest(token) in found:
             raise JournalError(f"{path}: the name {grant.name!r} or its token occurs twice.")
         grant.queries = queries.get(grant.name, set())
         found[_digest(token)] = grant
     return found
-
-
-def _parse_lines(path: Path, text: str) -> Iterator[tuple[str, Grant]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            try:
-                yield words[1] if len(words) > 1 else "", _parse_line(words)
-            except ArgumentError as error:
-                raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
 
 
 def _parse_line(words: list[str]) -> Grant:

@@ -19,7 +19,7 @@ from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.recovery import recover
 from smqrt.journal.segment import DATA, INDEX, INDEXED, BatchEntry
 
-_RESTORE = "bring it back from a backup, or read on after it (--from, startingOffsets)"
+_RESTORE = "restore it from a backup, or continue after it (--from, startingOffsets)"
 _REBUILD = "the hub rebuilds it from the batches when it starts, or do it now with --repair"
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
 
@@ -29,8 +29,8 @@ class JournalFault(NamedTuple):
 
     Attributes:
         path: the file or folder.
-        what: the fault and its remedy.
-        torn: whether it is the end of the newest segment, left incomplete by a crash. No complete row is affected.
+        what: the fault and its remedy, without the path.
+        torn: whether it is the incomplete end of the newest segment, from a crash. No complete row is affected.
     """
 
     path: Path
@@ -45,8 +45,12 @@ class JournalFault(NamedTuple):
 class VerifyReport:
     """The result of a verification.
 
-    `unchecked` counts files that were compacted without checksums. `gaps` are numbers (first, number after the last)
-    that a hub skipped when it was started after a crash.
+    Attributes:
+        faults: the faults.
+        segments, batches, rows: number of segments, of their batches and of their rows.
+        files, file_rows: number of compacted files and of their rows.
+        unchecked: number of compacted files without checksums, from older versions.
+        gaps: by node, ranges of numbers (first, number after the last) that a hub skipped after a crash.
     """
 
     faults: list[JournalFault] = field(default_factory=list)
@@ -80,22 +84,29 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyR
     try:
         for node in segment.node_folders(journal):
             report.faults += _segment_faults(node, report, on_file)
-        state = _manifest(journal, report)
-        if state is not None:
+        try:
+            state = manifest.load(journal)
+        except JournalError as error:
+            reason = str(error).partition("; ")[0]
+            what = f"can't be read ({reason}); restore it from a backup: it lists the compacted files"
+            report.faults.append(JournalFault(journal / manifest.FILE, what))
+        else:
             report.faults += _file_faults(journal, state, report, on_file)
         report.faults += _small_file_faults(journal)
     except OSError as error:
-        raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+        raise JournalError(
+            f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+        ) from None
     return report
 
 
 def count_files(journal: Path) -> int:
-    """Return how many segments and compacted files `verify` checks."""
+    """Return the number of segments and compacted files that `verify` checks."""
     return sum(1 for pattern in (f"wal/*/*{DATA}", "data/**/*.parquet") for _ in journal.glob(pattern))
 
 
 def repair(journal: Path, report: VerifyReport) -> int:
-    """Cut off the incomplete end that a crash left in the newest segments.
+    """Cut off the torn end of the newest segments.
 
     Args:
         journal: its folder.
@@ -109,11 +120,11 @@ def repair(journal: Path, report: VerifyReport) -> int:
     """
     removed = 0
     for folder in {fault.path.parent for fault in report.faults if fault.torn}:
-        held = segment.lock(folder)
+        lock = segment.lock(folder)
         try:
             removed += recover(folder).removed_bytes
         finally:
-            os.close(held)
+            os.close(lock)
     return removed
 
 
@@ -132,8 +143,8 @@ def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], No
         checked = _SegmentCheck(path, path == paths[-1], is_written and path == paths[-1])
         try:
             yield from checked.faults()
-        except FileNotFoundError:
-            continue  # compacted meanwhile
+        except FileNotFoundError:  # compacted meanwhile
+            continue
         if before and checked.first > through and numbers.is_gap(before[1], checked.first):
             report.gaps.setdefault(folder.name, []).append((before[1], checked.first))
         elif before and before[1] != checked.first > through:
@@ -171,7 +182,7 @@ class _SegmentCheck:
 
     Args:
         path: the .arrows file.
-        newest: whether it is the newest one, whose end may be torn.
+        newest: whether it is the node's newest segment, whose end may be torn.
         written: whether a hub is writing it, so that its end may be incomplete.
     """
 
@@ -191,7 +202,10 @@ class _SegmentCheck:
         if len(raw) % INDEX.size and not self._written:
             yield self._end_fault(index_path, f"{len(raw) % INDEX.size} bytes of a torn record are at its end")
         try:
-            end = _schema_end(data, self._path)
+            end = arrow.message_size(data[:8])
+            node = arrow.schema_metadata(data[:end])["node"]
+            if node != self._path.parent.name:
+                raise ValueError(f"it was written by node {node!r}, not {self._path.parent.name!r}")
         except ValueError as error:
             yield self._end_fault(self._path, f"no schema of a journal is at its beginning ({error})")
             return
@@ -203,51 +217,38 @@ class _SegmentCheck:
         yield from self._entry_faults(segment.parse_index(raw), data, end)
 
     def _entry_faults(self, entries: list[BatchEntry], data: bytes, end: int) -> Iterator[JournalFault]:
-        whole = [self._is_whole(entry, data) for entry in entries]
-        last = max((at for at, good in enumerate(whole) if good), default=-1)
+        are_valid = [self._is_valid(entry, data) for entry in entries]
+        last = max((at for at, is_valid in enumerate(are_valid) if is_valid), default=-1)
         for at, entry in enumerate(entries):
-            if at > last and self._newest:
+            if at > last and self._newest:  # no valid batch follows: a crash can have caused this
                 yield self._end_fault(
                     self._path, f"the batch with row {entry.first_seq} is torn at offset {entry.offset}"
                 )
                 return
-            if (entry.offset, entry.first_seq) != (end, self.next_seq) or not whole[at]:
-                yield self._damage_fault(entry, data)
+            if (entry.offset, entry.first_seq) != (end, self.next_seq) or not are_valid[at]:
+                batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
+                if entry.first_seq != self.next_seq:
+                    what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
+                elif len(batch) != entry.length:
+                    what = f"{len(batch)} of its {entry.length} bytes are there"
+                elif crc32(batch) != entry.crc32:
+                    what = "its checksum is wrong"
+                else:
+                    what = _contradiction(entry, batch) or "it doesn't begin where the one before it ends"
+                place = f"rows {entry.first_seq} to {entry.next_seq - 1} at offset {entry.offset}"
+                yield JournalFault(self._path, f"the batch with {place} is damaged ({what}); {_RESTORE}")
             end, self.next_seq = entry.end, entry.next_seq
             self.batches += 1
             self.rows += entry.rows
         if end < len(data) and not self._written:
             yield self._end_fault(self._path, f"{len(data) - end} bytes after its last batch belong to no batch")
 
-    def _is_whole(self, entry: BatchEntry, data: bytes) -> bool:
+    def _is_valid(self, entry: BatchEntry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
         return len(batch) == entry.length > 0 and crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
 
-    def _damage_fault(self, entry: BatchEntry, data: bytes) -> JournalFault:
-        batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
-        if entry.first_seq != self.next_seq:
-            what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
-        elif len(batch) != entry.length:
-            what = f"{len(batch)} of its {entry.length} bytes are there"
-        elif crc32(batch) != entry.crc32:
-            what = "its checksum is wrong"
-        else:
-            what = _contradiction(entry, batch) or "it doesn't begin where the one before it ends"
-        rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
-        return JournalFault(
-            self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}"
-        )
-
     def _end_fault(self, path: Path, what: str) -> JournalFault:
         return JournalFault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
-
-
-def _schema_end(data: bytes, path: Path) -> int:
-    size = arrow.message_size(data[:8])
-    node = arrow.schema_metadata(data[:size])["node"]
-    if node != path.parent.name:
-        raise ValueError(f"it was written by node {node!r}, not {path.parent.name!r}")
-    return size
 
 
 def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
@@ -266,23 +267,13 @@ def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
 # ---- Verification of compacted files
 
 
-def _manifest(journal: Path, report: VerifyReport) -> Manifest | None:
-    try:
-        return manifest.load(journal)
-    except JournalError as error:
-        reason = str(error).partition("; ")[0]
-        what = f"can't be read ({reason}); bring it back from a backup: it lists the compacted files"
-        report.faults.append(JournalFault(journal / manifest.FILE, what))
-        return None
-
-
 def _file_faults(
     journal: Path, state: Manifest, report: VerifyReport, on_file: Callable[[], None]
 ) -> Iterator[JournalFault]:
     try:
         listed = list(state.all_files())
     except (JournalError, FileNotFoundError) as error:
-        what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); bring it back from a backup"
+        what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); restore it from a backup"
         yield JournalFault(journal / manifest.PAGES_FOLDER, f"a page {what}")
         return
     for file in listed:
@@ -290,18 +281,16 @@ def _file_faults(
         report.file_rows += file.rows
         report.unchecked += file.crc32 is None
         if what := _file_fault(journal / file.path, file):
-            yield JournalFault(journal / file.path, f"{what}; bring it back from a backup")
+            yield JournalFault(journal / file.path, f"{what}; restore it from a backup")
         on_file()
     for node in state.nodes:
         yield from _coverage(journal, [file for file in listed if file.node == node], state, report)
-    named = {file.path for file in listed}
+    known = {file.path for file in listed}
     found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
-    if not _is_locked(journal / "compact.lock"):
-        for name in sorted(found - named):
-            yield JournalFault(
-                journal / name,
-                "is left over from a killed compaction; `smqrt journal compact` removes it",
-            )
+    if not _is_locked(journal / "compact.lock"):  # a running compaction has files that the manifest doesn't list yet
+        for name in sorted(found - known):
+            what = "is left over from a killed compaction; `smqrt journal compact` removes it"
+            yield JournalFault(journal / name, what)
 
 
 def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: VerifyReport) -> Iterator[JournalFault]:
@@ -340,12 +329,12 @@ def _file_fault(path: Path, file: DataFile) -> str:
 def _footer_fault(path: Path, file: DataFile) -> str:
     try:
         from pyarrow import ArrowException, parquet
-    except ImportError:
+    except ImportError:  # the checksum of the whole file was right
         return ""
     try:
         opened = parquet.ParquetFile(path, page_checksum_verification=True)
         metadata = opened.metadata
-        if file.crc32 is None:
+        if file.crc32 is None:  # of an older version: reading checks the pages' own checksums
             for group in range(metadata.num_row_groups):
                 opened.read_row_group(group)
     except (ArrowException, OSError) as error:

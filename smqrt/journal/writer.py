@@ -1,7 +1,7 @@
-"""Writer of a hub's journal: batches of the recorder and of pipelines go into segments.
+"""Writer of a hub's journal: writes batches of the recorder and of pipelines to segments.
 
-No recorded message is lost silently. When the disk is full, the batch stays in memory, publishers wait, the log says so
-once, and writing continues when there is space.
+No recorded message is lost silently. When the disk is full, the batch stays in memory, publishers wait, and one log
+entry reports that. Writing continues when the disk has space.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ log = logging.getLogger("smqrt.journal")
 _Commit = tuple[str, int]
 """The name of a query, and the number of its batch."""
 SEAL_S = 600.0
-"""A segment is sealed after this time, whatever its size: only sealed ones are compacted."""
+"""A segment is sealed after this time, even if it is small: only sealed segments are compacted."""
 SEAL_CHECK_S = 60.0
 CLOCK_CHECK_S = 1.0
 COMMITS_LOCK = "commits.lock"
-"""In the journal's folder: locked by the hub that stores a commit, when several share the folder."""
+"""A file in the journal's folder. When several hubs share the folder, the hub that stores a commit locks it."""
 BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
 """How long a commit waits for slow subscribers and handlers, and how often it checks. After that, messages that don't
 fit into their queues are dropped and counted.
@@ -75,10 +75,10 @@ class Outgoing:
 
     Args:
         broker: the hub's broker; missing topics are created.
-        rows: what to publish.
+        rows: topic, subtopic and payload of the messages.
 
     Raises:
-        ArgumentError: a payload or a name is too long for a message; nothing is published then.
+        ArgumentError: a payload or a name is too long for a message; then no message is published.
     """
 
     def __init__(self, broker: Broker, rows: Iterable[OutRow]) -> None:
@@ -124,11 +124,10 @@ class Outgoing:
         return made
 
     def deliver(self) -> None:
-        """Publish the messages, which are in the journal; other greenlets run meanwhile.
+        """Publish the messages, which must be in the journal. Other greenlets run meanwhile.
 
-        They are routed like messages of the server: to subscribers of this and other nodes, into last values and
-        traces, to `ondrop`. The commit waits for slow subscribers and handlers as a publishing client does, for
-        `BEHIND_S` at most.
+        They are routed like messages of the server: to subscribers of this and other nodes, to last values, traces and
+        `ondrop`. Like a publishing client, the commit waits for slow subscribers and handlers, for `BEHIND_S` at most.
         """
         broker, turn = self._broker, Turn()
         routes: dict[int, Route] = {}
@@ -151,7 +150,7 @@ def _text(name: bytes) -> str:
 
 
 class JournalWriter:
-    """The journal of one hub. It records all selected messages from now on.
+    """The journal of one hub. It records all selected messages from its creation on.
 
     Args:
         settings: settings of the journal.
@@ -229,7 +228,16 @@ class JournalWriter:
         try:
             self._append(rows, first_us, last_us, pieces)
         except OSError as error:
-            self._stall(error, (rows, first_us, last_us, [bytes(piece) for piece in pieces]))
+            # As bytes: the memory of the pieces is used again for the next batch.
+            self._unwritten_batch = rows, first_us, last_us, [bytes(piece) for piece in pieces]
+            self._counts["stalls"] += 1
+            if error is not self._durability.fault:  # a fault was logged already
+                log.error(
+                    "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
+                    self.path,
+                    error.strerror,
+                )
+            self._retry_timer.start(self._retry_write)
             return False
         return True
 
@@ -257,17 +265,6 @@ class JournalWriter:
         self._counts["bytes"] += sum(map(len, pieces))
         self._seal_if_long()
 
-    def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
-        self._unwritten_batch = batch
-        self._counts["stalls"] += 1
-        if error is not self._durability.fault:  # a fault was logged already
-            log.error(
-                "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
-                self.path,
-                error.strerror,
-            )
-        self._retry_timer.start(self._retry_write)
-
     def _retry_write(self) -> None:
         assert self._unwritten_batch
         try:
@@ -284,7 +281,7 @@ class JournalWriter:
             self._seal()
 
     def _seal(self) -> None:
-        """Open a new segment, unless the one before is still being sealed: then the present one continues."""
+        """Open a new segment and seal the present one, unless the previous one is still being sealed."""
         if self._durability.is_sealing or time.monotonic() < self._retry_seal_at_s:
             return
         try:
@@ -326,7 +323,7 @@ class JournalWriter:
         Args:
             query: the streaming query's id.
             batch: the number of its batch; batches come in ascending order.
-            rows: what to publish.
+            rows: topic, subtopic and payload of the messages.
 
         Returns:
             False when this batch is stored already.
@@ -344,11 +341,11 @@ class JournalWriter:
         if is_new:
             deliver()
         else:
-            self._wait_for_disk()
+            self._wait_for_disk()  # the earlier attempt may not be synced yet
         return is_new
 
     def committed(self, query: str) -> int:
-        """Return the number of the last known batch of a query (see `learn`); -1 without one."""
+        """Return the number of the last known batch of a query (see `read_other_commits`); -1 without one."""
         return self._txns.last(query)
 
     def queries(self) -> list[str]:
@@ -357,7 +354,7 @@ class JournalWriter:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Lock out commits to other hubs of this folder, and read their earlier ones: queries may change the hub."""
+        """Exclude commits to other hubs of this folder, and read earlier ones: a query may move to another hub."""
         try:
             if not self._others.exist():
                 yield
@@ -377,21 +374,23 @@ class JournalWriter:
                             f"another hub of {self.path} has been committing for {TURN_S:g} s; try again."
                         ) from None
                 gevent.sleep(TURN_POLL_S)
-            self.learn()
+            self.read_other_commits()
             yield
         finally:
             os.close(lock)
 
-    def learn(self) -> None:
-        """Read what pipelines have committed to other hubs of this folder; blocks the greenlet.
+    def read_other_commits(self) -> None:
+        """Read the commits of pipelines to other hubs of this folder; blocks the greenlet.
 
         Raises:
             JournalError: a file of another hub is damaged or can't be read.
         """
         try:
-            self._txns.learn(in_thread(self._others.news))
+            self._txns.merge(in_thread(self._others.new_commits))
         except OSError as error:
-            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+            raise JournalError(
+                f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
+            ) from None
 
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows without a batch. Raises as `commit`."""
@@ -400,10 +399,19 @@ class JournalWriter:
     def _publish_later(self, outgoing: Outgoing, commit: _Commit | None) -> Callable[[], None]:
         """Store the messages, and return a function that publishes them once the disk has them.
 
-        It publishes after all messages that were stored before. So a commit that waits for a slow subscriber is not
-        overtaken, even when its pipeline has given up.
+        It publishes after all messages that were stored before. So later commits don't overtake one that waits for a
+        slow subscriber, even if its pipeline no longer waits.
         """
-        self._write_results(outgoing, commit)
+        self._recorder.flush()  # earlier messages get lower numbers
+        if self._recorder.full:
+            raise self._write_error(self._durability.fault)
+        if len(outgoing):
+            now_us = self._clock.now_us()
+            batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
+            try:
+                self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
+            except OSError as error:
+                raise self._write_error(error) from None
         before, delivered = self._delivered, Event()
         self._delivered = delivered
 
@@ -418,7 +426,7 @@ class JournalWriter:
         return deliver
 
     def _wait_for_disk(self) -> None:
-        """With `sync = "always"`, block until the disk has everything.
+        """With `sync = "always"`, block until the disk has all rows.
 
         Raises:
             Unconfirmed: the journal was closed before.
@@ -431,28 +439,15 @@ class JournalWriter:
             if opened.get(self.settings.name) is not self:
                 raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; try again.")
 
-    def _write_results(self, outgoing: Outgoing, commit: _Commit | None) -> None:
-        self._recorder.flush()
-        if self._recorder.full:
-            raise self._write_error(self._durability.fault)
-        if not len(outgoing):
-            return
-        now_us = self._clock.now_us()
-        batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
-        try:
-            self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
-        except OSError as error:
-            raise self._write_error(error) from None
-
     def _write_error(self, fault: OSError | None) -> JournalError:
-        why = fault.strerror if fault else "the disk is full or broken"
-        remedy = "bring it back" if fault and fault is self._durability.fault else "make room on the disk"
-        return JournalError(f"the journal {self.path} can't be written ({why}); {remedy}.")
+        reason = fault.strerror if fault else "the disk is full or broken"
+        remedy = "restore it" if fault and fault is self._durability.fault else "make room on the disk"
+        return JournalError(f"the journal {self.path} can't be written ({reason}); {remedy}.")
 
     # ---- state, closing
 
     def flush(self) -> None:
-        """Write everything that was recorded, so that readers see it."""
+        """Write all recorded messages, so that readers see them."""
         self._recorder.flush()
 
     def end(self) -> dict[str, int]:
@@ -466,18 +461,18 @@ class JournalWriter:
 
     @property
     def sync_s(self) -> float:
-        """Seconds that all syncs took together."""
+        """The total time of all syncs, seconds."""
         return self._durability.sync_s
 
     def stats(self) -> dict[str, int]:
         """Return counters since the hub was started, and the state of the disk.
 
-        Counters: rows, bytes, batches, syncs, commits, duplicates, stalls (times that a write failed), skipped
-        (messages that were not selected), `next_seq`, `queries` with stored commits, and `queries_forgotten`, which
-        were dropped since there were too many. State: `unsynced_bytes` that the disk has not confirmed, `disk_jobs`
-        that wait for it, `disk_age_s`, the age of the oldest of them, `alarm`, 1 while publishers wait or the disk
-        fails or is slow, `readers_stale`, pipelines that have read nothing for a day, and `readers_given_up`, those of
-        them for which nothing is kept any more.
+        Counters: rows, bytes, batches, syncs, commits, duplicates, stalls (failed writes), skipped (messages that were
+        not selected), `next_seq`, `queries` (with stored commits), `queries_forgotten` (dropped at their limit).
+
+        State: `unsynced_bytes` (not confirmed by the disk), `disk_jobs` (waiting or running), `disk_age_s` (age of the
+        oldest job), `alarm` (1 while publishers wait, or the disk fails or is slow), `readers_stale` (pipelines without
+        a report for a day), `readers_given_up` (stale readers for which rows are no longer kept).
         """
         disk = self._durability.stats()
         disk["alarm"] |= self._unwritten_batch is not None
@@ -485,7 +480,7 @@ class JournalWriter:
         return self._counts | disk | commits | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
-        """Write and sync the rest, and unlock the folder. Blocks until the disk has it, for a limited time."""
+        """Write and sync the remaining messages, and unlock the folder. Blocks for the disk, at most `CLOSE_S`."""
         if opened.pop(self.settings.name, None) is None:
             return
         if self._unwritten_batch:
@@ -521,7 +516,7 @@ class HubJournal:
     def __init__(self, broker: GeventBroker, value: object) -> None:
         self._broker = broker
         settings, place = parse(value, current_process.base_folder()), worker_place()
-        if settings and not place.is_first:  # workers share the folder, each with a node of its own
+        if settings and not place.is_first:  # workers share the folder, but each one writes its own node
             settings = replace(settings, node=f"{settings.node}-{place.label}")
         self._settings = settings
         self.writer: JournalWriter | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from smqrt.journal import tokens
+from smqrt.journal import files
 from tests.conftest import Served
 from tests.waiting import wait_until
 
@@ -101,7 +101,7 @@ def test_a_served_journal_is_found_in_its_folder(serve: Serve, tmp_path: Path) -
     assert requests.get(f"{served.url}/.journal/token").status_code == 404
     assert served.stop() == 0
     assert not (journal / "hub.json").exists()
-    assert tokens.journal_token(journal) == found["token"]
+    assert files.journal_token(journal) == found["token"]
 
 
 def test_a_commit_reaches_subscribers_and_the_journal(serve: Serve, tmp_path: Path) -> None:

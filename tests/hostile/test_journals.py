@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from smqrt.journal import manifest
-from smqrt.journal.commit import MOST_ROWS, encode
-from smqrt.journal.committed import MOST_PARTS
+from smqrt.journal.commit import MAX_COMMIT_ROWS, encode
+from smqrt.journal.committed import MAX_PARTS
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.readers import MAX_NODES
 from smqrt.journal.service import BODY_BYTES
@@ -69,14 +69,14 @@ def test_commits_of_many_rows(stranger: Stranger) -> None:
     row = encode([(b"t", None, b"")])
     with stranger.server.attack("journal: commits of the most rows, and of far too many") as attack:
         for _ in range(5):
-            assert "200" in stranger.commit(row * MOST_ROWS, attack)
+            assert "200" in stranger.commit(row * MAX_COMMIT_ROWS, attack)
             assert "413" in stranger.commit(row * (BODY_BYTES // len(row)), attack)
 
 
 def test_commits_of_many_topics(stranger: Stranger) -> None:
     with stranger.server.attack("journal: commits whose rows all have topics of their own") as attack:
         for number in range(5):
-            rows = [(b"t%d-%d" % (number, each), b"s%d" % each, b"x" * 200) for each in range(MOST_ROWS)]
+            rows = [(b"t%d-%d" % (number, each), b"s%d" % each, b"x" * 200) for each in range(MAX_COMMIT_ROWS)]
             assert "200" in stranger.commit(encode(rows), attack)
 
 
@@ -88,8 +88,8 @@ def test_commits_of_many_bytes(stranger: Stranger) -> None:
 
 
 def test_parts_that_are_staged(stranger: Stranger) -> None:
-    most = encode([(b"t", None, b"")]) * MOST_ROWS
-    names = [f"{number:016x}.0" for number in range(MOST_PARTS)]
+    most = encode([(b"t", None, b"")]) * MAX_COMMIT_ROWS
+    names = [f"{number:016x}.0" for number in range(MAX_PARTS)]
     with stranger.server.attack("journal: staged parts, and the longest lists of them") as attack:
         for name in names[:20]:
             assert "200" in stranger.post(f"stage?query=q&batch=0&part={name}", most, attack)
@@ -118,7 +118,7 @@ def test_reports_of_progress(stranger: Stranger) -> None:
 @pytest.mark.parametrize("action", ["commit", "stage"])
 def test_many_bodies_that_do_not_end(stranger: Stranger, action: str) -> None:
     """They count as bodies that are held; one that is whole finds room again when they are gone."""
-    rows = encode([(b"t", None, b"x" * 1000)] * (MOST_ROWS - 100))
+    rows = encode([(b"t", None, b"x" * 1000)] * (MAX_COMMIT_ROWS - 100))
     head = f"POST /rtl/journal/app/{action}?query=q&batch=1&part=0123456789abcdef.0 HTTP/1.1\r\n"
     head += f"Host: 127.0.0.1:{stranger.server.port}\r\nAuthorization: Bearer {stranger.token}\r\n"
     head += f"Content-Length: {len(rows) + 1}\r\n\r\n"
@@ -140,7 +140,11 @@ def test_staged_parts_that_are_committed_by_many_at_a_time(stranger: Stranger) -
     """A request without a body has 4 MiB of rows; they count like a body. In memory they are up to three times that: as
     they were read, as rows, and on their way into the journal.
     """
-    rows, part, body_bytes = encode([(b"t", None, b"x" * 1000)] * (MOST_ROWS - 100)), "0123456789abcdef.0", 128 << 20
+    rows, part, body_bytes = (
+        encode([(b"t", None, b"x" * 1000)] * (MAX_COMMIT_ROWS - 100)),
+        "0123456789abcdef.0",
+        128 << 20,
+    )
     head = f"HTTP/1.1\r\nHost: 127.0.0.1:{stranger.server.port}\r\nAuthorization: Bearer {stranger.token}\r\n"
     name = "journal: 4 MiB that are staged are committed by 400 at a time"
     with stranger.server.attack(name, grows_bytes=3 * body_bytes + (64 << 20)) as attack:

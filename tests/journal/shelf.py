@@ -15,7 +15,7 @@ import requests
 from smqrt import hub
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import tokens, writer
+from smqrt.journal import files, writer
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import INDEX
 from smqrt.journal.service import JournalService
@@ -51,7 +51,7 @@ class Shelf:
         self.wal.mkdir()
         (self.wal / f"{SEGMENT}.arrows").write_bytes(os.urandom(3_000_000))
         (self.wal / f"{SEGMENT}.idx").write_bytes(INDEX.pack(0, 7, 0, 10, 1, 2, 3, 0, 0) + b"torn")
-        self.token = tokens.journal_token(self.writer.path)
+        self.token = files.journal_token(self.writer.path)
 
     def rows(self) -> list[tuple[str | None, str | None, bytes, str | None]]:
         """What the hub has written: topic, subtopic, payload, txn."""

@@ -29,7 +29,7 @@ FLIPS = 100
 @pytest.fixture(params=["an hour's file", "a merged file"])
 def recorded(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[Row]]:
     rows = write(tmp_path, readings(1000), segment_rows=500)
-    apart = CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0)
+    apart = CompactOptions(grace_s=0, everything=True, max_group_bytes=1, merge_bytes=0)
     compact.compact(tmp_path, apart if "merged" in request.param else CompactOptions(grace_s=0, everything=True))
     if "merged" in request.param:
         compact.compact(tmp_path, CompactOptions(grace_s=0))

@@ -16,7 +16,7 @@ from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import announcer, committed, manifest, readers, tokens, writer
+from smqrt.journal import announcer, committed, files, manifest, readers, writer
 from smqrt.journal import commit as commits
 from smqrt.journal.commit import RowDecoder, commit, publish, report_progress
 from smqrt.journal.files import HubAddress
@@ -86,7 +86,7 @@ def test_rows_are_stored_once(running: Running) -> None:
 
 
 def test_rows_of_no_batch(running: Running) -> None:
-    address = HubAddress.of(running.url, tokens.journal_token(running.path))
+    address = HubAddress.of(running.url, files.journal_token(running.path))
     there(lambda: publish(address, ROWS))
     there(lambda: publish(address, ROWS))
     assert running.rows() == expected(None) * 2
@@ -244,9 +244,9 @@ def test_parts_are_the_same_in_any_order() -> None:
 
 
 def test_a_part_holds_so_many_messages_at_most() -> None:
-    rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MOST_ROWS + 1)
+    rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MAX_COMMIT_ROWS + 1)
     assert [(name, len(part)) for name, part in commits.parts("q", rows)] == [
-        ("q.1", commits.MOST_ROWS), ("q.2", 1), ("q", commits.MOST_ROWS),
+        ("q.1", commits.MAX_COMMIT_ROWS), ("q.2", 1), ("q", commits.MAX_COMMIT_ROWS),
     ]  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def test_several_nodes(tmp_path: Path) -> None:
 def test_large_journals_are_done_in_groups(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(1000), segment_rows=100)
     steps: list[str] = []
-    compact.compact(tmp_path, CompactOptions(grace_s=0, most_bytes=100_000), steps.append)
+    compact.compact(tmp_path, CompactOptions(grace_s=0, max_group_bytes=100_000), steps.append)
     assert steps.count("switched") > 2
     assert rows_of(tmp_path) == rows
 
@@ -196,7 +196,7 @@ def test_readers_lose_and_double_nothing_meanwhile(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(6000, step_us=2_000_000), segment_rows=250)
     reader = Journal(tmp_path)
     end, read = reader.end(), 0
-    options = CompactOptions(grace_s=0, most_bytes=100_000)
+    options = CompactOptions(grace_s=0, max_group_bytes=100_000)
     thread = threading.Thread(target=lambda: compact.compact(tmp_path, options, lambda step: time.sleep(0.005)))
     thread.start()
     while thread.is_alive():
@@ -306,7 +306,7 @@ def test_a_full_disk_is_said_and_the_segments_stay(tmp_path: Path) -> None:
 
 # ---- killed
 
-KILLED = CompactOptions(grace_s=0, most_bytes=150_000)
+KILLED = CompactOptions(grace_s=0, max_group_bytes=150_000)
 
 
 def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_damaged_file_is_not_merged(tmp_path: Path) -> None:
     path.write_bytes(data)
     before = listed(tmp_path)
     write(tmp_path, readings(10), node="n2", segment_rows=5)
-    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, max_group_bytes=1, merge_bytes=0))
     for _ in range(2):
         with pytest.raises(JournalError, match=rf"{path} can't be merged: .*`smqrt journal verify`"):
             compact.compact(tmp_path, MERGED)
@@ -227,7 +227,7 @@ def test_a_trickle_costs_at_most_three_tenths_more_than_its_payload(tmp_path: Pa
         for seq in range(1440)
     ]
     write(tmp_path, rows, batch=1, segment_rows=10)
-    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, max_group_bytes=1, merge_bytes=0))
     apart = sum(file.bytes for file in files_of(tmp_path))
     assert len(files_of(tmp_path)) == 144
     assert compact.compact(tmp_path, MERGED).merged == 144

@@ -16,7 +16,7 @@ from smqrt.journal.settings import JournalSettings
 from tests.journal.sensor_rows import readings, write
 from tests.journal.shelf import Shelf
 
-MOVED = "was moved, removed or unmounted; bring it back"
+MOVED = "was moved, removed or unmounted; restore it"
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_is_missing_fills_no_log(shelf: Shelf, capfd: pytest.CaptureFixture
     away = shelf.writer.path.with_name("away")
     shelf.writer.path.rename(away)
     for what in ("manifest", f"wal/n2/{0:020d}.arrows"):
-        assert "bring it back" in shelf.refused(503, f"main/{what}")
+        assert "restore it" in shelf.refused(503, f"main/{what}")
     assert "can't be written" in shelf.refused(503, "main/progress", "POST", data='{"query": "q", "offset": {"n1": 0}}')
     away.rename(shelf.writer.path)
     assert "Traceback" not in capfd.readouterr().err

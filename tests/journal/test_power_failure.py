@@ -241,7 +241,7 @@ def test_a_gap_is_no_lag(gapped: Path) -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_compaction_passes_a_gap(gapped: Path, hidden: bool) -> None:
-    options = CompactOptions(grace_s=0, everything=True, most_bytes=1 if hidden else 1 << 28)
+    options = CompactOptions(grace_s=0, everything=True, max_group_bytes=1 if hidden else 1 << 28)
     assert rows_to_compact(gapped, options) == 37
     assert compact(gapped, options).rows == 37
     assert rows_to_compact(gapped, options) == 0

@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, manifest, parquet_files, remote, segment, tokens
+from smqrt.journal import compact, files, manifest, parquet_files, remote, segment
 from smqrt.journal.commit import commit
 from smqrt.journal.files import HubAddress
 from smqrt.journal.planning import Filter
@@ -48,7 +48,7 @@ class Served:
     def committed(self, query: str) -> int:
         return -1
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         pass
 
     def queries(self) -> list[str]:
@@ -61,7 +61,7 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal"
         self.path.mkdir()
-        self.token = tokens.journal_token(self.path)
+        self.token = files.journal_token(self.path)
         self.bench = Bench()
         self.requests: list[str] = []
         rtl = ResourceReader("rtl", 127, io=DiskIo(folder))

@@ -114,7 +114,7 @@ def test_results_of_a_hub_wait_for_nobody_who_leaves_them_out(make_site: Callabl
     stats = journal_stats(Journal(tmp_path / "j"))
     assert (stats.readers, list(stats.stale_readers)) == ({"all": 12, "own": 0}, ["all"])
     watch = readers.ReaderWatch(site.smq.journal.settings)
-    assert [sentence.split()[2] for sentence in watch.look(time.time_ns() // 1000)] == ["all"]
+    assert [sentence.split()[2] for sentence in watch.check(time.time_ns() // 1000)] == ["all"]
     writer.close_all()
 
 

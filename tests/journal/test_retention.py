@@ -106,17 +106,17 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     silent(journal, "forgotten", 1.5)
     silent(journal, "done", 30)
     watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
-    [told] = watch.look(time.time_ns() // 1000)
+    [told] = watch.check(time.time_ns() // 1000)
     assert told.startswith("the pipeline forgotten has read nothing since 2")
     assert ", and 300 messages wait for it: they are kept until 2" in told
     assert told.endswith("run it, or smqrt pipeline reset forgotten")
-    assert (watch.look(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
+    assert (watch.check(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
     silent(journal, "forgotten", 8)
-    [told] = watch.look(time.time_ns() // 1000)
+    [told] = watch.check(time.time_ns() // 1000)
     assert "it is given up" in told
     assert (watch.stale, watch.given_up) == (1, 1)
     report(journal, "forgotten", n1=300)
-    assert (watch.look(time.time_ns() // 1000), watch.stale) == ([], 0)
+    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 0)
 
 
 def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
@@ -124,10 +124,10 @@ def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
         report(journal, f"q{number}", n1=0)
         silent(journal, f"q{number}", 2)
     watch = readers.ReaderWatch(replace(KEEP, path=journal))
-    told = watch.look(time.time_ns() // 1000)
+    told = watch.check(time.time_ns() // 1000)
     assert len(told) == 21
-    assert told[-1] == "10 more pipelines are like them"
-    assert (watch.look(time.time_ns() // 1000), watch.stale) == ([], 30)
+    assert told[-1] == "10 more pipelines are stale"
+    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 30)
 
 
 def test_no_pipeline_fills_the_disk(journal: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_report_of_the_future_counts_from_now_on(journal: Path) -> None:
     report(journal, "q", n1=0)
     settings = replace(KEEP, retain_s=1.0, path=journal, reader_timeout_s=7.0 * DAY_S)
     silent(journal, "q", -3650)
-    readers.ReaderWatch(settings).look(time.time_ns() // 1000)
+    readers.ReaderWatch(settings).check(time.time_ns() // 1000)
     now_us = time.time_ns() // 1000
     assert retention.expired(journal, settings, now_us) == []
     assert len(retention.expired(journal, settings, now_us + int(7.1 * DAY_S * 1e6))) == 6

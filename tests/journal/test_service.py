@@ -15,8 +15,8 @@ import pytest
 from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
-from smqrt.journal import announcer, tokens
-from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
+from smqrt.journal import announcer, files
+from smqrt.journal.commit import MAX_COMMIT_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
@@ -40,7 +40,7 @@ class Troubled:
     def committed(self, query: str) -> int:
         return -1
 
-    def learn(self) -> None:
+    def read_other_commits(self) -> None:
         pass
 
     def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
@@ -73,7 +73,7 @@ def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) 
     assert shelf.ask("").json() == {"journals": ["main"]}
     shelf.refused(401, "second/stats")
     assert "no journal 'third' here; with this token there are: main" in shelf.refused(404, "third/stats")
-    assert shelf.ask("", token=tokens.journal_token(second.path)).json() == {"journals": ["second"]}
+    assert shelf.ask("", token=files.journal_token(second.path)).json() == {"journals": ["second"]}
     second.close()
     shelf.refused(404, "second/stats")
 
@@ -84,7 +84,7 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
     (shelf.writer.path / "token").unlink()
     shelf.smq = hub.create(journal={"path": str(shelf.writer.path), "name": "main"})
     shelf.refused(401, "main/stats")
-    assert shelf.ask("main/stats", token=tokens.journal_token(shelf.writer.path)).status_code == 200
+    assert shelf.ask("main/stats", token=files.journal_token(shelf.writer.path)).status_code == 200
 
 
 def test_a_spoilt_token_opens_nothing_and_is_told_to_the_operator(shelf: Shelf, caplog: Any) -> None:
@@ -315,8 +315,8 @@ def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
 
 def test_too_many_rows_are_refused(shelf: Shelf) -> None:
     row = record(b"t", b"")
-    assert shelf.commit(row * MOST_ROWS).json() == {"stored": True, "rows": MOST_ROWS}
-    answer = shelf.commit(row * (MOST_ROWS + 1))
+    assert shelf.commit(row * MAX_COMMIT_ROWS).json() == {"stored": True, "rows": MAX_COMMIT_ROWS}
+    answer = shelf.commit(row * (MAX_COMMIT_ROWS + 1))
     assert (answer.status_code, answer.text) == (413, "There are more than 4096 rows; commit fewer at once.\n")
 
 
@@ -401,11 +401,11 @@ def test_records_come_in_pieces_of_any_size() -> None:
 
 
 def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
-    token = tokens.journal_token(tmp_path)
+    token = files.journal_token(tmp_path)
     assert len(token) > 40
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     (tmp_path / "token").chmod(0o644)
-    assert tokens.journal_token(tmp_path) == token
+    assert files.journal_token(tmp_path) == token
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["token"]
 
@@ -414,13 +414,13 @@ def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_spoilt_token_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(JournalError, match=r"token .*remove"):
-        tokens.journal_token(tmp_path)
+        files.journal_token(tmp_path)
 
 
 def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
     announcer.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
     path = tmp_path / "hub.json"
-    url, token = "http://127.0.0.1:1/rtl/journal/x", tokens.journal_token(tmp_path)
+    url, token = "http://127.0.0.1:1/rtl/journal/x", files.journal_token(tmp_path)
     assert json.loads(path.read_text()) == {"url": url, "token": token, "pid": os.getpid()}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     announcer.withdraw(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import readers, tokens
+from smqrt.journal import files, readers, tokens
 from smqrt.journal.commit import commit, report_progress
 from smqrt.journal.files import HubAddress
 from smqrt.journal.tokens import Grant, Tokens
@@ -46,7 +46,7 @@ def shelf(shelf: Shelf) -> Shelf:
 def found(folder: Path, text: str, **given: Any) -> Tokens:
     put(folder, text, **given)
     made = Tokens(folder)
-    made.look()
+    made.refresh()
     return made
 
 
@@ -124,7 +124,7 @@ def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.M
 
 
 def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
-    (shelf.writer.path / tokens.TOKEN_FILE).write_text("")
+    (shelf.writer.path / files.TOKEN_FILE).write_text("")
     for _ in range(3):
         shelf.refused(401, "main/stats", token="x")
     assert caplog.text.count("holds no token") == 1
@@ -195,7 +195,7 @@ def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
     first.own("q")
     put(tmp_path, LINES.replace(READER, "another-token-of-it"))
     os.utime(tmp_path / tokens.TOKENS_FILE, ns=(1, 1))
-    kept.look()
+    kept.refresh()
     again = kept.grant("another-token-of-it")
     assert again
     assert again.queries == {"q"}

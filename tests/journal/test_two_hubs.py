@@ -14,7 +14,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.journal import commit, committed, compact, manifest, segment, writer
-from smqrt.journal.announcer import Announcer, hold
+from smqrt.journal.announcer import Announcer, lock_announcement
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
@@ -242,6 +242,6 @@ def test_what_keeps_a_hub_from_being_announced_is_told_once(
     announcer.refresh()
     assert (tmp_path / "hub.json").exists()
     announcer.stop()
-    held = hold(tmp_path)
+    held = lock_announcement(tmp_path)
     assert held is not None
     os.close(held)

@@ -23,7 +23,7 @@ from tests.journal.sensor_rows import readings, row, write
 def journal(tmp_path: Path) -> Path:
     """1000 rows in one compacted file, 2000 in two segments of 20 batches each."""
     write(tmp_path, readings(3000), batch=50)
-    compact.compact(tmp_path, compact.CompactOptions(grace_s=0, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0, max_group_bytes=1, merge_bytes=0))
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def test_a_flipped_byte_anywhere_in_a_segment_is_found(segments: list[Path], tmp
         if at >= segment.read_index(segments[0])[0].offset:
             assert [fault.path for fault in found.faults] == [segments[0]]
             assert "its checksum is wrong" in str(found.faults[0])
-            assert "bring it back from a backup, or read on after it" in str(found.faults[0])
+            assert "restore it from a backup, or continue after it" in str(found.faults[0])
     assert faults(tmp_path) == []
 
 
@@ -92,9 +92,9 @@ def test_a_segment_that_is_missing(segments: list[Path], tmp_path: Path) -> None
     segments[1].unlink()
     assert [one.partition(": ")[2] for one in faults(tmp_path)] == [
         "begins with 2000, 00000000000000000000.arrows ends at 1000: rows are missing; "
-        "bring it back from a backup, or read on after it (--from, startingOffsets).",
+        "restore it from a backup, or continue after it (--from, startingOffsets).",
         "is the index of a segment that is missing; "
-        "bring it back from a backup, or read on after it (--from, startingOffsets).",
+        "restore it from a backup, or continue after it (--from, startingOffsets).",
     ]
 
 
@@ -161,7 +161,7 @@ def file(journal: Path) -> Path:
 
 def test_a_file_that_is_missing(journal: Path, file: Path) -> None:
     file.unlink()
-    assert faults(journal) == [f"{file}: is missing; bring it back from a backup."]
+    assert faults(journal) == [f"{file}: is missing; restore it from a backup."]
 
 
 def test_a_file_of_another_length(journal: Path, file: Path) -> None:
