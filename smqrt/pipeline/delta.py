@@ -1,7 +1,7 @@
 """Delta tables of pipelines: each micro-batch is one commit, with query and number as its key.
 
-Spark's tasks write the files; the driver commits their names with the library `deltalake`. Where Spark has Delta's own
-jar (`--packages`), the jar writes and commits, with the same keys.
+Spark's tasks write the files; the driver commits their names with the library `deltalake`. If Spark has Delta's jar
+(`--packages`), the jar writes and commits, with the same keys.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _KEY = "smqrt"
 _JAR = "io.delta.sql.DeltaSparkSessionExtension"
 _ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
 _HISTORY = 1000
-"""The maximum number of commits to search for one of ours; compaction and vacuum make other commits."""
+"""The maximum number of commits to search for one of a pipeline; compaction and vacuum make other commits."""
 
 
 class DeltaTable:
     """A table in a folder or an object store.
 
     Args:
-        location: folder, or a URI that deltalake supports, such as s3://bucket/x; its keys are environment variables
-            with deltalake's names (AWS_ACCESS_KEY_ID …).
+        location: folder, or a URI that deltalake supports, such as s3://bucket/x. Environment variables with
+            deltalake's names contain the credentials (AWS_ACCESS_KEY_ID …).
         partition_by: its columns that become folders.
 
     Attributes:
         location: the argument.
 
     Raises:
-        PipelineError: deltalake is missing, or the folder holds something else.
+        PipelineError: deltalake is missing, or the folder contains a table of another format.
     """
 
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
@@ -54,8 +54,8 @@ class DeltaTable:
         self._deltalake = import_deltalake()
         if not locations.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
             raise PipelineError(
-                f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
-                "another path."
+                f"{location} has a table of plain Parquet files that a stream has written: use another path for the "
+                "Delta table."
             )
         self._table: Any = self._deltalake.DeltaTable(location) if self.exists() else None
 
@@ -74,7 +74,7 @@ class DeltaTable:
         return last is not None and last >= batch
 
     def end(self, name: str) -> Offsets | None:
-        """Return where the rows of a query end, the next row of each node; None when the log does not record it."""
+        """Return the end of the rows of a query, the next row of each node; None when the log does not record it."""
         for entry in self._fresh().history(_HISTORY) if self._table else ():
             commit = entry.get(_KEY)
             if not commit:
@@ -120,7 +120,7 @@ class DeltaTable:
 
         Args:
             frame: the new rows, which may be computed from the old ones.
-            query: the key of the commit, which no query has.
+            query: the key of the commit, different from those of queries.
 
         Returns:
             The version of the table.
@@ -159,7 +159,7 @@ class DeltaTable:
 
     def _ensure_schema(self, frame: DataFrame) -> Any:
         """Return the schema of a frame; make the table, or add its missing columns."""
-        # Delta writes schemas in Spark's format. Every column is nullable: later rows may lack one.
+        # Delta writes schemas in Spark's format. Every column is nullable, because later rows may not have it.
         fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
         try:
             schema = self._deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
@@ -172,12 +172,12 @@ class DeltaTable:
             if field.name in known and known[field.name].type != field.type:
                 raise PipelineError(
                     f"The table in {self.location} has the column {field.name} as {known[field.name].type}, and the "
-                    f"result has it as {field.type}: give it another name, or the table another path."
+                    f"result has it as {field.type}: use another name for the column, or another path for the table."
                 )
         if (by := list(self._table.metadata().partition_columns)) != self._by:
             raise PipelineError(
                 f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}, and that can't "
-                "change: write partition_by as it was, or another path."
+                "change: use the same partition_by, or another path."
             )
         if fresh := [field for field in schema.fields if field.name not in known]:
             self._table.alter.add_columns(fresh)
@@ -196,24 +196,24 @@ class DeltaTable:
         return lake_files.Joined(figures["numFilesRemoved"], figures["numFilesAdded"])
 
     def vacuum(self, retain: timedelta) -> int:
-        """Remove files that no version within `retain` reads, also those that were never committed.
+        """Remove files that no version within `retain` reads, including uncommitted ones.
 
         Returns:
             The number of removed files.
         """
         hours = max(0, round(retain.total_seconds() / 3600))
         table = self._fresh()
-        gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         table.create_checkpoint()
         table.cleanup_metadata()
-        return len(gone)
+        return len(removed)
 
     def check_condition(self, condition: str) -> None:
         """Check a SQL condition for this table; errors as of `delete`."""
         table = self._fresh()
         try:
-            question = self._deltalake.QueryBuilder().register("t", table)
-            list(question.execute(f"select 1 from t where ({condition}) limit 0"))
+            builder = self._deltalake.QueryBuilder().register("t", table)
+            list(builder.execute(f"select 1 from t where ({condition}) limit 0"))
         except self._deltalake.exceptions.DeltaError as error:
             raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
@@ -244,7 +244,7 @@ def is_table(location: str) -> bool:
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Return the rows of a table: by Delta's jar if Spark has it, else by Spark's own Parquet reader.
+    """Return the rows of a table: with Delta's jar if Spark has it, else with Spark's own Parquet reader.
 
     Raises:
         PipelineError: deltalake is missing.
@@ -258,16 +258,16 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     paths = table.file_uris()
     if not paths:
         return spark.createDataFrame([], schema)
-    # The values of partitions are in the names of folders, and Spark decodes only those of text columns.
+    # The values of partitions are in the names of folders, and Spark decodes only those of string columns.
     kinds = {name: schema[name].dataType for name in table.metadata().partition_columns}
-    as_texts = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
-    found = spark.read.schema(as_texts).option("basePath", location).parquet(*paths)
+    as_strings = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
+    found = spark.read.schema(as_strings).option("basePath", location).parquet(*paths)
     values = {name: _decoded(name, paths).cast(kind) for name, kind in kinds.items()}
     return found.withColumns(values) if values else found
 
 
 def _decoded(name: str, paths: Sequence[str]) -> Column:
-    """Return the values of a partition. Spark decodes each byte of `%C3%A9` as a character, other programs UTF-8."""
+    """Return the values of a partition column, decoded as UTF-8. Spark makes each byte of `%C3%A9` a character."""
     from pyspark.sql import functions as F
 
     pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
@@ -281,7 +281,7 @@ def _decoded(name: str, paths: Sequence[str]) -> Column:
 
 
 def files(location: str) -> list[str]:
-    """Return the paths or URIs of the Parquet files that a Delta table is made of.
+    """Return the paths or URIs of the Parquet files of a Delta table.
 
     Raises:
         PipelineError: deltalake is missing.

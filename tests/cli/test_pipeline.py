@@ -350,7 +350,7 @@ def test_reset_refuses_while_the_query_runs(
     running = queries("means")
     result = smqrt("reset", "means")
     assert result.exit_code == 1
-    assert f"means is running, as process {running.pid}: end it first with smqrt pipeline stop means." in result.output
+    assert f"means is running as process {running.pid}: stop it first with smqrt pipeline stop means." in result.output
     assert (app / ".pipelines" / "means" / FILE).exists()
 
 
@@ -723,8 +723,8 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
         (["--from", '{"n1": "x"}'], "is not an offset: write JSON"),
         (["--trigger", "5parsecs"], "--trigger '5parsecs' is not a duration; write a number and a unit"),
-        (["--master", "foo"], "--master 'foo' is not one of Spark's: write local[*]"),
-        (["--master", "local[0]"], "--master 'local[0]' is not one of Spark's"),
+        (["--master", "foo"], "--master 'foo' is not a Spark master: write local[*]"),
+        (["--master", "local[0]"], "--master 'local[0]' is not a Spark master"),
         (["--driver-memory", "lots"], "--driver-memory 'lots' is not a size of memory"),
         (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
         (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),

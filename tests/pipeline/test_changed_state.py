@@ -294,7 +294,7 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     options = DoctorOptions(app.folder, app.folder / ".pipelines", app.journal)
     [check] = check_plans(options, app.spark)
     assert not check.ok
-    assert "mode='append' publishes what is final, and nothing ever is" in check.detail + check.remedy
+    assert "mode='append' publishes only final rows, and no row becomes final" in check.detail + check.remedy
     assert "minute (window(at, 1 minute).start) has lost; group by F.window" in check.detail + check.remedy
     app.write(text(app, publishing("rows.groupBy().count()", "append")), "p.py")
     [check] = check_plans(options, app.spark)
@@ -304,4 +304,7 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
 def test_a_watermark_needs_its_column(app: Application) -> None:
     app.write(text(app, publishing("rows.select('k')"), json="k string"))
     assert app.run() == 1
-    assert "watermark='10 seconds' for the column 'at', which neither its messages nor its function have" in app.told[0]
+    assert (
+        "watermark='10 seconds' for the column 'at', which is missing in its messages and in the result of its function"
+        in app.told[0]
+    )

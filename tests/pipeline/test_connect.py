@@ -153,8 +153,8 @@ def test_a_declarative_pipeline_publishes_each_message_once(place: Place) -> Non
 
 
 def test_pipelines_say_that_they_have_a_spark_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PipelineError, match="sc://there is a server of Spark Connect, and pipelines run in a Spark"):
+    with pytest.raises(PipelineError, match="sc://there is a Spark Connect server, which can't run pipelines"):
         session.start_spark("sc://there", "test", tmp_path)
     monkeypatch.setenv("SPARK_REMOTE", "sc://here")
-    with pytest.raises(PipelineError, match="sc://here is a server of Spark Connect.*unset SPARK_REMOTE"):
+    with pytest.raises(PipelineError, match="sc://here is a Spark Connect server.*unset SPARK_REMOTE"):
         session.start_spark("local[2]", "test", tmp_path)

@@ -257,7 +257,7 @@ def test_what_can_not_be_replaced_is_said(app: Application, backfill: Backfill) 
     with pytest.raises(PipelineError, match="remembers rows in its checkpoint \\(groupBy\\)"):
         backfill("kept", replace=True)
     (state / "pid").write_text(f"{os.getppid()} {status._started(os.getppid())} {status._host()}\n")
-    with pytest.raises(PipelineError, match="is running, as process"):
+    with pytest.raises(PipelineError, match="is running as process"):
         backfill("kept", replace=True)
 
 

@@ -123,14 +123,14 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
     check = doctor.disk(tmp_path / "not/yet/there", 1 << 60)
     assert not check.ok
     assert check.detail.endswith(f" free in {tmp_path}")
-    assert check.remedy.startswith("1,073,741,824.0 GB are needed: make room")
+    assert check.remedy.startswith("1,073,741,824.0 GB are needed: free some space")
 
 
 def test_the_state_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check = doctor.writable(tmp_path / "file" / "state")
     assert check.detail == f"{tmp_path}/file/state can't be written: Not a directory"
-    assert check.remedy == f"let user {os.getuid()} write there"
+    assert check.remedy == f"give user {os.getuid()} write access"
 
 
 def test_nothing_runs_from_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,4 +188,4 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
     with pytest.raises(PipelineError, match=r"pip install 'smqrt\[iceberg\]'"):
         IcebergTable(str(tmp_path / "kept"))
-    assert iceberg.NEEDS_ICEBERG.endswith("brings it.")
+    assert iceberg.NEEDS_ICEBERG.endswith("installs it.")

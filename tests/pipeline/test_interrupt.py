@@ -114,7 +114,7 @@ def test_a_jvm_that_dies(terminal: Terminal) -> None:
     assert terminal.wait() == 1, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("failed", "failed", [])
     assert not terminal.traces
-    told = [line for line in terminal.printed.splitlines() if "Spark is gone" in line and "batch" not in line]
+    told = [line for line in terminal.printed.splitlines() if "Spark has ended" in line and "batch" not in line]
     assert len(told) == 2, terminal.printed
 
 

@@ -282,7 +282,7 @@ def test_the_clock_on_the_wall_fires_a_timer_without_any_row_and_after_a_restart
             stopping.set()
     assert running.result() == 0
     assert [each["said"] for each in app.results()] == ["here 1", "silent 1", "here 1", "silent 2"]
-    assert app.told == ["Stopping after the micro-batch under way; Ctrl-C once more ends it at once."]
+    assert app.told == ["Stopping after the current micro-batch; press Ctrl-C again to stop immediately."]
 
 
 TICKS = """

@@ -165,7 +165,7 @@ def test_a_query_that_has_changed(app: Application) -> None:
     assert app.run() == 1
     told = app.told.pop()
     assert told.startswith(f"{app.folder}/pipelines/p.py:5: counts: its checkpoint holds the state of another version")
-    assert "smqrt pipeline reset counts forgets it" in told
+    assert "smqrt pipeline reset counts removes it" in told
     app.write(COUNTS.format(source=app.source).replace("'update'", "'complete'"))
     assert app.run() == 1
     assert "is another query's than counts is now" in app.told.pop()
@@ -207,7 +207,7 @@ def test_no_such_thing(app: Application) -> None:
     assert app.told == [f"{app.folder}/pipelines/p.py:6: echo: Attribute `limt` is not supported."]
     app.write(ECHO.format(source=app.source).replace("rows): return rows", "rows): return rows.groupBy('n').count()"))
     assert app.run() == 1
-    assert "echo: mode='append' publishes what is final, and without a watermark nothing ever is" in app.told[1]
+    assert "echo: mode='append' publishes only final rows, and without a watermark no row becomes final" in app.told[1]
 
 
 def test_a_query_is_started_again(app: Application) -> None:
@@ -221,7 +221,7 @@ def test_a_query_is_started_again(app: Application) -> None:
     app.send({"n": 1})
     runner = Running(app, republish=True)
     wait_until(lambda: app.told, "the failure is told", PATIENCE_S)
-    assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It is started again in 1 s."]
+    assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It starts again in 1 s."]
     broken.unlink()
     wait_until(app.results, "it goes on", PATIENCE_S)
     assert app.status("numbers").state in status.LIVE
