@@ -208,9 +208,9 @@ def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], ap
 
 
 def test_status_tells_what_grows_for_ever(smqrt: Callable[..., Result], app: Path) -> None:
-    keep(app, replace(STATUS, warning="what it remembers grows for ever: groupBy by device string has no watermark."))
+    keep(app, replace(STATUS, warning="its state grows without bound: groupBy by device string has no watermark."))
     result = smqrt("status")
-    assert "means: what it remembers grows for ever: groupBy by device string has no watermark." in result.output
+    assert "means: its state grows without bound: groupBy by device string has no watermark." in result.output
     assert json.loads(smqrt("status", "--json").output)["warning"].startswith("what it remembers")
 
 
@@ -665,14 +665,14 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
     """Joins, deletes and vacuums tables; says what else there is none of."""
     refused = smqrt("optimize")
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("Error: None of these is a Delta or Iceberg table: that is a query with @table(")
+    assert refused.stderr.startswith("Error: None of these queries has a Delta or Iceberg table: use @table(")
     text = PIPELINES.replace('@table("silver/readings")', '@table("silver/readings", format="delta")')
     (app / "pipelines" / "plant.py").write_text(text)
     assert "There is no Delta table in" in smqrt("optimize").stderr
     for number in range(3):
         rows = pyarrow.table({"temp": [float(number)]})
         deltalake.write_deltalake(app / ".tables" / "silver" / "readings", rows, mode="append")
-    assert smqrt("optimize", "--vacuum", "5m").stderr.startswith("Error: --vacuum 5m: give 1h or more")
+    assert smqrt("optimize", "--vacuum", "5m").stderr.startswith("Error: --vacuum 5m: use 1h or more")
     done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
     assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output
     text = PIPELINES.replace('@table("silver/readings")', '@table("iceberg/readings", format="iceberg")')
@@ -707,7 +707,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
     no_room()
     refused = smqrt("optimize").stderr
     assert refused.startswith(f"Error: The table in {place} can't be opened or written: ")
-    assert refused.endswith("File too large (os error 27). It stays as it was.\n")
+    assert refused.endswith("File too large (os error 27). It is unchanged.\n")
     assert refused.count("\n") == 1
     assert "\x1b" not in refused
     assert deltalake.DeltaTable(place).version() == 1

@@ -224,7 +224,7 @@ ENDLESS = {
     "no time": (publishing("rows.groupBy('k').count()"), ["groupBy by k string has no key with the watermark"]),
     "windows of another time": (
         publishing("rows.groupBy(F.window('ts', '1 minute')).count()"),
-        ["window(ts, 1 minute) has no key with the watermark; put it on the time of the windows: event_time='ts'"],
+        ["window(ts, 1 minute) has no key with the watermark; set it on the time of the windows: event_time='ts'"],
     ),
     "duplicates": (publishing("rows.dropDuplicates(['k'])"), ["write dropDuplicatesWithinWatermark, or add at"]),
     "duplicates of an hour": (
@@ -257,7 +257,7 @@ BOUNDED = [
 def test_what_remembers_for_ever_is_told(app: Application) -> None:
     for name, (body, told) in ENDLESS.items():
         warning = warned(app, text(app, body))
-        assert warning.startswith("what it remembers grows for ever"), name
+        assert warning.startswith("its state grows without bound"), name
         assert [one for one in told if one not in warning] == [], name
     for body in BOUNDED:
         assert warned(app, text(app, body)) == "", body
@@ -288,7 +288,7 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     app.send({"k": "a", "at": "2026-11-21T10:00:00Z"})
     assert app.run() == 0
     [told] = app.told
-    assert "counts: Warning: what it remembers grows for ever" in told
+    assert "counts: Warning: its state grows without bound" in told
     assert "minute (window(at, 1 minute).start)" in app.status("counts").warning
     app.write(text(app, START.replace("'update'", "'append'")), "p.py")
     options = DoctorOptions(app.folder, app.folder / ".pipelines", app.journal)

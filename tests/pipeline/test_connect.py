@@ -128,7 +128,7 @@ def test_a_program_of_spark_connect_reads_and_publishes(place: Place) -> None:
     program.write_text(program.read_text().replace("spark.stop()", ASKS))
     told = place.run(sys.executable, "connect.py")
     assert "2 readings" in told
-    assert "this session is one of Spark Connect: make one with" in told
+    assert "this session uses Spark Connect: create a session with" in told
     copies = [("copy/site1/d1", b'{"device": "d1", "temp": 20}'), ("copy/site1/d2", b'{"device": "d2", "temp": 30}')]
     wait_until(lambda: place.published("copy/#") == copies, "the stream's rows are published", 30)
     wait_until(lambda: place.published("site2/#") == [("site2/d9", b"hello")], "the batch is published", 30)

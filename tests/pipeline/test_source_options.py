@@ -59,7 +59,7 @@ def test_a_write_that_is_repeated_needs_both_of_its_names() -> None:
     given = {"path": "/tmp/journal", "txnAppId": "nightly", "txnVersion": "7"}
     options = WriteOptions.parse(CaseInsensitiveDict(given))
     assert (options.app_id, options.version) == ("nightly", 7)
-    with pytest.raises(ArgumentError, match="txnAppId and txnVersion go together"):
+    with pytest.raises(ArgumentError, match="txnAppId and txnVersion need each other"):
         WriteOptions.parse(CaseInsensitiveDict({"path": "/tmp/journal", "txnVersion": "7"}))
 
 
@@ -112,7 +112,7 @@ def test_offsets_and_a_time_exclude_each_other() -> None:
 
 
 def test_a_journal_is_needed_and_only_one() -> None:
-    with pytest.raises(ArgumentError, match="needs to know the journal"):
+    with pytest.raises(ArgumentError, match="needs one journal"):
         ReadOptions.parse({})
     with pytest.raises(ArgumentError, match="not both"):
         read(url="http://h:1/rtl/journal/n")
