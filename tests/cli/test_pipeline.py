@@ -390,14 +390,14 @@ def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -
 def test_init_with_a_name_that_no_function_can_have(smqrt: Callable[..., Result], app: Path, name: str) -> None:
     result = smqrt("init", name)
     assert result.exit_code == 1
-    assert f"{name!r} names a Python function too: use letters, digits and '_'" in result.output
+    assert f"{name!r} is not a function name: use letters, digits and '_'" in result.output
     assert [path.name for path in (app / "pipelines").iterdir()] == ["plant.py"]
 
 
 def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("init", "plant")
     assert result.exit_code == 1
-    assert f"{app}/pipelines/plant.py exists already: choose another name." in result.output
+    assert f"{app}/pipelines/plant.py already exists: choose another name." in result.output
     assert (app / "pipelines" / "plant.py").read_text() == PIPELINES
     assert not (app / "pipelines" / "tests").exists()
 
@@ -519,9 +519,7 @@ def test_backfill_publishes_nothing_unasked(smqrt: Callable[..., Result], app: P
 def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("test")
     assert result.exit_code == 1
-    assert (
-        f"There is no .jsonl file in {app}/pipelines/tests; say with --journal on which rows to test." in result.output
-    )
+    assert f"There is no .jsonl file in {app}/pipelines/tests; select the rows of the test" in result.output
     assert "There is no pipeline 'nonsense'" in smqrt("test", "nonsense").output
     assert "There is no pipeline 'nonsense'" in smqrt("test", str(app / "pipelines"), "nonsense").output
 
@@ -721,7 +719,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
     ("options", "told"),
     [
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
-        (["--from", '{"n1": "x"}'], "is not an offset: write JSON"),
+        (["--from", '{"n1": "x"}'], "is not an offset: use JSON"),
         (["--trigger", "5parsecs"], "--trigger '5parsecs' is not a duration; write a number and a unit"),
         (["--master", "foo"], "--master 'foo' is not a Spark master: write local[*]"),
         (["--master", "local[0]"], "--master 'local[0]' is not a Spark master"),

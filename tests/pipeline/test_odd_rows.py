@@ -256,7 +256,7 @@ def test_state_of_columns_with_odd_names(app: Application, time: str) -> None:
 def test_fields_that_differ_in_case_only_are_refused(spark: Any) -> None:
     frame = spark.createDataFrame([(b"{}",)], "payload binary")
     source = Declaration("rows", "source", lambda df: df, [], {"json": "a int, A int", "prefix": ""}, [], "here.py", 1)
-    with pytest.raises(PipelineError, match="here.py:1: json= has the fields 'a' and 'A', which Spark takes for one"):
+    with pytest.raises(PipelineError, match="here.py:1: json= has the fields 'a' and 'A', which are one column"):
         row_checks.parse_json(frame, source)
 
 

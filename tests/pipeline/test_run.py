@@ -168,7 +168,7 @@ def test_a_query_that_has_changed(app: Application) -> None:
     assert "smqrt pipeline reset counts removes it" in told
     app.write(COUNTS.format(source=app.source).replace("'update'", "'complete'"))
     assert app.run() == 1
-    assert "is another query's than counts is now" in app.told.pop()
+    assert "belongs to another version of counts;" in app.told.pop()
 
 
 def test_a_hub_that_is_away(app: Application) -> None:

@@ -91,14 +91,14 @@ def test_checkpoint_of_another_query(tmp_path: Path, now: Declaration, sources: 
     with pytest.raises(PipelineError) as caught:
         checkpoint.claim(tmp_path, now, sources)
     assert str(caught.value) == (
-        f"p.py:3: the checkpoint in {tmp_path} is another query's than q is now; "
-        f"rename it, or smqrt pipeline reset q to start anew: {change}"
+        f"p.py:3: the checkpoint in {tmp_path} belongs to another version of q; "
+        f"rename the query, or run smqrt pipeline reset q: {change}"
     )
 
 
 def test_a_checkpoint_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(PipelineError, match=r"another query's than q is now.*it has no query\.json"):
+    with pytest.raises(PipelineError, match=r"belongs to another version of q;.*it has no query\.json"):
         checkpoint.claim(tmp_path, query(), ["readings"])
 
 
