@@ -158,4 +158,4 @@ def test_running_elsewhere(bench: Bench) -> None:
     assert [query.failed for query in (bench.out, bench.letters)] == [True, False]
     assert len(bench.told) == 1
     assert "out is already running as process" in bench.told[0]
-    assert "smqrt pipeline stop out ends it" in bench.told[0]
+    assert "smqrt pipeline stop out stops it" in bench.told[0]
