@@ -493,7 +493,7 @@ def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, .
     ("words", "sentence"),
     [
         (("nonsense",), "There is no pipeline 'nonsense'"),
-        (("readings",), "readings is a source, which doesn't run by itself"),
+        (("readings",), "readings is a source and not a query"),
         ((), ".journal is not the folder of a journal"),
         (("--journal", "http://127.0.0.1:9/rtl/journal/plant"), "needs a token"),
         (("--journal", "ftp://nowhere"), "ftp://nowhere is not a folder of this machine: name its folder, or the http"),
