@@ -467,8 +467,8 @@ def table(
     """Declare a query whose rows are stored in a table, each exactly once.
 
     Args:
-        path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
-            is used unchanged.
+        path: the folder, relative to the folder `.tables` of the application; an absolute path or a URI (s3a://,
+            hdfs://) is used unchanged.
         partition_by: columns that become folders.
         dead_letter: the topic for rows that a table can't store: with a time outside the years 1 to 9999, or a text in
             `partition_by` that is too long for a folder's name. They are always left out and counted.
@@ -718,6 +718,7 @@ def _where(decorator: str, unknown: Mapping[str, object]) -> str:
     """Return `file:line` of the decorator's call; raise PipelineError for unknown options."""
     where = DECLARED_AT.get()
     if not where:
+        # The first frame outside this module is the pipeline file.
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back

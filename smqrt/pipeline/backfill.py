@@ -96,13 +96,14 @@ class Corrections:
         Yields:
             One sentence for each step.
         """
-        working = status.running(self._folder)
+        working = status.running(self._folder)  # the folder of versions is claimed like that of a query
         if working is not None:
             raise PipelineError(
                 f"{self._query.name}: process {working} is already publishing results; wait until it ends."
             )
         status.claim(self._folder)
         try:
+            # Their calls ended before the first result was published.
             for leftover in self._folder.glob(f"*{_UNFINISHED}"):
                 shutil.rmtree(leftover)
             for version in self._versions():
@@ -333,6 +334,7 @@ class Replacement:
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(folder)
         status.crash_at("before_replace", 0)
+        # The ranges are recorded before the new folder is shown: those of folders that are not shown do not count.
         stream_folder = checkpoint.table_folder(self.query) or self.location
         if self.stream_end is not None and stream_folder in parts and checkpoint.exists(self.query):
             # The stream continues in another folder, because its folder is replaced.

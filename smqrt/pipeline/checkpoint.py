@@ -67,7 +67,7 @@ def repair(query: Path, written: int | None) -> str:
         shutil.rmtree(place)
         return ""
     for log in _LOGS:
-        for path in (place / log).glob(".*.tmp*"):
+        for path in (place / log).glob(".*.tmp*"):  # left by a full disk
             path.unlink()
     done = last_batch(query)
     if done >= 0 and _is_torn(place / "commits" / str(done)):
@@ -98,7 +98,7 @@ def _is_torn(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     path.unlink()
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the file
 
 
 Offsets = dict[str, int]
@@ -262,7 +262,7 @@ def replace_start(query: Path, start: QueryStart | None) -> None:
         (query / _START).unlink(missing_ok=True)
     else:
         _save_start(query, start)
-    (query / _COMMIT).unlink(missing_ok=True)
+    (query / _COMMIT).unlink(missing_ok=True)  # it belongs to the lost checkpoint
 
 
 def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
@@ -449,7 +449,7 @@ def write_json(path: Path, values: Mapping[str, object], sync: bool = True) -> N
             os.fsync(file.fileno())
     fresh.rename(path)
     if sync:
-        sync_folder(path.parent)
+        sync_folder(path.parent)  # the new name of the file
 
 
 def sync_batch(query: Path, batch: int) -> None:
@@ -469,6 +469,7 @@ def sync_batch(query: Path, batch: int) -> None:
     with suppress(FileNotFoundError):  # the checkpoint is on another machine
         _sync(place / "offsets" / str(batch))
         sync_folder(place / "offsets")
+        # Once for each checkpoint; the inode distinguishes a checkpoint from an earlier one in the same folder.
         identity = place, (place / "metadata").stat().st_ino
         if identity not in _synced_checkpoints:
             _sync(place / "metadata")

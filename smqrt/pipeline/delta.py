@@ -94,10 +94,10 @@ class DeltaTable:
         Args:
             frame: the rows.
             query, batch: as for `has`.
-            end: where its rows of the journal end; None records nothing.
+            end: the end of its rows in the journal; None is not recorded.
 
         Returns:
-            How many files were written; 0 when the table already has the micro-batch.
+            The number of written files; 0 when the table already has the micro-batch.
 
         Raises:
             PipelineError: its columns don't match those of the table.
@@ -145,6 +145,7 @@ class DeltaTable:
 
         now_ms = time.time_ns() // 1_000_000
         actions = [AddAction(one.path, one.bytes, one.values, now_ms, True, one.statistics()) for one in files]
+        # The log keeps the last transaction of each query longer than its commits, so `has` needs no search.
         transaction = self._deltalake.Transaction(key["query"], key["batch"])
         properties = self._deltalake.CommitProperties(custom_metadata={_KEY: key}, app_transactions=[transaction])
         self._table.create_write_transaction(actions, mode, schema, partition_by=self._by, commit_properties=properties)
@@ -158,7 +159,7 @@ class DeltaTable:
         return 1
 
     def _ensure_schema(self, frame: DataFrame) -> Any:
-        """Return the schema of a frame; make the table, or add its missing columns."""
+        """Return the schema of a frame; create the table, or add its missing columns."""
         # Delta writes schemas in Spark's format. Every column is nullable, because later rows may not have it.
         fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
         try:
@@ -204,6 +205,7 @@ class DeltaTable:
         hours = max(0, round(retain.total_seconds() / 3600))
         table = self._fresh()
         removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        # Readers start from the checkpoint, and entries of the log before it can be removed.
         table.create_checkpoint()
         table.cleanup_metadata()
         return len(removed)
@@ -213,7 +215,7 @@ class DeltaTable:
         table = self._fresh()
         try:
             builder = self._deltalake.QueryBuilder().register("t", table)
-            list(builder.execute(f"select 1 from t where ({condition}) limit 0"))
+            list(builder.execute(f"select 1 from t where ({condition}) limit 0"))  # plans the query, reads no rows
         except self._deltalake.exceptions.DeltaError as error:
             raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
@@ -249,6 +251,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     Raises:
         PipelineError: deltalake is missing.
     """
+    from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
     if _has_jar(spark):
@@ -262,22 +265,19 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     kinds = {name: schema[name].dataType for name in table.metadata().partition_columns}
     as_strings = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
     found = spark.read.schema(as_strings).option("basePath", location).parquet(*paths)
-    values = {name: _decoded(name, paths).cast(kind) for name, kind in kinds.items()}
+    values: dict[str, Column] = {}
+    for name, kind in kinds.items():
+        # Folders are named in UTF-8, and Spark makes each byte of `%C3%A9` a character: such values are replaced.
+        pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
+        names = {value for key, value in pairs if unquote(key) == name}
+        by_spark = {one: _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), one) for one in names}
+        wrong = {seen: unquote(one) for one, seen in by_spark.items() if seen != unquote(one)}
+        value = column(name)
+        if wrong:
+            right = F.create_map(*(F.lit(text) for pair in wrong.items() for text in pair))
+            value = F.coalesce(F.element_at(right, value), value)
+        values[name] = value.cast(kind)
     return found.withColumns(values) if values else found
-
-
-def _decoded(name: str, paths: Sequence[str]) -> Column:
-    """Return the values of a partition column, decoded as UTF-8. Spark makes each byte of `%C3%A9` a character."""
-    from pyspark.sql import functions as F
-
-    pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
-    folders = {value for key, value in pairs if unquote(key) == name}
-    by_spark = {one: _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), one) for one in folders}
-    wrong = {seen: unquote(one) for one, seen in by_spark.items() if seen != unquote(one)}
-    if not wrong:
-        return column(name)
-    right = F.create_map(*(F.lit(text) for pair in wrong.items() for text in pair))
-    return F.coalesce(F.element_at(right, column(name)), column(name))
 
 
 def files(location: str) -> list[str]:

@@ -210,7 +210,7 @@ def _importable(folder: Path) -> Iterator[None]:
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     sys.path_hooks.insert(0, hook)
-    _clear_finders(folder)
+    _clear_finders(folder)  # Python caches the finder of the first hook that accepted a folder
     try:
         yield
     finally:
@@ -519,7 +519,7 @@ class _File:
         now = fingerprint(self._declaration, self._folder)
         is_settled, self._seen = now == self._seen, now
         if is_settled and now != self._used:
-            self._used = now
+            self._used = now  # also after an error, which is reported once
             _read(self._declaration, self._folder)
             self.version += 1
 

@@ -190,7 +190,7 @@ def _journal(options: DoctorOptions) -> Check:
     begin, end = journal.begin(), journal.end()
     if not end:
         remedy = "give the hub journal=True, and publish a message"
-        return Check("journal", False, f"{options.journal} holds no rows", remedy)
+        return Check("journal", False, f"{options.journal} has no rows", remedy)
     return Check("journal", True, f"{options.journal}, {journal.count(begin, end):,} rows of {', '.join(end)}")
 
 
@@ -208,7 +208,7 @@ def _pipelines(options: DoctorOptions) -> Check:
 
     names = [query.name for query in load(options.app / "pipelines").queries()]
     if not names:
-        return Check("pipelines", False, f"nothing in {options.app / 'pipelines'}", "smqrt pipeline init NAME")
+        return Check("pipelines", False, f"{options.app / 'pipelines'} is empty", "smqrt pipeline init NAME")
     return Check("pipelines", True, ", ".join(names))
 
 

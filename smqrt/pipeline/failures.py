@@ -34,12 +34,12 @@ _WORKER_DIED = (
 )
 _MEANINGS = {
     "No space left on device": (
-        "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
-        "micro-batch is repeated."
+        "the disk is full: free space on the disks of the state, the tables and spark.local.dir; nothing is lost, and "
+        "the micro-batch is repeated."
     ),
     "Disk quota exceeded": (
-        "the disk's quota is used up: make room where the state, the tables and spark.local.dir are; nothing is lost, "
-        "and the micro-batch is repeated."
+        "the disk's quota is used up: free space on the disks of the state, the tables and spark.local.dir; nothing is "
+        "lost, and the micro-batch is repeated."
     ),
     "Read-only file system": (
         "the disk is read-only: mount the disks of the state, the tables and spark.local.dir for writing; nothing is "
@@ -84,7 +84,7 @@ _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.locations)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
-_MAX_CAUSES = 10
+_MAX_CAUSES = 10  # a bound, in case the chain of causes has a cycle
 _CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: (?:[\w$]+\.)*")
 """The text that py4j puts before the class of a Java error, and the package of this class."""
 _JAVA_CLASS = re.compile(r"^[\w$]+: ")
@@ -121,10 +121,12 @@ def sentence(name: str, error: BaseException) -> str:
             "mode='append' publishes only final rows, and without a watermark no row becomes final: give the @source a "
             "watermark=, or use mode='update'."
         )
+    # The causes come first: only they have the text of a full disk or of a dead worker.
     whole = _with_causes(error)
     for words, meaning in _MEANINGS.items():
         if words in whole:
             return meaning.format(name=name)
+    # An error of this package in a Python worker has only its text in the JVM.
     if own := _OWN_ERROR.findall(text):
         cause, removed, _ = str(own[-1][1]).strip().partition(_REMOVED_BY_RETENTION)
         if not removed:
@@ -132,7 +134,7 @@ def sentence(name: str, error: BaseException) -> str:
         return (
             f"{cause}{removed}: the query was stopped for longer than the journal's reader_timeout_s, hard_bytes or "
             f"min_free_bytes allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest "
-            "continue with the rows that are left."
+            "continue with the existing rows."
         )
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
@@ -154,7 +156,7 @@ def _with_causes(error: BaseException | None) -> str:
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
-    """Return the sentence for a Spark that no longer responds.
+    """Return the sentence for a JVM of Spark that no longer responds.
 
     Args:
         error: the error of the failed call.
@@ -175,7 +177,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _failed_line(declaration: Declaration, error: BaseException) -> str:
-    """Return the line of the pipeline's own file that failed; the declaration's when the error does not have it."""
+    """Return the line of the pipeline file that failed; by default that of the declaration."""
     traceback, lines = error.__traceback__, []
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == declaration.file:

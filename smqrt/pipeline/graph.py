@@ -35,7 +35,7 @@ class Graph:
     """The DataFrames of one query. Each declaration is made once, even when several declarations read it.
 
     Args:
-        catalog: where inputs are looked up.
+        catalog: the declarations, among them the inputs.
         sources: returns the rows of the journal for a source, as a stream or a batch.
         references: returns the table of a reference.
     """
@@ -53,6 +53,7 @@ class Graph:
             PipelineError: Spark rejects the plan, or the function fails.
         """
         for each in self._catalog.walk(declaration):
+            # Once: a second frame would have the same names of metrics, which must be unique in a query.
             if each.name not in self._made:
                 try:
                     self._made[each.name] = self._make(each)
@@ -86,6 +87,7 @@ class Graph:
         if not isinstance(frame, DataFrame):
             raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is its return statement missing?")
         if kind == "source":
+            # The function may add the column of the event time.
             frame = self._watermarked(frame, declaration)
             options = declaration.options
             if options["watermark"] and name not in self._watermarks and options["event_time"] not in frame.columns:
@@ -165,7 +167,7 @@ class QueryPlan:
 
 
 def plans(catalog: Catalog, queries: list[Declaration]) -> list[QueryPlan]:
-    """Return the streaming queries that these queries need, those of dead letters included."""
+    """Return the streaming queries that these queries need, including those of dead letters."""
 
     def source_names(declaration: Declaration) -> list[str]:
         return [source.name for source in catalog.sources_of(declaration)]

@@ -213,7 +213,7 @@ def _make_plan(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColu
         plan = _divide(files, through, ranges, is_native)
         try:
             paths = retention.hold_files(journal.path.absolute(), plan.files)
-        except FileNotFoundError as error:
+        except FileNotFoundError as error:  # compaction has just replaced it: plan again
             missing = str(error.filename)
             continue
         # Spark compares the checksums of pages. The manifest has the checksum of the footer, which has their positions.

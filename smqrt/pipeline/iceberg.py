@@ -115,6 +115,7 @@ class IcebergTable:
             last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **properties}
             paths = [f"{self._table.location()}/data/{one.path}" for one in files]
             with self._table.transaction() as transaction:
+                # The names of the files are unique, and a check would read all manifests.
                 transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
                 transaction.set_properties(_table_properties([last]))
             if len(self._table.snapshots()) > MAX_SNAPSHOTS:
@@ -154,6 +155,7 @@ class IcebergTable:
             return
         import pyarrow
 
+        # Every column is nullable, because later rows may not have it.
         schema = pyarrow.schema([field.with_nullable(True) for field in frame.limit(0).toArrow().schema])
         if self._table is None:
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
@@ -394,6 +396,7 @@ def delete_rows(table: Table, condition: str) -> int:
     Raises:
         PipelineError: the condition is invalid.
     """
+    # pyiceberg does not return a number; the new snapshots have it.
     known = {one.snapshot_id for one in table.refresh().snapshots()}
     with _condition_errors(table, condition):
         _check_names(table, condition)
@@ -453,7 +456,7 @@ def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
 def _expire(table: Table, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
     if properties:
         commit_change(table, lambda change: change.set_properties(dict(properties)))
-    heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}
+    heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}  # the last one and named ones
     old = [one.snapshot_id for one in table.snapshots() if is_old(one) and one.snapshot_id not in heads]
     if old:
         table.maintenance.expire_snapshots().by_ids(old).commit()

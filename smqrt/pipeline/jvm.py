@@ -333,6 +333,7 @@ def find_garbage_time() -> GarbageTime | None:
         with suppress(OSError):  # the thread has ended
             processes[:0] = map(int, (thread / "children").read_text().split())
     for process in processes:
+        # The first process with counters is a JVM.
         for path in Path(COUNTER_FOLDERS).glob(f"hsperfdata_*/{process}"):
             return GarbageTime(path)
     return None
@@ -408,6 +409,7 @@ def archive(found: Java) -> Path:
     # Java compares the files of the class path with the archive.
     stats = ((entry.name, entry.stat()) for entry in os.scandir(home / "jars"))
     jars = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    # Another Java, another pyspark or other jars make another name; the archive does not fit them.
     key = hashlib.sha256(f"{found.home} {found.version} {home} {jars}".encode()).hexdigest()[:12]
     return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 
@@ -434,7 +436,7 @@ def build() -> WarmupResult:
     """
     found = find_java()
     path = archive(found)
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh = path.with_suffix(f".{os.getpid()}.new")  # other processes use the existing archive meanwhile
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _train(found, [f"-XX:ArchiveClassesAtExit={fresh}", _QUIET], "everything")

@@ -94,12 +94,13 @@ def write(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool 
     names = frame.columns
     task = partial(_write_task, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
     plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # for mapInArrow a dot means a struct's field
+    # Only the descriptions of the files go through the driver.
     rows = plain.mapInArrow(task, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
 def group_rows(rows: int, size_bytes: int) -> int:
-    """Return the number of rows in a group of a large file, made of files with `rows` and `size_bytes` together."""
+    """Return the number of rows in a group of a large file, joined from files with `rows` and `size_bytes` in total."""
     return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
 
 
@@ -127,7 +128,7 @@ def write_batches(
         file_options=dataset.ParquetFileFormat().make_write_options(compression="zstd"),
         partitioning=by,
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
-        existing_data_behavior="overwrite_or_ignore",
+        existing_data_behavior="overwrite_or_ignore",  # keeps the other files of the folder
         max_open_files=_MAX_OPEN_FILES,
         min_rows_per_group=group_rows,
         max_rows_per_group=group_rows or _MAX_GROUP_ROWS,
@@ -148,7 +149,7 @@ def _write_task(
 
     rows = (batch.rename_columns(list(names)) if names else batch for batch in batches if batch.num_rows)
     first = next(rows, None)
-    if first is None:
+    if first is None:  # without rows there is no schema
         return
     os.environ.update(keys)
     found = write_batches(chain([first], rows), first.schema, table, partition_by)
@@ -156,7 +157,7 @@ def _write_task(
 
 
 def _lake_file(file: Any, root: str) -> LakeFile:
-    """Describe a written file. Its statistics cover the columns that are not nested."""
+    """Return the description of a written file; its statistics cover the columns that are not nested."""
     path = file.path.removeprefix(root.rstrip("/") + "/")
     pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
     values = {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}

@@ -254,7 +254,7 @@ class ByRows(InOrder):
         for row in self._sorted(rows):
             if row[-1] is not None:
                 yield from self._until(key, row[-1] - self._delay_ms)
-            visible = Row(*row.__fields__[:-1])(*row[:-1])
+            visible = Row(*row.__fields__[:-1])(*row[:-1])  # without `MILLISECONDS`
             yield from self._processor.handleInputRows(key, iter([visible]), self._clock.values())
         self._clock.end()
 
@@ -350,12 +350,12 @@ class _Clock(StatefulProcessorHandle):
 
 def states_with_ttl(processor: StatefulProcessor) -> list[str]:
     """Return the names of a processor's states with a time to live; raise the errors of its `init`."""
-    handle = _TryHandle()
-    copy(processor).init(handle)
+    handle = _RecordingHandle()
+    copy(processor).init(handle)  # a copy, because `init` usually stores the handle in the processor
     return handle.with_ttl
 
 
-class _TryHandle(StatefulProcessorHandle):
+class _RecordingHandle(StatefulProcessorHandle):
     """A handle without Spark, which records the states with a time to live."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ class Query:
         context: the objects that all queries share: session, options, status.
         spark_query: Spark's handle; None before the first start.
         stopping: an event that stops the query and ends its wait for the hub.
-        over: whether the query has ended for good; failed: whether an error ended it.
+        over: whether the query has ended and is not started again; failed: whether an error ended it.
     """
 
     plan: QueryPlan
@@ -132,6 +132,7 @@ class Query:
                     self._sink.error = None
                 self._failed(running_error(self.plan.declaration, cause), cause)
             elif not self.context.options.once and self._reference_versions() != self._references:
+                # The plan contains the rows of the reference, so a change needs a new plan.
                 self.spark_query.stop()
                 self._start_or_retry()
             elif self.context.status.idle_batch(self.plan.name) not in (None, self._reported_batch):
@@ -148,7 +149,7 @@ class Query:
             self.stopping.set()
             self._finish_deadline_s = time.monotonic() + FINISH_S
             with suppress(Exception):  # the query is not started, or the JVM has ended
-                self._finish_batch = self._done() + 1
+                self._finish_batch = self._done() + 1  # the micro-batch that may be running now
         is_done = True
         with suppress(Exception):  # the JVM has ended
             is_active = self.spark_query is not None and self.spark_query.isActive
@@ -184,7 +185,7 @@ class Query:
             self.context.status.starting(self.plan.name, self.plan.declaration.kind, trigger_s)
             self._claimed = True
             return
-        if self.plan.shared:
+        if self.plan.shared:  # no failure: that process also publishes these dead letters
             self.over = True
         raise PipelineError(
             f"{self.plan.declaration.where}: {self.plan.name} is already running as process {pid}; "
@@ -198,17 +199,18 @@ class Query:
         if declaration.kind == "table" and declaration.options["format"] == "parquet":
             location = checkpoint.table_folder(self.folder) or self._location()
             written = None if files.is_elsewhere(location) else tables.last_batch(location)
-        self._report(checkpoint.repair(self.folder, written))
+        self._report(checkpoint.repair(self.folder, written))  # before the checkpoint is read
         start = self._find_start()
         done = checkpoint.committed_offsets(self.folder)
         if not done:
             # At most the end of the journal: a hub does not reuse row numbers that were reported as read.
             end = context.journal.end()
             done = {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
+        # Before the stream starts, which takes seconds: from now on the journal keeps the rows after this position.
         context.report_progress(self.plan, done, commit.PROGRESS_RETRY_S)
         self._references = self._reference_versions()
         left_out = failing_rows.LeftOutRows(self.folder)
-        left_out.publish(self._commit_client().commit)
+        left_out.publish(self._commit_client().commit)  # of a search before this start
         graph = Graph(context.catalog, context.sources(self.plan, start, left_out.rows), context.reference)
         frame = self.plan.make(graph)
         self._check_operators(frame)
@@ -308,7 +310,7 @@ class Query:
     def _failed(self, message: str, cause: BaseException) -> None:
         """Restart the query after a delay; when it fails again, search for the rows that make it fail."""
         batch = self._done()
-        if batch > self._failed_after_batch:
+        if batch > self._failed_after_batch:  # a micro-batch was completed since the last failure
             self._failures, self._failed_after_batch = 0, batch
         # The first failure only restarts it: a service that a function calls may have been unreachable.
         retries = _MAX_FAILURES if is_worker_gone(cause) else 0 if self.context.options.once else 1

@@ -60,6 +60,7 @@ def resume_table(
         checkpoint.replace_start(query, None)
         folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
     checkpoint.save_table_folder(query, folder)
+    # After a reset that keeps the table, or a lost checkpoint, the recorded ranges have the position.
     end = checkpoint.table_end(query)
     begin = _later(end, journal.begin(end)) if end else None
     return folder, begin, notice + (_REMOVED if notice and begin != end else "")
@@ -137,7 +138,7 @@ def save_written_range(query: Path) -> str:
         )
     checkpoint.add_table_range(query, folder, start, end)
     is_certain = checkpoint.exists(query) or (last and batch <= last.batch)
-    return "" if is_certain else "; its last micro-batch may be in it twice"
+    return "" if is_certain else "; the table may have its last micro-batch twice"
 
 
 def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitClient) -> str:
@@ -171,6 +172,7 @@ def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitC
     # The last micro-batch was recorded before it was published, so that only the hub knows whether it was.
     is_published = hub.has(commit.query_id, commit.batch)
     begun, ended = (commit.start, commit.end) if is_published else (commit.before, commit.start)
+    # Results before the split are never published, even if the last commit is older.
     done = _later(before.split or {}, ended)
     starting = _later(before.starting, journal.begin(before.starting)) if commit.stateful else done
     pending = _later(before.split or {}, begun) if commit.stateful and begun else None

@@ -69,7 +69,7 @@ def split_expectations(
         return frame, []
     metrics = [F.count(F.lit(1)).alias(_ROW_COUNT)]
     metrics += [F.count_if(~met(each)).alias(f"{number}:{each.name}") for number, each in enumerate(expectations)]
-    good = frame.observe(METRIC + name, *metrics)
+    good = frame.observe(METRIC + name, *metrics)  # before the filters, which remove the failing rows
     for each in expectations:
         if each.on_fail == "fail":
             shown = [column(name) for name, kind in frame.dtypes if kind != "binary"]
@@ -472,7 +472,12 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
     kinds = cast("StructType", StructType.fromDDL(ddl))
-    far = [each for each in (is_far(F.col(_JSON), kinds), _is_overflow(text, kinds)) if each is not None]
+    far = [] if (is_outside := is_far(F.col(_JSON), kinds)) is None else [is_outside]
+    if (numbers := _times_as_numbers(kinds)) is not None:
+        # Only payloads with a number that may be too large are parsed a second time.
+        overflow = _any_overflow(F.from_json(text, cast("StructType", numbers), _STRICT), numbers)
+        is_overflow = F.when(text.rlike("[0-9]{13}"), F.coalesce(overflow, F.lit(False))).otherwise(F.lit(False))
+        far.append(is_overflow)
     state = _state(text, reduce(lambda one, more: one | more, far, F.lit(False)))
     if TYPED in frame.columns:
         whole, known = _compacted_fields(frame)
@@ -482,18 +487,6 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
 
 _MAX_SECONDS = (2**63 - 1) // 1_000_000
 """The maximum of a time in seconds. Spark does not check for overflow, for example of microseconds used as seconds."""
-
-
-def _is_overflow(text: Column, kinds: StructType) -> Column | None:
-    """Return whether an integer in a field of times is too large for Spark; None without such a field."""
-    from pyspark.sql import functions as F
-
-    numbers = _times_as_numbers(kinds)
-    if numbers is None:
-        return None
-    found = _any_overflow(F.from_json(text, cast("StructType", numbers), _STRICT), numbers)
-    # Only payloads with such a number are parsed a second time.
-    return F.when(text.rlike("[0-9]{13}"), F.coalesce(found, F.lit(False))).otherwise(F.lit(False))
 
 
 def _times_as_numbers(kind: DataType) -> DataType | None:

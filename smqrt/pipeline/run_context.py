@@ -73,7 +73,7 @@ class RunOptions:
     report: Callable[[str], None] = lambda message: print(printable(message, lines=True), file=sys.stderr, flush=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", files.state_folder(self.state))
+        object.__setattr__(self, "state", files.state_folder(self.state))  # the dataclass is frozen
         checkpoint.check_position(self.start, "--from")
         checkpoint.check_position(self.until or "latest", "--to")
         session.check_master(self.master)
@@ -147,7 +147,8 @@ class RunContext:
                 results = bool(self.catalog.declarations[source].options["include_pipeline"])
                 commit.report_progress(address, name, name, offset, retry_s=retry_s, results=results)
         except JournalError as error:
-            self.report(f"{plan.name}: its progress did not reach the journal's retention: {error}")
+            # The query continues: retention keeps more rows than necessary, and the next report includes this one.
+            self.report(f"{plan.name}: its progress can't be reported to the journal's retention: {error}")
 
     def reference(self, declaration: Declaration) -> DataFrame:
         """Return the table of a reference."""

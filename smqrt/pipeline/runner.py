@@ -128,6 +128,7 @@ class Runner:
                     query.poll()
             if not all(query.over for query in queries):
                 self._options.report("Stopping after the current micro-batch; press Ctrl-C again to stop immediately.")
+            # A query is over after its current micro-batch, or after `query.FINISH_S`.
             while not all(query.over for query in queries):
                 for query in queries:
                     query.finish()
@@ -151,14 +152,14 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stopping.is_set() and number == signal.SIGINT:
-            os._exit(128 + number)
+            os._exit(128 + number)  # the exit code of shells for a signal
         stopping.set()
 
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     earlier = {number: signal.signal(number, handle) for number in numbers}
-    if signal.SIGHUP in early_signals.take():
+    if signal.SIGHUP in early_signals.take():  # it arrived while the modules were imported
         stopping.set()
     try:
         yield
@@ -211,7 +212,7 @@ class ProgressWatchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Call `check` every second while inside."""
+        """Call `check` every second in the `with` block."""
         over = threading.Event()
 
         def watch() -> None:

@@ -99,6 +99,7 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
         from pyspark import SparkConf
         from pyspark.sql import SparkSession
 
+        # `extra` comes last, so that it overrides the other settings.
         conf = SparkConf().setAll(list((settings | _settings(master, state, found, dict(extra or {}))).items()))
         jvm.start(conf)  # before the session, which uses the JVM immediately
         jvm.handle_signals()
@@ -247,5 +248,5 @@ def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[
                     cancel()  # repeatedly: after a cancelled job the next one may begin
                     wait([running], _CANCEL_INTERVAL_S)
             except KeyboardInterrupt:
-                os._exit(128 + signal.SIGINT)
+                os._exit(128 + signal.SIGINT)  # without waiting for the thread, which may never end
             raise

@@ -43,7 +43,7 @@ JSON_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
 
 
 def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Return the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
+    """Return the messages of a query, with the columns `topic`, `subtopic` and `payload` (binary).
 
     Args:
         frame: its result.
@@ -129,7 +129,7 @@ class CommitClient:
         journal: path or URL of its journal.
         token: the hub's token; None uses the one in the journal's folder.
         retry_s: how many seconds to wait for an unreachable hub.
-        stopping: an event that ends the waiting.
+        stopping: an event that ends the wait.
         on_unreachable: called with the reason while the hub is unreachable.
         cafile: as for `HubAddress.of`.
         dead_letter_topic: topic for rows that are too long for a message; None only leaves them out.
@@ -150,9 +150,15 @@ class CommitClient:
         if not (unfit := sum(map(is_too_long, rows))):
             return rows
         self.on_left_out(unfit)
-        if self.dead_letter_topic is None:
-            return [row for row in rows if not is_too_long(row)]
-        return [_too_long_letter(self.dead_letter_topic, row) if is_too_long(row) else row for row in rows]
+        fitting: list[OutRow] = []
+        for row in rows:
+            if not is_too_long(row):
+                fitting.append(row)
+            elif self.dead_letter_topic is not None:
+                shown = re.sub(_NOT_IN_JSON, "?", row[0].decode(errors="replace")[:_SHOWN_CHARACTERS])
+                letter = _TOO_LONG % (shown, len(row[0]), len(row[2]))
+                fitting.append((self.dead_letter_topic.encode(), None, letter.encode()))
+        return fitting
 
     def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
         """Publish the results of a micro-batch; repeated calls publish them once.
@@ -230,7 +236,7 @@ class PublishSink:
             checkpoint.sync_batch(self._gate.query, batch)
             many = self._many or self._gate.rows(batch) > MAX_COLLECTED_ROWS
             stored = publish(frame, self._hub, query, batch, many)
-            self._many = stored > MAX_COLLECTED_ROWS
+            self._many = stored > MAX_COLLECTED_ROWS  # the next micro-batch is probably of a similar size
             self._published(stored)
         except Exception as error:
             self.error = error
@@ -279,7 +285,9 @@ def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int
     # NULL is published as empty. It is replaced here, because Spark sorts NULL and empty values separately.
     whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
     names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
-    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (names > MOST_NAME_BYTES)  # as `is_too_long`
+    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (
+        names > MOST_NAME_BYTES
+    )  # the same rule as `is_too_long`
     # The rows are counted before the filter: Spark moves filters forward, and would compute each payload twice.
     counted = Observation()
     kept = whole.observe(counted, F.count(F.lit(1)).alias("rows"), F.count_if(unfit).alias("unfit"))
@@ -287,7 +295,7 @@ def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int
     if letters is None:
         kept = kept.where(~unfit)
     else:
-        # The same bytes as those of `_too_long_letter`: a repeated micro-batch may be published on the driver.
+        # The same bytes as in `CommitClient.fitting`: a repeated micro-batch may be published on the driver.
         shown = F.regexp_replace(F.substring("topic", 1, _SHOWN_CHARACTERS), F.lit(_NOT_IN_JSON), F.lit("?"))
         letter = F.format_string(_TOO_LONG, shown, F.octet_length("topic"), F.octet_length("payload"))
         kept = kept.select(
@@ -295,6 +303,7 @@ def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int
             F.when(unfit, F.lit("")).otherwise(F.col("subtopic")).alias("subtopic"),
             F.when(unfit, letter.cast("binary")).otherwise(F.col("payload")).alias("payload"),
         )
+    # One sorted partition, so that a repeated micro-batch has the same parts.
     ordered = kept.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
     writer = ordered.write.format("smq").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
@@ -325,11 +334,6 @@ def is_too_long(row: OutRow) -> bool:
     topic, subtopic, payload = row
     names = max(len(topic), len(subtopic or b""))
     return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
-
-
-def _too_long_letter(topic: str, row: OutRow) -> OutRow:
-    shown = re.sub(_NOT_IN_JSON, "?", row[0].decode(errors="replace")[:_SHOWN_CHARACTERS])
-    return topic.encode(), None, (_TOO_LONG % (shown, len(row[0]), len(row[2]))).encode()
 
 
 class TableSink:

@@ -295,7 +295,19 @@ class _Plan:
                 self._texts[_id(one)] = f"{name}.{own}" if len(self._sources) > 1 else own
                 self._marked[_id(one)] = frozenset([self._texts[_id(one)]] if _is_marked(one) else [])
             return
-        for number, expression in _definitions(node):
+        kind, found = node.nodeName(), list[tuple[int, Any]]()
+        if kind in ("Project", "Aggregate"):
+            named = _list(node.projectList() if kind == "Project" else node.aggregateExpressions())
+            found = [(_id(one), one.child()) for one in named if _is_alias(one)]
+        elif kind == "Expand":  # of overlapping windows; its projections differ only in the shift
+            pairs = zip(_list(node.output()), _list(node.projections().apply(0)), strict=True)
+            found = [(_id(one), made) for one, made in pairs if not _is_attribute(made) or _id(made) != _id(one)]
+        elif kind == "Generate":
+            found = [(_id(one), node.generator()) for one in _list(node.generatorOutput())]
+        elif kind == "Union":  # its columns are those of its first child
+            pairs = zip(_list(node.output()), _list(_list(node.children())[0].output()), strict=True)
+            found = [(_id(one), made) for one, made in pairs if _id(made) != _id(one)]
+        for number, expression in found:
             self._defined.setdefault(number, expression)
 
     def _texts_of(self, expressions: Sequence[Any]) -> tuple[str, ...]:
@@ -418,25 +430,6 @@ def _aggregates(expression: Any) -> Iterator[Any]:
         return
     for child in _list(expression.children()):
         yield from _aggregates(child)
-
-
-def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the ids of the columns that a node computes, each with its expression."""
-    name = node.nodeName()
-    if name in ("Project", "Aggregate"):
-        named = _list(node.projectList() if name == "Project" else node.aggregateExpressions())
-        yield from ((_id(one), one.child()) for one in named if _is_alias(one))
-    elif name == "Expand":  # of overlapping windows; its projections differ only in the shift
-        for one, made in zip(_list(node.output()), _list(node.projections().apply(0)), strict=True):
-            if not (_is_attribute(made) and _id(made) == _id(one)):
-                yield _id(one), made
-    elif name == "Generate":
-        yield from ((_id(one), node.generator()) for one in _list(node.generatorOutput()))
-    elif name == "Union":
-        first = _list(_list(node.children())[0].output())
-        for one, made in zip(_list(node.output()), first, strict=True):
-            if _id(made) != _id(one):
-                yield _id(one), made
 
 
 def _used(node: Any, needed: set[int]) -> set[int]:

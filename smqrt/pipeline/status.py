@@ -47,7 +47,7 @@ def claim(query: Path) -> None:
     """
     query.mkdir(parents=True, exist_ok=True)
     (query / _STOP).unlink(missing_ok=True)
-    temporary = query / (_PID + ".new")
+    temporary = query / (_PID + ".new")  # renamed, so that readers never see an incomplete file
     temporary.write_text(f"{os.getpid()} {_started(os.getpid())} {_host()}\n")
     temporary.rename(query / _PID)
 
@@ -125,7 +125,7 @@ def crash_at(name: str, number: int, of_worker: bool = False) -> None:
         if of_worker:
             # The parent of the first process of the workers' group is the JVM.
             parent = Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[1]
-            os.killpg(os.getpgid(int(parent)), signal.SIGKILL)
+            os.killpg(os.getpgid(int(parent)), signal.SIGKILL)  # the JVM is in the group of the pipeline
         os.killpg(group, signal.SIGKILL)
 
 

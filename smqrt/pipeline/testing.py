@@ -110,7 +110,12 @@ def explain(missing: Sequence[object], extra: Sequence[object]) -> Iterator[str]
     """Yield lines about differences: "-" was expected, "+" was found. Similar rows are listed together."""
     unpaired, pairs = list(extra), list[tuple[object, object]]()
     for row in missing:
-        similarities = [_similarity(row, other) for other in unpaired]
+        similarities = []
+        for other in unpaired:
+            left, right = dict(_leaves("", row)), dict(_leaves("", other))
+            names = left.keys() | right.keys()
+            same = sum(name in left and name in right and equal(left[name], right[name]) for name in names)
+            similarities.append(same / len(names) if names else 0.0)
         best = max(similarities, default=0.0)
         pairs.append((row, unpaired.pop(similarities.index(best)) if best >= _MIN_SIMILARITY else None))
     pairs += [(None, row) for row in unpaired]
@@ -131,14 +136,6 @@ def explain(missing: Sequence[object], extra: Sequence[object]) -> Iterator[str]
                 yield f"      {name}: expected {_text(left[name])}, found {_text(right[name])}"
     if len(pairs) > _MAX_SHOWN:
         yield f"  ... and {len(pairs) - _MAX_SHOWN} more"
-
-
-def _similarity(one: object, other: object) -> float:
-    """Return the share of equal fields, from 0 to 1."""
-    left, right = dict(_leaves("", one)), dict(_leaves("", other))
-    names = left.keys() | right.keys()
-    same = sum(1 for name in names if name in left and name in right and equal(left[name], right[name]))
-    return same / len(names) if names else 0.0
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
@@ -297,7 +294,7 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
         The created files.
 
     Raises:
-        PipelineError: `name` is not a valid function name, the file exists already, or a file can't be written.
+        PipelineError: `name` is not a valid function name, the file already exists, or a file can't be written.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith(("_", "test_")):
         raise PipelineError(f"{name!r} is not a function name: use letters, digits and '_', as in per_minute.")
@@ -325,6 +322,7 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
     return list(files)
 
 
+# A test ends before Java's optimising compiler is useful, and parallel collectors start more threads.
 _FAST_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
 """Limits with which one micro-batch has all recorded messages."""
@@ -367,7 +365,7 @@ def run(
     catalog = _test_catalog(folder_catalog)
     found = plans(catalog, catalog.select())
     letters = [plan.name for plan in found if plan.shared]
-    catalog.select([name for name in names if name not in letters])  # raises for an unknown name
+    catalog.select([name for name in names if name not in letters])  # raises PipelineError for an unknown name
     wanted = [plan for plan in found if plan.name in names] if names else found
     golden = catalog.folder / FOLDER
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
@@ -453,7 +451,7 @@ class _Test:
         raised: list[Exception] = []
 
         def take(batch: DataFrame, number: int) -> None:
-            if plan.declaration.options["mode"] == "complete":
+            if plan.declaration.options["mode"] == "complete":  # each micro-batch has all rows
                 found.clear()
             try:
                 if is_table:

@@ -102,7 +102,7 @@ def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> No
     assert app.run() == 0
     assert kept(app) == [1, 2, 3, 3]
     [told] = app.told
-    assert "; its last micro-batch may be in it twice; the state of windows" in told
+    assert "; the table may have its last micro-batch twice; the state of windows" in told
 
 
 def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> None:

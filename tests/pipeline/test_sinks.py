@@ -166,7 +166,7 @@ def test_files_that_count(tmp_path: Path) -> None:
         ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
         ("Traceback\nsmqrt.journal.locations.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
-        ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: make room"),
+        ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: free space"),
         ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk is read-only: mount"),
         ("java.io.IOException: Input/output error\n\tat java.base/java.io", "the disk reports errors: check"),
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
@@ -219,4 +219,4 @@ def test_the_cause_is_looked_at_too() -> None:
 
     error, why = Told("Task failed while writing rows to file:/x/.tables/kept."), Told("Job aborted")
     error._cause, why._stackTrace = why, "Caused by: java.io.IOException: No space left on device\n\tat java"
-    assert failures.sentence("kept", error).startswith("the disk is full: make room")
+    assert failures.sentence("kept", error).startswith("the disk is full: free space")

@@ -119,7 +119,7 @@ class PushFilters:
             if (narrower := narrowed(self.pushed, one)) is not None:
                 self.pushed = narrower
             else:
-                yield one
+                yield one  # Spark applies this filter itself
 
 
 class BatchReader(DataSourceReader):
@@ -239,7 +239,7 @@ class JournalFollower:
         Raises:
             JournalError: the hub is unreachable for too long, or rejects the request.
         """
-        if self._thread is None:
+        if self._thread is None:  # in the first call, or after an error
             self._known = self._journal.end()
             self._thread = threading.Thread(target=self._follow, args=(copy.copy(self._journal),), daemon=True)
             self._thread.start()

@@ -291,6 +291,7 @@ def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -
         count, size_bytes = distance(start, end), memory_bytes(chunks)
         if size_bytes <= max_bytes or count <= 1:
             return end, chunks
+        # At least one row less each time, since the rows of the rest may be larger on average.
         end = start | limited(start, end, max(1, min(count - 1, count * max_bytes // size_bytes)))
 
 
