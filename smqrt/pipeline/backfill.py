@@ -325,7 +325,9 @@ class Replacement:
         # Folders with rows outside the range too; these rows are copied.
         cut = {name: range_ for name, range_ in parts.items() if not self._covers(range_)}
         for name in cut:
-            with _text_partitions(rows.sparkSession):
+            # The values in names of folders are read as strings: with the number 7 for `hour=07` the new folder would
+            # be `hour=7`.
+            with session.setting(rows.sparkSession, _INFERRED, "false"):
                 old = tables.folder_frame(rows.sparkSession, name)
             rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
         tables.remove_hidden(self.location)
@@ -387,17 +389,6 @@ def _hull(ranges: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
     nodes = {node for _, end in ranges for node in end}
     start = {node: min(first.get(node, 0) for first, last in ranges if node in last) for node in nodes}
     return start, {node: max(last[node] for _, last in ranges if node in last) for node in nodes}
-
-
-@contextmanager
-def _text_partitions(spark: SparkSession) -> Iterator[None]:
-    """Read the values in names of folders as strings: with the number 7 for `hour=07` the next folder is `hour=7`."""
-    before: Any = spark.conf.get(_INFERRED)
-    spark.conf.set(_INFERRED, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_INFERRED, before)
 
 
 _REPLACE_HINT = "--replace computes these rows again and replaces the old ones"

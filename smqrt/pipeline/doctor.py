@@ -101,8 +101,21 @@ def examine(options: DoctorOptions) -> Generator[Check]:
     yield _checked("journal", _journal, options)
     yield _checked("hub", _hub, options)
     yield (pipelines := _checked("pipelines", _pipelines, options))
-    if options.spark and pipelines.ok and all(check.ok for check in checks[:4]):
-        yield from _spark_checks(options)
+    if not (options.spark and pipelines.ok and all(check.ok for check in checks[:4])):
+        return
+    from smqrt.pipeline.session import start_spark
+
+    began = time.monotonic()
+    try:
+        session = start_spark("local[1]", "smqrt doctor", options.state, {})
+    except Exception as error:
+        yield Check("spark", False, first_line(error).rstrip("."), "smqrt pipeline doctor --no-spark shows the rest")
+        return
+    yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
+    try:
+        yield from check_plans(options, session)
+    finally:
+        session.stop()
 
 
 def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
@@ -210,22 +223,6 @@ def _pipelines(options: DoctorOptions) -> Check:
     if not names:
         return Check("pipelines", False, f"{options.app / 'pipelines'} is empty", "smqrt pipeline init NAME")
     return Check("pipelines", True, ", ".join(names))
-
-
-def _spark_checks(options: DoctorOptions) -> Iterator[Check]:
-    from smqrt.pipeline.session import start_spark
-
-    began = time.monotonic()
-    try:
-        session = start_spark("local[1]", "smqrt doctor", options.state, {})
-    except Exception as error:
-        yield Check("spark", False, first_line(error).rstrip("."), "smqrt pipeline doctor --no-spark shows the rest")
-        return
-    yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
-    try:
-        yield from check_plans(options, session)
-    finally:
-        session.stop()
 
 
 def check_plans(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import groupby
@@ -237,8 +237,8 @@ def _divide(
         some, compacted = by_node.get(node, []), through[node]
         # The ranges of files that the source must read, and of the rows that are not compacted.
         left: list[Range] = []
-        for native, group in groupby(some, is_native):
-            if not native:
+        for is_read_natively, group in groupby(some, is_native):
+            if not is_read_natively:
                 ones = list(group)
                 left.append((ones[0].first, ones[-1].last + 1))
         if compacted < behind:
@@ -294,20 +294,10 @@ def _native(
         if has_json_column and wanted.json:
             columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
         columns += [f"{VARIANT} VARIANT"] * has_variant
-        with _listed_by_driver(spark):
+        # The driver lists the files itself; a Spark task for each file takes ten times as long.
+        with session.setting(spark, _LISTING, str(2**31 - 1)):
             found = spark.read.schema(", ".join(columns)).options(**_PARQUET_OPTIONS).parquet(*some)
         yield _with_columns(reduce(lambda frame, condition: frame.where(condition), conditions, found), wanted)
-
-
-@contextmanager
-def _listed_by_driver(spark: SparkSession) -> Iterator[None]:
-    """Make the driver list the files; a Spark task for each file takes ten times as long."""
-    before = spark.conf.get(_LISTING)
-    spark.conf.set(_LISTING, str(2**31 - 1))
-    try:
-        yield
-    finally:
-        spark.conf.set(_LISTING, before or "32")
 
 
 def _with_columns(found: DataFrame, wanted: ReadColumns) -> DataFrame:

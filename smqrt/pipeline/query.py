@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,6 @@ from smqrt.pipeline.graph import Graph, QueryPlan
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from smqrt.pipeline.run_context import RunContext
 
 _RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -218,7 +215,7 @@ class Query:
         writer = self._writer(frame, start).queryName(name).trigger(**trigger)
         writer = writer.option("checkpointLocation", str(checkpoint.folder(self.folder)))
         # A query with a clock always has another micro-batch, so a run with `once` would not end.
-        with _setting(context.spark, _WITHOUT_ROWS, not (context.options.once and self._is_endless())):
+        with session.setting(context.spark, _WITHOUT_ROWS, not (context.options.once and self._is_endless())):
             self.spark_query = writer.start()
 
     def _check_operators(self, frame: Any) -> None:
@@ -399,14 +396,3 @@ class Query:
             self._reported_batch = checkpoint.last_batch(self.folder)
             self.context.status.set_position(self.plan.name, self._reported_batch, offset)
             self.context.report_progress(self.plan, offset, 0.0)
-
-
-@contextmanager
-def _setting(spark: SparkSession, name: str, value: bool) -> Iterator[None]:
-    """Set a Spark setting for the queries that start inside."""
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, str(before))

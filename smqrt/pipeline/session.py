@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -119,6 +119,23 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
         archives = [path for path in archives if not Path(path).name.startswith(_PYSPARK_ARCHIVES)]
         session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(archives)
     return session
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str | bool) -> Iterator[None]:
+    """Change a setting of Spark in the `with` block.
+
+    Args:
+        spark: the session.
+        name: the name of the setting, which has a default.
+        value: its value in the block.
+    """
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
 
 
 def cancel_jobs() -> None:

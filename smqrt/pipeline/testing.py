@@ -211,10 +211,9 @@ def _journal_row(seq: int, values: Any) -> Row:
     for name in values:
         if name not in _FIELDS and name not in _IGNORED_FIELDS:
             raise ValueError(f"a message has no field {name!r}; its fields are {', '.join(_FIELDS)}")
-    topic, given = values.get("topic"), values.get("flags")
+    topic, given = values.get("topic"), values.get("flags") or 0
     try:
-        is_number = given is None or isinstance(given, int)
-        flags = (given or 0) if is_number else int(sum(Flag[str(word).upper()] for word in given))
+        flags = given if isinstance(given, int) else int(sum(Flag[str(word).upper()] for word in given))
     except (KeyError, TypeError):
         known = ", ".join(flag.name.lower() for flag in Flag if flag.name)
         raise ValueError(f"flags={given!r}: there are {known}") from None
@@ -227,20 +226,18 @@ def _journal_row(seq: int, values: Any) -> Row:
         payload = (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
     else:
         raise ValueError("there is no payload")
-    ts_us, subtopic, uid = _time_us(values.get("ts")), values.get("subtopic"), values.get("uid")
+    ts, subtopic, uid = values.get("ts"), values.get("subtopic"), values.get("uid")
+    if isinstance(ts, int | float) and not isinstance(ts, bool):
+        ts_us = round(ts * 1_000_000)
+    else:
+        try:
+            moment = datetime.fromisoformat(ts)
+        except (TypeError, ValueError):
+            raise ValueError(f"ts={ts!r} is neither an ISO time nor seconds since 1970") from None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        # Whole seconds and microseconds separately: a float would round the microseconds.
+        ts_us = int(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond
     return Row(seq, ts_us, topic, None, subtopic, None, None, uid, flags, payload, None)
-
-
-def _time_us(value: Any) -> int:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return round(value * 1_000_000)
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"ts={value!r} is neither an ISO time nor seconds since 1970") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    whole = int(moment.replace(microsecond=0).timestamp())
-    return whole * 1_000_000 + moment.microsecond
 
 
 # ---- A pipeline to start from
