@@ -105,7 +105,7 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a", trigger="often"), "trigger: 'often' is not a duration"),
         (lambda: alert(to="a", key="device"), "@alert needs a condition that raises it: when=, absent= or rate="),
         (lambda: expect("a", on_fail="panic"), "on_fail='panic' must be one of 'drop', 'dead_letter', 'fail'."),
-        (lambda: expect("a", on_fail="dead_letter"), "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
+        (lambda: expect("a", on_fail="dead_letter"), "use on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
         (lambda: expect("a", on_fail="drop", topic="dlq"), "on_fail='drop' and topic='dlq' don't match"),
         (lambda: reference("d.csv", header=True), "@reference has no option 'header'; its options are path, schema."),
     ],

@@ -190,7 +190,7 @@ def test_rows_are_replaced_and_the_stream_goes_on(app: Application, backfill: Ba
     assert app.run() == 0, app.told
     app.send({"n": 4})  # not read yet: the stream's own
     keeps(app, table_format, fixed)
-    with pytest.raises(PipelineError, match="--replace computes these rows once more"):
+    with pytest.raises(PipelineError, match="--replace computes these rows again"):
         backfill("kept", start=str(first))
     assert "rows replaced in" in backfill("kept", replace=True, start=str(first), until=middle)
     assert rows(app) == [3, 10, 20], "those of a part"

@@ -139,7 +139,7 @@ def test_sql(catalog: Any, frames: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("@publish(to='x')\ndef f(readings): pass\n", r"p\.py:4: f: .*returns NoneType and not a DataFrame; is there"),
+        ("@publish(to='x')\ndef f(readings): pass\n", r"p\.py:4: f: .*returns NoneType and not a DataFrame; is its"),
         (
             "@publish(to='x')\ndef f(readings):\n    return readings.where('hot')\n",
             r"p\.py:6: f: .*`hot` cannot be resolved",

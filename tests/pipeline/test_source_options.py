@@ -46,7 +46,7 @@ def test_options_have_the_names_of_kafkas_source_too() -> None:
     assert (options.max_rows, options.starting_us, options.ending_us) == (10, 1_795_273_200_000_000, time_us("", NOW))
     with pytest.raises(ArgumentError, match="maxRowsPerTrigger and maxOffsetsPerTrigger say the same"):
         read(maxRowsPerTrigger="10", maxOffsetsPerTrigger="10")
-    with pytest.raises(ArgumentError, match="startingOffsets and startingTime say the same"):
+    with pytest.raises(ArgumentError, match="startingOffsets and startingTime exclude each other"):
         read(startingOffsets="earliest", startingTimestamp="1795273200000")
 
 
@@ -107,7 +107,7 @@ def test_exclude_alone_means_everything_else() -> None:
 
 
 def test_offsets_and_a_time_exclude_each_other() -> None:
-    with pytest.raises(ArgumentError, match="startingOffsets and startingTime say the same"):
+    with pytest.raises(ArgumentError, match="startingOffsets and startingTime exclude each other"):
         read(startingOffsets="earliest", startingTime=NOW)
 
 
