@@ -233,7 +233,7 @@ ENDLESS = {
     ),
     "a join": (
         publishing("rows.join(rows.select(F.col('k').alias('k2')), F.expr('k = k2'))", "append"),
-        ["compares no times"],
+        ["has no condition on times"],
     ),
 }
 BOUNDED = [

@@ -44,7 +44,7 @@ def test_an_unknown_option_is_named_with_the_nearest_and_those_there_are(given: 
 def test_options_have_the_names_of_kafkas_source_too() -> None:
     options = read(maxOffsetsPerTrigger="10", startingTimestamp="1795273200000", endingTimestamp=NOW)
     assert (options.max_rows, options.starting_us, options.ending_us) == (10, 1_795_273_200_000_000, time_us("", NOW))
-    with pytest.raises(ArgumentError, match="maxRowsPerTrigger and maxOffsetsPerTrigger say the same"):
+    with pytest.raises(ArgumentError, match="maxRowsPerTrigger and maxOffsetsPerTrigger have the same meaning"):
         read(maxRowsPerTrigger="10", maxOffsetsPerTrigger="10")
     with pytest.raises(ArgumentError, match="startingOffsets and startingTime exclude each other"):
         read(startingOffsets="earliest", startingTimestamp="1795273200000")
