@@ -527,7 +527,7 @@ def written_ranges(query: Path) -> Ranges:
     """Return the ranges of the existing folders; folders on other machines are assumed to exist."""
 
     def still_exists(name: str) -> bool:
-        if files.is_elsewhere(name) or tables.counts(Path(name)):
+        if files.is_elsewhere(name) or tables.is_shown(Path(name)):
             return True
         return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # its log also has the rows of backfills
 

@@ -195,14 +195,14 @@ class Search:
         span: the range.
         name: the name of the query, for the reasons.
         stopped: returns whether to end the search.
-        most: the maximum number of failing rows; with more of them the search fails.
+        max_rows: the maximum number of failing rows; with more of them the search fails.
     """
 
     compute: Compute
     span: Span
     name: str
     stopped: Callable[[], bool] = lambda: False
-    most: int = MAX_ROWS
+    max_rows: int = MAX_ROWS
     _found: dict[int, Exception] = field(default_factory=dict)
 
     def rows(self) -> list[FailingRow]:
@@ -219,7 +219,7 @@ class Search:
         # sample has several rows, because rows of other topics are between those of the query.
         rows = max(1, size // _SAMPLE_DIVISOR)
         samples = (size * number // _SAMPLES for number in range(_SAMPLES))
-        if size > self.most and all(self._error(number, number + rows) for number in samples):
+        if size > self.max_rows and all(self._error(number, number + rows) for number in samples):
             raise self._too_many()
         while (error := self._error(0, size)) is not None:
             self._bisect(0, size, error)
@@ -253,11 +253,11 @@ class Search:
 
     def _add(self, number: int, error: Exception) -> None:
         self._found[number] = error
-        if len(self._found) > self.most:
+        if len(self._found) > self.max_rows:
             raise self._too_many()
 
     def _too_many(self) -> PipelineError:
-        return PipelineError(f"it fails with more than {self.most} rows of one micro-batch")
+        return PipelineError(f"it fails with more than {self.max_rows} rows of one micro-batch")
 
     def _error(self, first: int, last: int) -> Exception | None:
         if self.stopped():

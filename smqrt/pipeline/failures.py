@@ -25,8 +25,8 @@ _REMOVED_BY_RETENTION = "(retention has removed them)"
 _JAVA_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_LARGE = "spark.driver.maxResultSize"
 _MEMORY_REMEDY = (
-    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which also helps with the micro-batch "
-    "under way."
+    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which also helps with the current "
+    "micro-batch."
 )
 _WORKER_DIED = (
     "a Python worker of Spark died, perhaps because memory ran out: give the @source a smaller max_bytes or "

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-NEEDED = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
+NEEDED_MODULES = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
 """Modules, and their packages, that pyspark needs for Python state, even without pandas data."""
 
 NO_TIMERS, PROCESSING_TIME, EVENT_TIME = "None", "ProcessingTime", "EventTime"
@@ -65,7 +65,7 @@ def transform(
     Raises:
         PipelineError: pandas or protobuf is missing, which Spark needs for Python state.
     """
-    for module, package in NEEDED.items():
+    for module, package in NEEDED_MODULES.items():
         try:
             import_module(module)
         except ImportError:

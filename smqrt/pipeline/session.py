@@ -37,7 +37,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
-EVERYWHERE = {
+COMMON_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.structuredLogging.enabled": "false",
@@ -50,7 +50,7 @@ EVERYWHERE = {
     # With Arrow, a result of another type than declared would be converted or fail, instead of becoming NULL.
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }
-LOCAL = {
+LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -168,7 +168,7 @@ def is_local(master: str) -> bool:
 
 def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str]) -> dict[str, str]:
     if not is_local(master):
-        return EVERYWHERE | dict(extra)
+        return COMMON_SETTINGS | dict(extra)
     scratch = state.absolute() / ".spark"
     scratch.mkdir(parents=True, exist_ok=True)
     log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
@@ -185,7 +185,7 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
     }
     given = dict(extra)
     given[_JAVA_OPTIONS] = " ".join([*options, *filter(None, [extra.get(_JAVA_OPTIONS)])])
-    return EVERYWHERE | LOCAL | own | given
+    return COMMON_SETTINGS | LOCAL_SETTINGS | own | given
 
 
 def driver_bytes(spark: SparkSession) -> int:

@@ -152,7 +152,7 @@ def folders(path: Path | str) -> list[Path]:
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Return whether the rows in a folder are valid: those of a stream or of a completed backfill."""
     return (folder / _SUCCESS).exists() or (folder / _LOG).is_dir()
 
@@ -195,14 +195,14 @@ def files(path: Path | str) -> list[Path]:
     return sorted(file for folder in _local_folders(path) for file in _files(folder))
 
 
-def counts(folder: Path) -> bool:
+def is_shown(folder: Path) -> bool:
     """Return whether the rows in a folder are rows of the table: they are complete, and not replaced."""
     shown, hidden = set[str](), set[str]()
     for file in folder.parent.glob(f"*{VERSIONS_FILE}"):
         found = _versions(file)
         shown.update(found["shown"])
         hidden.update(found["hidden"])
-    return is_whole(folder) and folder.name not in hidden and (VERSION not in folder.name or folder.name in shown)
+    return is_complete(folder) and folder.name not in hidden and (VERSION not in folder.name or folder.name in shown)
 
 
 def _local(path: Path | str) -> Path:
@@ -211,7 +211,7 @@ def _local(path: Path | str) -> Path:
 
 def _local_folders(path: Path | str) -> list[Path]:
     replaced = versions_file(_local(path)).exists()
-    return [folder for folder in folders(path) if counts(folder) or (folder == _local(path) and not replaced)]
+    return [folder for folder in folders(path) if is_shown(folder) or (folder == _local(path) and not replaced)]
 
 
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:

@@ -16,7 +16,7 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import backfill as backfills
 from smqrt.pipeline import checkpoint, resume, sinks, status, tables
 from smqrt.pipeline.backfill import Corrections
-from smqrt.pipeline.session import EVERYWHERE
+from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -26,9 +26,9 @@ Backfill = Callable[..., str]
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Iterator[Application]:
     """An application whose queries keep their state as `smqrt pipeline run` would."""
-    before = {name: spark.conf.get(name, None) for name in EVERYWHERE if "stateStore" in name}
+    before = {name: spark.conf.get(name, None) for name in COMMON_SETTINGS if "stateStore" in name}
     for name in before:
-        spark.conf.set(name, EVERYWHERE[name])
+        spark.conf.set(name, COMMON_SETTINGS[name])
     yield Application(tmp_path, hub, spark)
     for name, value in before.items():
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)

@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.journal.record import Flag
 from smqrt.pipeline import status, tables
-from smqrt.pipeline.session import EVERYWHERE
+from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
@@ -33,9 +33,9 @@ ECHO = (
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Iterator[Application]:
     """An application whose queries keep their state as `smqrt pipeline run` would."""
-    before = {name: spark.conf.get(name, None) for name in EVERYWHERE if "stateStore" in name}
+    before = {name: spark.conf.get(name, None) for name in COMMON_SETTINGS if "stateStore" in name}
     for name in before:
-        spark.conf.set(name, EVERYWHERE[name])
+        spark.conf.set(name, COMMON_SETTINGS[name])
     yield Application(tmp_path, hub, spark)
     for name, value in before.items():
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)
