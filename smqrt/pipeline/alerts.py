@@ -147,10 +147,12 @@ class KeyAlarms:
         """Process the next row of this key; yield the alarms that the row raises and clears, in order of time."""
         if rules.absent_us is not None:
             due_us = self.silence_due_us(rules)
+            # First the silence before this row, so that the events are in order of time.
             if due_us is not None and due_us < row.ts_us:
                 yield from self.raise_silence(rules)
             if self.absent.raised:
                 self.absent.raised = False
+                # A late row does not clear the alarm before the time when it was raised.
                 yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
         if row.when is not None:
             yield from _update(WHEN, self.when, row, row.when, not row.when and bool(row.clear), rules)
@@ -344,7 +346,7 @@ class AlertProcessor(StatefulProcessor):
         """Return the time of the alarm for silence by the clock of the timers; None without one."""
         due_us = alarms.silence_due_us(self._rules)
         if due_us is None or self._by_event:
-            return None if due_us is None else -(-due_us // 1000)
+            return None if due_us is None else -(-due_us // 1000)  # rounded up
         # The computer's clock is ahead of the messages while the query catches up: the silence begins at `seen_ms`.
         return seen_ms + -(-(due_us - (alarms.last_us or 0)) // 1000)
 

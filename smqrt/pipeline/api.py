@@ -143,7 +143,7 @@ def flag(where: str, name: str, value: object) -> bool:
 
 def count(where: str, name: str, value: object) -> int:
     """Check for an integer above 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # True is an instance of int
         raise PipelineError(f"{where}: {name}={value!r} must be an integer above 0.")
     return value
 
@@ -555,7 +555,7 @@ def reference(path: str, *, schema: str | None = None, **unknown: object) -> Cal
         PipelineError: an option is unknown or invalid.
     """
     options = _checked_options(_where("reference", unknown), "reference", path=path, schema=schema)
-    return _decorator("reference", options, raw_frame=True)
+    return _decorator("reference", options, raw_frame=True)  # its parameter is not an input
 
 
 def stateful(

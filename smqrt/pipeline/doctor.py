@@ -130,7 +130,7 @@ def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = N
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, False, "not installed", EXTRA)
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))  # suffixes such as rc1 do not matter
     if numbers < least or (below and numbers >= below):
         return Check(name, False, f"version {version}, but {wanted} is needed", EXTRA)
     return Check(name, True, f"version {version}")

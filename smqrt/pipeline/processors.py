@@ -153,6 +153,7 @@ def _by_rows(
     from pyspark.sql import functions as F
 
     if frame.isStreaming and _DELAY not in (frame.schema[column].metadata or {}):
+        # Spark needs a watermark to fire timers by event time.
         frame = frame.withWatermark(quoted(column), "0 seconds")
     timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(quoted(column))))
     by_rows = ByRows(processor, _positions(timed, column, "seq"), delay_ms, frame.isStreaming, _names(timed))

@@ -216,7 +216,7 @@ class _Plan:
 
     def operators(self) -> Iterator[Operator]:
         nodes = list(_nodes(self._root))
-        for node in reversed(nodes):
+        for node in reversed(nodes):  # from the sources to the result
             self._define(node)
         needed = {_id(one) for one in _list(self._root.output())}
         for node in nodes:
@@ -261,6 +261,7 @@ class _Plan:
         results = [one for one in _list(node.aggregateExpressions()) if _id(one) in needed]
         values = dict.fromkeys(f"{self._text(one)} {_type(one)}" for each in results for one in _aggregates(each))
         texts = self._texts_of(keys)
+        # Without keys there is one group; with a watermark on a key, Spark removes old groups.
         if not keys or any(map(_is_marked, keys)):
             return Operator(GROUP, texts, tuple(values), watermark)
         names = {
@@ -271,7 +272,7 @@ class _Plan:
     def _join(self, node: Any, watermark: tuple[str, ...]) -> Operator | None:
         sides = [node.left(), node.right()]
         if not all(side.isStreaming() for side in sides):
-            return None
+            return None  # a join with a table keeps no state
         condition = [node.condition().get()] if node.condition().isDefined() else []
         texts = tuple(map(self._text, condition))
         used = {_id(one) for each in condition for one in _references(each) if _is_marked(one)}
@@ -321,6 +322,7 @@ class _Plan:
         text = str(expression.toString())
         for one in _references(expression):
             shown, definition = str(one.toString()), self._text_of_attribute(one)
+            # The text of an attribute ends with its id: `n#1` is not a part of `n#12`.
             text = definition.join(re.split(re.escape(shown) + r"(?!\d)", text))
         text = _IGNORED.sub("", text)
         if len(text) <= _MAX_LENGTH:

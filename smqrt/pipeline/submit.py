@@ -140,7 +140,7 @@ def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
     Returns:
         `path`.
     """
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh = path.with_suffix(f".{os.getpid()}.new")  # renamed, since an earlier submission may read the archive
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in _OWN_PACKAGES:
             spec = util.find_spec(name)
@@ -235,6 +235,7 @@ def _spark_words(submission: Submission, package: Path) -> list[str]:
         path.unlink(missing_ok=True)  # the mode below has an effect only on a new file
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(f"{TOKEN_CONF} {submission.token}\n")
+        # A properties file alone would replace Spark's default settings.
         words += ["--load-spark-defaults", "--properties-file", str(path)]
     return words
 

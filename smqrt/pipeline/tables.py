@@ -217,6 +217,7 @@ def _local_folders(path: Path | str) -> list[Path]:
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:
     if not locations.is_elsewhere(path):
         return [str(folder) for folder in _local_folders(path) if any(_files(folder))]
+    # In other file systems a marker file shows that a folder is valid. Versions exist only on this machine.
     marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_SUCCESS, _LOG))
     return sorted({mark.rpartition("/")[0] for pattern in marks for mark in jvm.glob(spark, pattern)})
 
@@ -274,7 +275,7 @@ def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
     with fresh.open("w", encoding="utf-8") as opened:
         json.dump(now, opened)
         opened.flush()
-        os.fsync(opened.fileno())
+        os.fsync(opened.fileno())  # before the rename, so that a power failure leaves a complete list
     fresh.rename(file)
     return int(now["version"])
 

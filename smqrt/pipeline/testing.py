@@ -377,7 +377,7 @@ def run(
         finally:
             if spark is None:
                 own.stop()
-    if not names:
+    if not names:  # otherwise the files of the other queries would be reported
         for file in sorted(golden.glob("*.json")):
             if file.stem not in [plan.name for plan in wanted]:
                 say_unless_stopped(f"unused   {file}: no query has this name")

@@ -87,7 +87,7 @@ def duration_s(name: str, value: str) -> float:
 
 def names(name: str, value: str) -> tuple[str, ...]:
     """Return topic filters, from a JSON list or names with commas."""
-    if not value.lstrip().startswith("["):
+    if not value.lstrip().startswith("["):  # names with commas need a JSON list
         return tuple(part.strip() for part in value.split(",") if part.strip())
     try:
         found = json.loads(value)
@@ -104,6 +104,7 @@ def seqs(name: str, value: str) -> Offsets:
         found = json.loads(value)
     except ValueError:
         found = None
+    # `type`, because True is an instance of int.
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
         raise wrong(name, value, 'it\'s JSON with a seq for each node, such as {"n1": 12345}')
     return found
@@ -229,7 +230,7 @@ def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict
     for option, value in given.items():
         if (name := spelling.get(option.lower())) is None:
             close = difflib.get_close_matches(option.lower(), spelling, 1)
-            other = OTHER_SOURCES.get(option.lower()) if "topics" in known else None
+            other = OTHER_SOURCES.get(option.lower()) if "topics" in known else None  # only for reads
             suggestion = other or (spelling[close[0]] if close else None)
             hint = f"Did you mean {suggestion}? " if suggestion else ""
             listed = ", ".join(sorted(known))

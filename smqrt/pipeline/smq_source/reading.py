@@ -92,6 +92,7 @@ def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None
         case ("ts",) if isinstance(value, datetime) and (range_ := bounds_of(kind, epoch_us(value))):
             return replace(pushed, ts_us=intersection(pushed.ts_us, range_))
         case ("seq",) if type(value) is int and (range_ := bounds_of(kind, value)):
+            # The end of `seq` is exclusive.
             return replace(pushed, seq=intersection(pushed.seq, (range_[0], range_[1] + 1)))
         case ("topic",) if (names := remaining_names(pushed.topics, kind, value)) is not None:
             return replace(pushed, topics=names)
@@ -243,7 +244,7 @@ class JournalFollower:
             self._known = self._journal.end()
             self._thread = threading.Thread(target=self._follow, args=(copy.copy(self._journal),), daemon=True)
             self._thread.start()
-        elif error := self._error:
+        elif error := self._error:  # of the thread, which has ended
             self._thread = self._error = None  # the next call starts again
             raise error
         return dict(self._known)

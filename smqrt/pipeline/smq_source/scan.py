@@ -242,7 +242,7 @@ def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
     columns = [batch.column(field.name) for field in target]
     columns = [one if one.type.equals(to.type) else one.cast(to.type) for one, to in zip(columns, target, strict=True)]
     if not columns:
-        return batch.select([])
+        return batch.select([])  # keeps the number of rows, unlike a new batch without columns
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
@@ -271,7 +271,7 @@ def memory_bytes(chunks: Chunks) -> int:
     return sum(
         chunk.share_bytes * PARQUET_EXPANSION
         if chunk.kind == PARQUET
-        else chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)
+        else chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)  # `length` includes the skipped rows
         for chunk in chunks
     )
 
@@ -408,6 +408,7 @@ class Scan:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        # The plan has skipped only whole files.
         masks = []
         if self.ts_us:
             ts = batch.column("ts").cast(pa.int64())

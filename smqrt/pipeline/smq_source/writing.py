@@ -136,6 +136,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @without_traceback
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
+        # A repetition of the micro-batch has the same id and number, by which the hub recognises it.
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
         first_rows: list[OutRow] = []
