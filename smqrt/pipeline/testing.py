@@ -226,7 +226,8 @@ def _journal_row(seq: int, values: Any) -> Row:
         payload = (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
     else:
         raise ValueError("there is no payload")
-    ts, subtopic, uid = values.get("ts"), values.get("subtopic"), values.get("uid")
+    subtopic, uid = values.get("subtopic"), values.get("uid")
+    ts: Any = values.get("ts")
     if isinstance(ts, int | float) and not isinstance(ts, bool):
         ts_us = round(ts * 1_000_000)
     else:
