@@ -247,7 +247,7 @@ def _location(values: dict[str, Any]) -> str:
     if ("path" in values) == ("url" in values):
         raise ArgumentError(
             'The source smq needs one journal: load("app/.journal") for a folder, or option '
-            'url="http://host:9357/rtl/journal/NAME" for a hub.'
+            'url="http://host:9357/rtl/journal/NAME" for a hub, and not both.'
         )
     where: str = values.pop("path", None) or values.pop("url")
     # Absolute, because workers may have another current folder than the driver.
