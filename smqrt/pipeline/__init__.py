@@ -2,9 +2,9 @@
 
     from smqrt.pipeline import source, publish, table, expect, alert, reference, stateful, view
 
-    from smqrt.pipeline import read_journal         # for Spark programs of your own
+    from smqrt.pipeline import read_journal         # for other Spark programs
 
-Importing this is light: neither pyspark nor pyarrow is loaded before a pipeline runs.
+The import is fast: pyspark and pyarrow are loaded when a pipeline runs.
 """
 
 from __future__ import annotations

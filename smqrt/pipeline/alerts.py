@@ -1,8 +1,8 @@
 """Alarms of `@alert`: the rules for one key, and a stateful operator of Spark.
 
 A key has up to three alarms: `when` (a condition), `absent` (silence) and `rate` (a value that changes fast). Each is
-raised and cleared alternately, and only the times of the messages decide. So a stream, an interrupted stream and one
-batch of the same rows have the same result. Only silence that has not ended needs a clock.
+raised and cleared alternately, by the times of the messages only. A stream, an interrupted stream and one batch of the
+same rows therefore have the same result. Only silence that has not ended needs a clock.
 
 (help: pipeline-rules)
 """
@@ -40,7 +40,7 @@ WHEN, ABSENT, RATE_RULE = "when", "absent", "rate"
 RAISED, CLEARED = "raised", "cleared"
 
 _MAX_POINTS = 64
-"""The maximum number of values that are kept for a rate, apart from one part of its time."""
+"""The number of parts into which the time of a rate is divided; the state has one value for each part."""
 
 
 class AlertRow(NamedTuple):
@@ -48,9 +48,9 @@ class AlertRow(NamedTuple):
 
     Attributes:
         ts_us: its time in microseconds.
-        when, clear: whether the conditions hold; None when that is unknown.
-        value: the value with a rate.
-        values: the columns that an alarm reports of the row, as JSON.
+        when, clear: whether the conditions are true; None for NULL.
+        value: the value of the expression with a rate.
+        values: the columns of the row that an alarm reports, as JSON.
     """
 
     ts_us: int
@@ -84,7 +84,7 @@ class RateRule:
         rises: whether a rise (`>`, `>=`) or a fall (`<`, `<=`) raises it.
         inclusive: whether a change of exactly `limit` raises it.
         limit: the change; negative for a fall.
-        per_us: the time within which the value changes, in microseconds.
+        per_us: the time of the change, in microseconds.
     """
 
     rises: bool
@@ -101,7 +101,7 @@ class RateRule:
 
 @dataclass(frozen=True)
 class AlertRules:
-    """The conditions that raise alarms; times in microseconds, None without such a rule."""
+    """The conditions that raise alarms; times in microseconds, None for an unused rule."""
 
     cooldown_us: int = 0
     absent_us: int | None = None
@@ -121,7 +121,7 @@ class Alarm:
     since_us: int | None = None
 
     def free_us(self, cooldown_us: int) -> int | None:
-        """Return the time before which it isn't raised again."""
+        """Return the first time at which it can be raised again; None when it never was."""
         return None if self.since_us is None else self.since_us + cooldown_us
 
 
@@ -144,33 +144,40 @@ class KeyAlarms:
     points: list[tuple[int, float]] = field(default_factory=list)
 
     def take(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Process the next row of this key; yield the alarms that it raises and clears, in order of time."""
+        """Process the next row of this key; yield the alarms that the row raises and clears, in order of time."""
         if rules.absent_us is not None:
             due_us = self.silence_due_us(rules)
+            # First the silence before this row, so that the events are in order of time.
             if due_us is not None and due_us < row.ts_us:
                 yield from self.raise_silence(rules)
             if self.absent.raised:
                 self.absent.raised = False
+                # A late row does not clear the alarm before the time when it was raised.
                 yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
         if row.when is not None:
             yield from _update(WHEN, self.when, row, row.when, not row.when and bool(row.clear), rules)
         if (rate := rules.rate) is not None and row.value is not None:
-            self.points = [point for point in self.points if point[0] >= row.ts_us - rate.per_us]
-            _add_point(self.points, row.ts_us, row.value, rate)
+            points = self.points = [point for point in self.points if point[0] >= row.ts_us - rate.per_us]
+            # One value for each part of the time, so that the state is small for frequent rows too.
+            part_us = max(1, rate.per_us // _MAX_POINTS)
+            if not points or points[-1][0] // part_us != row.ts_us // part_us:
+                points.append((row.ts_us, row.value))
+            elif (row.value < points[-1][1]) == rate.rises:
+                points[-1] = (row.ts_us, row.value)
             extreme = min if rate.rises else max
-            is_fast = rate.exceeded(row.value - extreme(point[1] for point in self.points))
+            is_fast = rate.exceeded(row.value - extreme(point[1] for point in points))
             yield from _update(RATE_RULE, self.rate, row, is_fast, not is_fast, rules)
         if self.last_us is None or row.ts_us >= self.last_us:
             self.last_us, self.values = row.ts_us, row.values
 
     def silence_due_us(self, rules: AlertRules) -> int | None:
-        """Return when the alarm for silence is due without further rows; None when it is raised or does not exist."""
+        """Return the time of the alarm for silence if no row arrives; None when it is raised or does not exist."""
         if self.last_us is None or rules.absent_us is None or self.absent.raised:
             return None
         return max(self.last_us + rules.absent_us, self.absent.free_us(rules.cooldown_us) or 0)
 
     def raise_silence(self, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Raise the alarm for silence, which is due."""
+        """Raise the alarm for silence at its due time."""
         due_us = self.silence_due_us(rules)
         if due_us is not None:
             self.absent = Alarm(True, due_us)
@@ -189,19 +196,10 @@ def _update(
         yield AlarmEvent(rule, CLEARED, row.ts_us, row.values)
 
 
-def _add_point(points: list[tuple[int, float]], ts_us: int, value: float, rate: RateRule) -> None:
-    """Add a value, and keep one for each part of the time, so that the state is small for fast rows too."""
-    part_us = max(1, rate.per_us // _MAX_POINTS)
-    if not points or points[-1][0] // part_us != ts_us // part_us:
-        points.append((ts_us, value))
-    elif (value < points[-1][1]) == rate.rises:
-        points[-1] = (ts_us, value)
-
-
 # ---- The operator
 
 WALL, EVENT = "wall", "event"
-"""Values of the option "clock" of a declaration: the computer's clock, or the times of the messages, for silence."""
+"""Values of the option "clock" of a declaration, the clock for silence: the computer's, or the times of messages."""
 
 _STATE = (
     "last_us bigint, vals string, when_raised boolean, when_us bigint, absent_raised boolean, absent_us bigint, "
@@ -212,7 +210,7 @@ _RESULT_COLUMNS = ("alert", "rule", "state", "ts", "values")
 _INPUT = ("_ts", "_seq", "_when", "_clear", "_value", "_values")
 _VALUES_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 _MISSED_MS = 60_000
-"""A timer that fires later than this was due while the query did not run."""
+"""The maximum delay of a timer while the query runs. A longer delay means that the query was stopped."""
 
 
 def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
@@ -243,7 +241,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
             )
     for name in keys:
         if name in _RESULT_COLUMNS:
-            raise PipelineError(f"{prefix} has a key called {name!r}, like a column of its result; rename the column.")
+            raise PipelineError(f"{prefix} has a key {name!r}, which is a column of its result too; rename the column.")
     ignored = {*keys, *(column.name for column in COLUMNS)}
     reported = [name for name in frame.columns if name not in ignored]
     time_mode = NO_TIMERS
@@ -273,7 +271,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
 def endless(declaration: Declaration) -> bool:
     """Return whether a stream of this query has micro-batches without rows, for its clock.
 
-    Then a run of the available rows does not end, unless the session's setting
+    A run of the available rows then does not end, unless the session's setting
     spark.sql.streaming.noDataMicroBatches.enabled is false when the query starts.
     """
     is_timed = declaration.kind == "alert" and bool(declaration.options["absent"])
@@ -321,6 +319,7 @@ class AlertProcessor(StatefulProcessor):
             yield from self._rows(key, alarms.take(alert_row, self._rules))
         if self._timed:
             seen_ms = self._now_ms(timerValues)
+            # An existing timer is changed only when it expires, because most keys send a message long before.
             timer_ms = timer_ms or self._set_timer(alarms, seen_ms, seen_ms)
         self._save(alarms, seen_ms, timer_ms)
 
@@ -331,7 +330,7 @@ class AlertProcessor(StatefulProcessor):
         alarms, seen_ms, _ = self._load()
         due_ms, now_ms = self._due_ms(alarms, seen_ms), self._now_ms(timerValues)
         if due_ms is not None and not self._by_event and now_ms - due_ms > _MISSED_MS:
-            # The query did not run when it was due: messages of that time are still to be read.
+            # The query was stopped at the due time, and has not read the messages of that time yet.
             seen_ms, due_ms = now_ms, self._due_ms(alarms, now_ms)
         if due_ms is not None and due_ms <= now_ms:
             yield from self._rows(key, alarms.raise_silence(self._rules))
@@ -344,17 +343,15 @@ class AlertProcessor(StatefulProcessor):
         return int(times.getCurrentWatermarkInMs() if self._by_event else times.getCurrentProcessingTimeInMs())
 
     def _due_ms(self, alarms: KeyAlarms, seen_ms: int) -> int | None:
-        """Return when the alarm for silence is due by the clock of the timers.
-
-        The computer's clock is ahead of the messages while the query catches up, so that the wait begins at `seen_ms`.
-        """
+        """Return the time of the alarm for silence by the clock of the timers; None without one."""
         due_us = alarms.silence_due_us(self._rules)
         if due_us is None or self._by_event:
-            return None if due_us is None else -(-due_us // 1000)
+            return None if due_us is None else -(-due_us // 1000)  # rounded up
+        # The computer's clock is ahead of the messages while the query catches up: the silence begins at `seen_ms`.
         return seen_ms + -(-(due_us - (alarms.last_us or 0)) // 1000)
 
     def _set_timer(self, alarms: KeyAlarms, seen_ms: int, now_ms: int) -> int:
-        """Set the timer of the key. It is moved only when it expires, since most keys send a message long before."""
+        """Set the timer of the key and return its time; 0 without a timer."""
         due_ms = self._due_ms(alarms, seen_ms)
         if due_ms is None or due_ms <= now_ms:
             return 0
@@ -392,14 +389,14 @@ def _alert_rows(frame: DataFrame, declaration: Declaration, reported: Sequence[s
     seq = F.col("seq") if "seq" in frame.columns else F.lit(0).cast("bigint")
     made = F.unix_micros("ts"), seq, when, clear, value, values
     columns = [each.alias(name) for name, each in zip(_INPUT, made, strict=True)]
-    # `ts` keeps its watermark, without which Spark doesn't know the time of messages.
+    # The column `ts` has the watermark, which Spark needs for timers by event time.
     return frame.dropna(subset=[quoted(name) for name in options["key"]]).select(
         *(column(name).alias(_key_name(name)) for name in options["key"]), *columns, "ts"
     )
 
 
 def _key_name(name: str) -> str:
-    """Return a column's name for the state. A name without dots stays, as in the state of running queries."""
+    """Return a column's name for the state. A name without dots is unchanged, for the state of existing queries."""
     return name if not {".", "`"} & {*name} else "_key_" + "".join(f"{ord(each):x}_" for each in name)
 
 
@@ -409,7 +406,7 @@ def _rate(declaration: Declaration) -> tuple[str, RateRule]:
     match = _RATE.fullmatch(text.strip())
     if match is None or (float(match[3]) < 0) != (match[2][0] == "<"):
         raise PipelineError(
-            f"{declaration.where}: rate={text!r} can't be read; write a rise as 'temp > 5 per 1 minute' "
+            f"{declaration.where}: rate={text!r} is invalid; write a rise as 'temp > 5 per 1 minute' "
             "and a fall as 'temp < -5 per 1 minute'."
         )
     return match[1], RateRule(match[2][0] == ">", match[2].endswith("="), float(match[3]), _microseconds(match[4]))

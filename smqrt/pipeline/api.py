@@ -1,6 +1,6 @@
 """Decorators of pipeline files, and the `Declaration` objects that they create.
 
-A decorated function stays a plain function, so it can be called and tested with any DataFrame. The decorator stores
+A decorated function remains a plain function, so it can be called and tested with any DataFrame. The decorator stores
 its options in an attribute of the function, which `declaration_of(function)` returns. `smqrt.pipeline.discover`
 collects the declarations of a folder.
 
@@ -55,7 +55,7 @@ def spark_duration(text: str) -> str:
 
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
-"""Matches, in this order: an escaped brace, a column in braces, a brace without its partner, literal text."""
+"""Matches, in this order: an escaped brace, a column in braces, a brace without its counterpart, literal text."""
 
 
 class Template:
@@ -69,7 +69,7 @@ class Template:
         parts: pairs (is a column, text or column name), in order.
 
     Raises:
-        PipelineError: a brace has no partner, or no column is between two braces.
+        PipelineError: a brace has no counterpart, or a pair of braces is empty.
     """
 
     def __init__(self, text: str) -> None:
@@ -127,7 +127,7 @@ def text(where: str, name: str, value: object) -> str:
 
 
 def texts(where: str, name: str, value: object) -> tuple[str, ...]:
-    """Check for one string or a list of strings, none of them empty; return a tuple."""
+    """Check for one non-empty string or a list of non-empty strings; return a tuple."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, Sequence) or not all(isinstance(item, str) and item for item in values):
         raise PipelineError(f"{where}: {name}={value!r} must be a string or a list of strings.")
@@ -143,7 +143,7 @@ def flag(where: str, name: str, value: object) -> bool:
 
 def count(where: str, name: str, value: object) -> int:
     """Check for an integer above 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # True is an instance of int
         raise PipelineError(f"{where}: {name}={value!r} must be an integer above 0.")
     return value
 
@@ -157,7 +157,7 @@ def size(where: str, name: str, value: object) -> int:
 
 
 def duration(where: str, name: str, value: object) -> str:
-    """Check for a duration; return it as written."""
+    """Check for a duration; return it unchanged."""
     try:
         milliseconds(value)
     except PipelineError as error:
@@ -235,12 +235,12 @@ Kind = Literal["source", "view", "publish", "table", "alert", "reference"]
 Mode = Literal["append", "update", "complete"]
 PipelineFunction = Callable[..., "DataFrame"]
 Function = TypeVar("Function", bound=Callable[..., Any])
-"""The type of a decorated function, which a decorator does not change."""
+"""The type of a decorated function; decorators return the function unchanged."""
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
-"""Of an alert with `absent`, which runs micro-batches without rows too."""
+"""The default trigger of an alert with `absent`, which also runs micro-batches without rows."""
 
 DECLARED_AT: ContextVar[str] = ContextVar("declared_at", default="")
 """`file:line` at the start of error messages while a decorator is applied for a SQL file."""
@@ -275,7 +275,7 @@ class StatefulOptions:
 
     Attributes:
         processor: a StatefulProcessor of Spark, or its class.
-        key: Columns; each combination of their values has its own state.
+        key: columns; each combination of their values has a separate state.
         schema: the columns of the rows that the processor yields, as Spark DDL.
         time: the clock of timers: "processing", "event", or None without timers.
         recorded: whether the times of the rows are the clock, as in `smqrt pipeline test`.
@@ -293,14 +293,14 @@ class Declaration:
     """One function or SQL file of a pipeline.
 
     Attributes:
-        name: the name of the function or of the SQL file, which other functions use as a parameter.
+        name: the name of the function or of the SQL file; other functions read it by a parameter of this name.
         kind: "publish", "table" and "alert" are queries; the other kinds are inputs of queries.
         function: takes the DataFrames of `inputs` in order, and returns a DataFrame. Sources and references take their
             raw DataFrame instead.
         inputs: the names of the sources, views, queries and references that it reads.
         options: the options of its decorator by name, with defaults filled in.
         expectations: the expectations in the order of the file.
-        file, line: where it is written.
+        file, line: its position in the source.
         state: the options of @stateful, which is applied after the expectations; None without @stateful.
     """
 
@@ -321,17 +321,17 @@ class Declaration:
 
     @property
     def is_query(self) -> bool:
-        """Whether it runs as a query; other kinds run as part of queries."""
+        """Whether it is a query; other kinds are inputs of queries."""
         return self.kind in QUERY_KINDS
 
     @property
     def skips_failing_rows(self) -> bool:
-        """Whether rows that make it fail are left out instead of ending it."""
+        """Whether failing rows are left out; otherwise they end the query."""
         return str(self.options.get("on_error", "fail")) != "fail"
 
     @property
     def error_topic(self) -> str | None:
-        """The topic for rows that make it fail; None when such rows are only left out, or end it."""
+        """The topic for failing rows; None when such rows are only left out, or end the query."""
         action, _, topic = str(self.options.get("on_error", "fail")).partition(":")
         if action != "dead_letter":
             return None
@@ -368,18 +368,17 @@ def source(
         prefix: prefix of the names of these columns, for fields whose names are columns of the journal.
         watermark: how late messages may be, such as "10 seconds".
         event_time: the column of the watermark; by default "ts", the time of arrival.
-        max_future: with a watermark, rows whose event time is later than this after now are left out and counted,
+        max_future: with a watermark, rows whose event time is more than this in the future are left out and counted,
             because they would make all other rows too late. None accepts them.
         dead_letter: the topic for the rows that `json` and `max_future` leave out.
-        include_pipeline: also read what pipelines have published.
+        include_pipeline: whether to read messages that pipelines have published too.
         max_rows: the maximum number of rows in one micro-batch.
         max_bytes: the approximate maximum size of one micro-batch, such as "64MB"; by default an eighth of the
             driver's memory.
         min_partitions: the minimum number of Spark tasks that read a micro-batch.
         rows_per_partition, bytes_per_partition: the maximum for one of these tasks. Without these three options there
             are as many tasks as cores, if there are enough rows.
-        fail_on_data_loss: whether rows that retention removed before they were read end the query; otherwise they are
-            skipped.
+        fail_on_data_loss: whether unread rows that retention has removed end the query; otherwise they are skipped.
 
     Raises:
         PipelineError: an option is unknown or invalid.
@@ -414,7 +413,7 @@ def view(function: Function) -> Function: ...
 @overload
 def view(function: None = None, **unknown: object) -> Callable[[Function], Function]: ...
 def view(function: Function | None = None, **unknown: object) -> Function | Callable[[Function], Function]:
-    """Declare a function that other functions read and that does not run as a query. Written `@view`.
+    """Declare a function that other functions read and that is not a query. Written `@view`.
 
     Raises:
         PipelineError: an option is given.
@@ -441,7 +440,7 @@ def publish(
         subtopic: the sub-topic, a template like `to`.
         mode: "append" publishes rows when they are final, "update" when they change, "complete" all of them each time.
         trigger: the shortest time between micro-batches, such as "200 ms".
-        on_error: what happens to the messages that make a function or a UDF fail: "fail" ends the query, "drop" leaves
+        on_error: the treatment of messages that make a function or a UDF fail: "fail" ends the query, "drop" leaves
             them out and counts them, "dead_letter" also publishes them to `dead_letters/NAME`, "dead_letter:TOPIC" to
             another topic.
 
@@ -465,18 +464,18 @@ def table(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declare a query whose rows are kept as a table, each exactly once.
+    """Declare a query whose rows are stored in a table, each exactly once.
 
     Args:
-        path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
-            is used unchanged.
+        path: the folder, relative to the folder `.tables` of the application; an absolute path or a URI (s3a://,
+            hdfs://) is used unchanged.
         partition_by: columns that become folders.
-        dead_letter: the topic for the rows that no table can hold: a time outside the years 1 to 9999, or a text in
-            `partition_by` that is too long for a folder's name. They are left out and counted in any case.
+        dead_letter: the topic for rows that a table can't store: with a time outside the years 1 to 9999, or a text in
+            `partition_by` that is too long for a folder's name. They are always left out and counted.
         format: "parquet" (files with a log that Spark reads), "delta" (a Delta Lake table) or "iceberg" (an Iceberg
             table).
-        trigger: the shortest time between micro-batches: each writes at least one file.
-        on_error: as for @publish; "dead_letter" alone uses the topic of `dead_letter` when that is given.
+        trigger: the shortest time between micro-batches; each micro-batch writes at least one file.
+        on_error: as for @publish; "dead_letter" without a topic uses that of `dead_letter` if it is set.
 
     Raises:
         PipelineError: an option is unknown or invalid.
@@ -511,7 +510,7 @@ def alert(
 
     Args:
         to: the topic of the alarms, such as "alerts/{device}": a name in braces is one of the columns in `key`.
-        key: Columns; each combination of their values has its own alarm.
+        key: columns; each combination of their values has a separate alarm.
         when: the condition that raises it, such as "temp > 80".
         clear: the condition that ends it, such as "temp < 75"; by default the opposite of `when`.
         cooldown: the shortest time between two alarms of one key.
@@ -556,7 +555,7 @@ def reference(path: str, *, schema: str | None = None, **unknown: object) -> Cal
         PipelineError: an option is unknown or invalid.
     """
     options = _checked_options(_where("reference", unknown), "reference", path=path, schema=schema)
-    return _decorator("reference", options, raw_frame=True)
+    return _decorator("reference", options, raw_frame=True)  # its parameter is not an input
 
 
 def stateful(
@@ -574,9 +573,9 @@ def stateful(
     Args:
         processor: a subclass of pyspark.sql.streaming.StatefulProcessor, or an instance of one. Spark's
             `transformWithState` runs it.
-        key: Columns; each combination of their values has its own state. Rows with a NULL in one of them are left out.
+        key: columns; each combination of their values has a separate state. Rows with a NULL in the key are left out.
         schema: the columns of the rows that the processor yields, such as "device string, since timestamp". Other
-            functions read these rows instead of the function's.
+            functions read these rows, not those of the function.
         time: the clock of its timers: "processing" (the computer's clock), "event" (the watermark), or None without
             timers. A time to live of its state needs "processing".
 
@@ -593,7 +592,7 @@ def stateful(
     def decorate(function: Function) -> Function:
         if getattr(function, _STATE, None) is not None:
             raise PipelineError(
-                f"{where}: {function.__name__} has two @stateful; write a second function for one of them."
+                f"{where}: {function.__name__} has two @stateful; use a second function for one of them."
             )
         setattr(function, _STATE, options)
         if (earlier := getattr(function, _DECLARATION, None)) is not None:
@@ -608,7 +607,7 @@ def _stateful_options(kind: Kind, function: PipelineFunction) -> StatefulOptions
     if state is not None and kind not in _STATEFUL_KINDS:
         raise PipelineError(
             f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__name__} is a @{kind}, "
-            "which has no @stateful; write it on a function that reads it, or reads what it reads."
+            "which can't have @stateful; add it to a function that reads this one, or that has the same inputs."
         )
     return state
 
@@ -651,8 +650,8 @@ def expectation(
     topic = rest or topic or ""
     if (action == "dead_letter") != bool(topic):
         raise PipelineError(
-            f"{where}: on_fail={on_fail!r} and topic={topic!r} don't go together; "
-            "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."
+            f"{where}: on_fail={on_fail!r} and topic={topic!r} don't match; "
+            "use on_fail='dead_letter:TOPIC', 'drop' or 'fail'."
         )
     text(where, "condition", condition)
     return Expectation(condition, action, topic, name or condition)  # type: ignore[arg-type]
@@ -668,7 +667,7 @@ def declaration_of(function: object) -> Declaration | None:
 
 
 def implied_view(function: PipelineFunction) -> Declaration:
-    """Return the declaration of an undecorated function that another function names as an input."""
+    """Return the declaration of an undecorated function that is an input of another function."""
     return _declaration("view", {}, function, raw_frame=False)
 
 
@@ -678,7 +677,7 @@ def _decorator(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> 
         if earlier is not None:
             raise PipelineError(
                 f"{earlier.where}: {earlier.name} is a @{earlier.kind} and a @{kind}; "
-                f"write a second function for one of them: def {earlier.name}_2({earlier.name}): return {earlier.name}."
+                f"use a second function for one of them: def {earlier.name}_2({earlier.name}): return {earlier.name}."
             )
         setattr(function, _DECLARATION, _declaration(kind, options, function, raw_frame))
         return function
@@ -697,7 +696,7 @@ def _declaration(kind: Kind, options: dict[str, Any], function: PipelineFunction
             inputs.append(name)
     if raw_frame and len(inputs) != 1:
         raise PipelineError(
-            f"{where}: {function.__name__} takes {len(inputs)} parameters; a @{kind} takes one, the DataFrame."
+            f"{where}: {function.__name__} has {len(inputs)} parameters; a @{kind} has one, the DataFrame."
         )
     if not inputs:
         raise PipelineError(f"{where}: {function.__name__} has no parameter; its parameters name its inputs.")
@@ -719,6 +718,7 @@ def _where(decorator: str, unknown: Mapping[str, object]) -> str:
     """Return `file:line` of the decorator's call; raise PipelineError for unknown options."""
     where = DECLARED_AT.get()
     if not where:
+        # The first frame outside this module is the pipeline file.
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
@@ -734,5 +734,4 @@ def _where(decorator: str, unknown: Mapping[str, object]) -> str:
 
 
 def _checked_options(where: str, decorator: str, /, **arguments: object) -> dict[str, Any]:
-    """Return the checked options of a decorator."""
     return {name: check(where, name, arguments[name]) for name, check in OPTION_CHECKS[decorator].items()}

@@ -1,4 +1,4 @@
-"""Backfills: a query computed again on a part of the journal, as a batch beside its stream."""
+"""Backfills: a query is computed again on a range of the journal, as a batch beside its stream."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Versions of published backfills: of the results of a range, those are published that are not published already.
+# ---- Versions of published backfills: only the unpublished results of a range are published.
 #
 # <state>/<query>/versions/v2.3f2a9c1b5d7e/results        Parquet: all results of the range in order, each with its hash
-# <state>/<query>/versions/v2.3f2a9c1b5d7e/version.json   number, range, versions that it is compared with, done or not
+# <state>/<query>/versions/v2.3f2a9c1b5d7e/version.json   a `Version`
 #
 # The folder is complete before the first result is published, and its name is the key of the commit. The next call
-# therefore finishes an interrupted call from the folder, even when the query has changed meanwhile.
+# therefore completes an interrupted call from the folder, even if the query has changed since then.
 
 FOLDER = "versions"
 _FILE, _RESULTS, _UNFINISHED = "version.json", "results", ".new"
 _MESSAGE = ("topic", "subtopic", "payload")
 
 Publish = Callable[["DataFrame", str, bool], int]
-"""Publishes messages under the key of a commit, many or few; returns how many were new to the hub."""
+"""Publishes messages under the key of a commit, many or few; returns the number that were new to the hub."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Version:
         number: 1, 2, …
         start, end: the range of the journal, the next seq of each node.
         known: names of the versions whose results were published before.
-        rows, new: the number of results, and how many of them this version publishes.
+        rows, new: the number of results, and of those that this version publishes.
         done: whether they are published.
     """
 
@@ -87,22 +87,23 @@ class Corrections:
         self._folder = query / FOLDER
 
     def publish(self, messages: DataFrame, start: Offsets, end: Offsets) -> Iterator[str]:
-        """Publish the results of a range that are not published yet, under a new version.
+        """Publish the unpublished results of a range under a new version.
 
         Args:
-            messages: all results, as `sinks.as_messages` returned them.
+            messages: all results, from `sinks.as_messages`.
             start, end: the range.
 
         Yields:
             One sentence for each step.
         """
-        working = status.running(self._folder)
+        working = status.running(self._folder)  # the folder of versions is claimed like that of a query
         if working is not None:
             raise PipelineError(
-                f"{self._query.name}: results are being published already, by process {working}; wait for its end."
+                f"{self._query.name}: process {working} is already publishing results; wait until it ends."
             )
         status.claim(self._folder)
         try:
+            # Their calls ended before the first result was published.
             for leftover in self._folder.glob(f"*{_UNFINISHED}"):
                 shutil.rmtree(leftover)
             for version in self._versions():
@@ -137,7 +138,7 @@ class Corrections:
         if not version.new:
             shutil.rmtree(fresh)
             if not version.rows:
-                return "nothing published: there are no results in this range"
+                return "nothing published: this range has no results"
             numbers = " and ".join(str(one.number) for one in known)
             return f"nothing published: all {version.rows:,} results are published already, with version {numbers}"
         checkpoint.write_json(fresh / _FILE, asdict(version))
@@ -172,7 +173,7 @@ class Corrections:
         return self._spark.read.parquet(_path(folder / _RESULTS))
 
     def _unpublished(self, version: Version, folder: Path) -> DataFrame:
-        """Return the results that are not published yet. Of equal results as many count as the other versions have."""
+        """Return the unpublished results. Of equal results, the known versions have published the first ones."""
         from pyspark.sql import functions as F
 
         found = self._results(folder)
@@ -192,8 +193,8 @@ def _path(folder: Path) -> str:
 
 # ---- Replacement of rows of a table by those of a backfill. Readers see either the old or the new rows.
 #
-# A table with commits gets a commit that removes all files and adds others. A table of plain Parquet files gets another
-# folder beside it, and a file with the list of shown folders is replaced atomically (see `tables.show_version`).
+# For a Delta or Iceberg table, one commit removes all files and adds new ones. For a table of plain Parquet files, the
+# new rows are in another folder, and the list of shown folders is replaced atomically (see `tables.show_version`).
 
 _INFERRED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
@@ -207,12 +208,12 @@ def exclusive(query: Path, declaration: Declaration) -> Iterator[None]:
         declaration: the query.
 
     Raises:
-        PipelineError: the query runs.
+        PipelineError: the query is running.
     """
     if working := status.running(query) or status.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(
-            f"{declaration.where}: {declaration.name} is running, {where}: end it with smqrt pipeline stop "
+            f"{declaration.where}: {declaration.name} is running {where}: stop it with smqrt pipeline stop "
             f"{declaration.name}, replace its rows, and run it again; it continues from its checkpoint."
         )
     status.claim(query)
@@ -223,13 +224,13 @@ def exclusive(query: Path, declaration: Declaration) -> Iterator[None]:
 
 
 def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
-    """Return where the rows end that the query's stream has written; the stream will write later rows.
+    """Return the end of the rows that the query's stream has written; the stream writes later rows.
 
     Args:
         query, declaration: as for `exclusive`.
 
     Returns:
-        None when the query never ran.
+        The end; None when the query never ran.
 
     Raises:
         PipelineError: the end is unknown.
@@ -240,34 +241,34 @@ def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
     name = declaration.name
     if not checkpoint.exists(query):
         raise PipelineError(
-            f"{declaration.where}: {name}: there is no checkpoint in {query}, so it is unknown which rows its table "
-            f"has: smqrt pipeline run {name} --once first, which finds where it continues."
+            f"{declaration.where}: {name}: there is no checkpoint in {query}, so the rows of its table are unknown: "
+            f"run smqrt pipeline run {name} --once first, which restores its position."
         )
     if checkpoint.last_begun_batch(query) > checkpoint.last_batch(query):
         raise PipelineError(
-            f"{declaration.where}: {name}: its last micro-batch is not done: smqrt pipeline run {name} --once "
-            "completes it, then rows can be replaced."
+            f"{declaration.where}: {name}: its last micro-batch is not complete: run smqrt pipeline run {name} --once "
+            "first, which completes it."
         )
     return checkpoint.committed_offsets(query) or began
 
 
 def check_stateless(stream: DataFrame, declaration: Declaration) -> None:
-    """Check that the checkpoint holds no state from which rows of the range may still follow.
+    """Check that the checkpoint has no state from which the stream may still write rows of the range.
 
     Args:
         stream: the result of the query as a stream.
         declaration: the query.
 
     Raises:
-        PipelineError: the query has windows, joins or the like.
+        PipelineError: the query has windows, joins or another state.
     """
     harmless = (stateful_plan.DISTINCT, stateful_plan.DISTINCT_WITHIN)
     kinds = [one.kind for one in stateful_plan.operators_of(stream, declaration) or () if one.kind not in harmless]
     if kinds:
         raise PipelineError(
-            f"{declaration.where}: {declaration.name} remembers rows in its checkpoint ({', '.join(kinds)}), whose "
-            f"results are still to come: they can't be replaced beside it. smqrt pipeline reset {declaration.name} and "
-            "run --from earliest compute all anew."
+            f"{declaration.where}: {declaration.name} has a state in its checkpoint ({', '.join(kinds)}), from which "
+            "its stream may still write rows of this range, so they can't be replaced. smqrt pipeline reset "
+            f"{declaration.name} and run --from earliest compute everything again."
         )
 
 
@@ -299,34 +300,34 @@ class Replacement:
             frame: the new rows.
 
         Raises:
-            PipelineError: it is unknown which rows of the table belong to the range.
+            PipelineError: the rows of the table that belong to the range are unknown.
         """
         rows = sinks.partitioned(frame, self.declaration)
         if table := tables.open_lake_table(self.declaration, self.location):
-            return self._replace_in_lake(rows, table)
+            parts = self._parts()
+            if table.exists() and any(not self._covers(range_) for range_ in parts.values()):
+                old = tables.lake_frame(rows.sparkSession, self.location)
+                rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
+            version = table.replace(rows, f"replaced.{self.declaration.name}:{self.key}")
+            checkpoint.add_table_range(self.query, f"{self.location}{tables.BACKFILL}{self.key}", self.start, self.end)
+            return f"rows replaced in {self.location}, version {version}"
         if locations.is_elsewhere(self.location):
             raise PipelineError(
                 f"{self.declaration.where}: {self.declaration.name}: rows of a table of plain Parquet files can be "
-                f"replaced on this machine only, and {self.location} is elsewhere: use format='delta' or 'iceberg'."
+                f"replaced only on this machine, and {self.location} is elsewhere: use format='delta' or 'iceberg'."
             )
         return self._replace_in_folders(rows)
-
-    def _replace_in_lake(self, rows: DataFrame, table: tables.LakeTable) -> str:
-        parts = self._parts()
-        if table.exists() and any(not self._covers(range_) for range_ in parts.values()):
-            old = tables.lake_frame(rows.sparkSession, self.location)
-            rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
-        version = table.replace(rows, f"replaced.{self.declaration.name}:{self.key}")
-        checkpoint.add_table_range(self.query, f"{self.location}{tables.BACKFILL}{self.key}", self.start, self.end)
-        return f"rows replaced in {self.location}, version {version}"
 
     def _replace_in_folders(self, rows: DataFrame) -> str:
         parts = {
             name: range_ for name, range_ in self._parts().items() if checkpoint.overlap(self.start, self.end, *range_)
         }
+        # Folders with rows outside the range too; these rows are copied.
         cut = {name: range_ for name, range_ in parts.items() if not self._covers(range_)}
         for name in cut:
-            with _text_partitions(rows.sparkSession):
+            # The values in names of folders are read as strings: with the number 7 for `hour=07` the new folder would
+            # be `hour=7`.
+            with session.setting(rows.sparkSession, _INFERRED, "false"):
                 old = tables.folder_frame(rows.sparkSession, name)
             rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
         tables.remove_hidden(self.location)
@@ -335,9 +336,10 @@ class Replacement:
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(folder)
         status.crash_at("before_replace", 0)
+        # The ranges are recorded before the new folder is shown: those of folders that are not shown do not count.
         stream_folder = checkpoint.table_folder(self.query) or self.location
         if self.stream_end is not None and stream_folder in parts and checkpoint.exists(self.query):
-            # The stream continues in another folder, since the one that it wrote to is replaced.
+            # The stream continues in another folder, because its folder is replaced.
             fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
             tables.continue_log(stream_folder, fresh)
             checkpoint.add_table_range(self.query, stream_folder, *parts[stream_folder])
@@ -364,7 +366,12 @@ class Replacement:
         for each in (old, rows):
             kinds = dict(each.dtypes)
             if (kinds.get("node"), kinds.get("seq")) != ("string", "bigint"):
-                raise self._unknown_rows()
+                start, end = _hull([(self.start, self.end), *self._parts().values()])
+                raise PipelineError(
+                    f"{self.declaration.where}: {self.declaration.name}: without columns node and seq in the result, "
+                    "the rows of its table that belong to a part of the journal are unknown; replace all of them: "
+                    f"--from '{checkpoint.offset_text(start)}' --to '{checkpoint.offset_text(end)}'."
+                )
         types = dict(rows.dtypes)
         columns = [F.col(f"`{name}`").cast(types.get(name, kind)).alias(name) for name, kind in old.dtypes]
         ranges = [
@@ -372,14 +379,6 @@ class Replacement:
             for node, seq in self.end.items()
         ]
         return old.where(~F.coalesce(reduce(or_, ranges), F.lit(False))).select(*columns)
-
-    def _unknown_rows(self) -> PipelineError:
-        start, end = _hull([(self.start, self.end), *self._parts().values()])
-        return PipelineError(
-            f"{self.declaration.where}: {self.declaration.name}: only columns node and seq of the result would tell "
-            "which rows of its table belong to a part of the journal, and it has none; replace all of them: "
-            f"--from '{checkpoint.offset_text(start)}' --to '{checkpoint.offset_text(end)}'."
-        )
 
     def _covers(self, other: tuple[Offsets, Offsets]) -> bool:
         return checkpoint.covers(self.start, self.end, *other)
@@ -392,18 +391,7 @@ def _hull(ranges: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
     return start, {node: max(last[node] for _, last in ranges if node in last) for node in nodes}
 
 
-@contextmanager
-def _text_partitions(spark: SparkSession) -> Iterator[None]:
-    """Keep Spark from reading the folder `hour=07` as the number 7, from which it would name the next folder."""
-    before: Any = spark.conf.get(_INFERRED)
-    spark.conf.set(_INFERRED, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_INFERRED, before)
-
-
-_REPLACE_HINT = "--replace computes these rows once more and replaces the old ones"
+_REPLACE_HINT = "--replace computes these rows again and replaces the old ones"
 
 
 def backfill(
@@ -422,17 +410,17 @@ def backfill(
     Args:
         catalog: the pipelines.
         name: the query.
-        options: of these `republish` or `replace` must be set for queries that publish.
+        options: the options; `republish` or `replace` must be set for a query that publishes.
         spark: a session to use; None starts one and stops it at the end.
-        stopping: set to end the waiting for a hub that is away.
+        stopping: an event that ends the wait for an unreachable hub.
 
     Returns:
         0.
 
     Raises:
-        PipelineError: it publishes and neither option is set, the range is empty or written already, its rows can't be
-            replaced, or Spark rejects the plan.
-        JournalError: there is no such journal, or the hub is away.
+        PipelineError: the query publishes and neither option is set, the range is empty or already written, its rows
+            can't be replaced, or Spark rejects the plan.
+        JournalError: there is no such journal, or the hub is unreachable.
     """
     [declaration] = catalog.select([name])
     if declaration.kind != "table" and not (options.republish or options.replace):
@@ -459,7 +447,8 @@ class _Task:
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._check_range()
-        # Separate from the query's own, which may run. A repeated call for this range publishes no letter again.
+        # Separate from those of the query, which may be running. A repeated call for this range has the same key, so
+        # that it publishes each letter once.
         self._left_out = failing_rows.LeftOutRows(key=f"backfill.{declaration.name}.{self._key()}.on_error")
 
     def _check_range(self) -> None:
@@ -505,7 +494,7 @@ class _Task:
         return bool(rows)
 
     def _frame(self, spark: SparkSession) -> DataFrame:
-        # Few messages are published in the order of the rows from which they were computed.
+        # A small number of messages is published in the order of the rows from which they were computed.
         is_large = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MAX_COLLECTED_ROWS
         ordered = self._declaration.kind != "table" and not is_large
         left_out = self._left_out.rows
@@ -550,34 +539,31 @@ class _Task:
     def _write(self, frame: DataFrame) -> None:
         location = self._location
         path = f"{location}{tables.BACKFILL}{self._key()}"
-        self._check_unwritten(path)
+        began = checkpoint.start_offsets(self._folder)
+        if began is not None and checkpoint.overlap(self._start, self._end, began, {}):
+            raise PipelineError(
+                f"{self._declaration.name} has already written the rows from {json.dumps(began)} on; end with --to "
+                f"'{json.dumps(began)}', {_REPLACE_HINT}, or remove them with smqrt pipeline reset "
+                f"{self._declaration.name}."
+            )
+        for other, (start, end) in checkpoint.written_ranges(self._folder).items():
+            if other != path and checkpoint.overlap(self._start, self._end, start, end):
+                raise PipelineError(f"{other} already has rows of this range; {_REPLACE_HINT}, or use another range.")
         rows = sinks.partitioned(frame, self._declaration)
         if table := tables.open_lake_table(self._declaration, location):
             new = table.append(rows, f"backfill.{self._declaration.name}.{self._key()}:", 0, None)
             checkpoint.add_table_range(self._folder, path, self._start, self._end)
-            why = "there are no rows, or an earlier backfill has written them"
-            self._report(f"written to {table.location}" if new else f"nothing written: {why}; {_REPLACE_HINT}")
+            reason = "there are no rows, or an earlier backfill has written them"
+            self._report(f"written to {table.location}" if new else f"nothing written: {reason}; {_REPLACE_HINT}")
             return
         if path in checkpoint.written_ranges(self._folder):
-            self._report(f"nothing written: an earlier backfill has done it, to {path}; {_REPLACE_HINT}")
+            self._report(f"nothing written: an earlier backfill has written these rows to {path}; {_REPLACE_HINT}")
             return
         checkpoint.add_table_range(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(path)
         self._report(f"written to {path}")
-
-    def _check_unwritten(self, path: str) -> None:
-        began = checkpoint.start_offsets(self._folder)
-        if began is not None and checkpoint.overlap(self._start, self._end, began, {}):
-            raise PipelineError(
-                f"{self._declaration.name} has itself written the rows from {json.dumps(began)} on; end with --to "
-                f"'{json.dumps(began)}', {_REPLACE_HINT}, or remove them with smqrt pipeline reset "
-                f"{self._declaration.name}."
-            )
-        for other, (start, end) in checkpoint.written_ranges(self._folder).items():
-            if other != path and checkpoint.overlap(self._start, self._end, start, end):
-                raise PipelineError(f"{other} holds rows of that range already; {_REPLACE_HINT}, or use another range.")
 
     # ---- Results on topics
 
@@ -598,7 +584,7 @@ class _Task:
             self._stopping,
             cafile=options.cafile,
             dead_letter_topic=self._declaration.error_topic,
-            on_left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
+            on_left_out=lambda rows: self._report(f"{rows} results are too long for a message and are left out"),
         )
 
     def _key(self) -> str:

@@ -2,10 +2,10 @@
 
 <state>/<query>/query.json        the query that the checkpoint belongs to; another query of this name is rejected
 <state>/<query>/start.json        {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
-<state>/<query>/commit.json       the last commit that was begun, to be compared with the hub's own list of commits
+<state>/<query>/commit.json       the last commit that was begun, to be compared with the hub's list of commits
 <state>/<query>/operators.json    the stateful operators that wrote the state in the checkpoint
 <state>/<query>/checkpoint        Spark's checkpoint
-<state>/<query>/table.json        {"folder": where its stream writes, "start": its first rows, if the folder changed}
+<state>/<query>/table.json        {"folder": the stream's folder, "start": its first rows, if the folder changed}
 <state>/<query>/backfills.json    {folder: [first, end]} of backfills and of earlier streams
 A reset that keeps the table keeps the last two files.
 """
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 #
 # Spark writes a file under a name such as `.0.<uuid>.tmp` and renames it, without a sync. A full disk leaves the
 # temporary file, and Spark rejects a checkpoint without a micro-batch when `offsets`, `commits` or `state` has any
-# file. A power failure can leave a file with its name but without content, which Spark can't read.
+# file. A power failure can leave a file without content, which Spark can't read.
 
 _LOGS = ("offsets", "commits")
 
 
 def repair(query: Path, written: int | None) -> str:
-    """Remove the remains of a micro-batch that was about to begin or to be recorded as done; Spark repeats it.
+    """Remove incomplete files of a micro-batch whose begin or end was not recorded; Spark repeats the micro-batch.
 
-    To be called while no process runs the query. A micro-batch with torn offsets has no published results: the offsets
+    Call this while no process runs the query. A micro-batch with torn offsets has no published results: the offsets
     are synced before results are published (`sync_batch`), unless Spark itself writes the results.
 
     Args:
         query: `<state>/<name>`.
-        written: the last micro-batch that Spark itself has written to a table, whose offsets are kept in any case; None
+        written: the last micro-batch that Spark itself has written to a table, whose offsets are always kept; None
             when it is unknown, and -1 when there is none.
 
     Returns:
-        A sentence to report, or an empty text.
+        A sentence to report, which may be empty.
 
     Raises:
         OSError: a file can't be read or removed.
@@ -63,11 +63,11 @@ def repair(query: Path, written: int | None) -> str:
     if not place.is_dir():
         return ""
     if (place / "metadata").exists() and _is_torn(place / "metadata"):
-        # It has the key under which the hub and tables know the commits: the whole checkpoint is lost.
+        # The file has the key of all commits in the hub and in tables, so the whole checkpoint is lost.
         shutil.rmtree(place)
         return ""
     for log in _LOGS:
-        for path in (place / log).glob(".*.tmp*"):
+        for path in (place / log).glob(".*.tmp*"):  # left by a full disk
             path.unlink()
     done = last_batch(query)
     if done >= 0 and _is_torn(place / "commits" / str(done)):
@@ -77,7 +77,7 @@ def repair(query: Path, written: int | None) -> str:
         path = place / "offsets" / str(begun)
         if _is_torn(path):
             _remove(path)
-            notice = f"its checkpoint has torn offsets of micro-batch {begun}, which had only begun; it begins anew."
+            notice = f"its checkpoint has torn offsets of micro-batch {begun}, which had only begun; it starts again."
     if last_begun_batch(query) < 0 and last_batch(query) < 0:
         for name in (*_LOGS, "state"):
             shutil.rmtree(place / name, ignore_errors=True)
@@ -98,29 +98,29 @@ def _is_torn(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     path.unlink()
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the file
 
 
 Offsets = dict[str, int]
 """By node, the number of the next row."""
 
 _IDENTITY_DEFAULTS = {"format": "parquet"}
-"""Fields that identities of tables lack when they were written before there were other formats."""
+"""Fields of identities that older versions, which had only one table format, did not write."""
 _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
 _OPERATORS = "operators.json"
 _OPERATORS_FORMAT = 1
-"""Descriptions of operators in another format are not compared."""
+"""Version of the descriptions of operators; those with another version are not compared."""
 
 
 @dataclass(frozen=True)
 class QueryStart:
-    """Where a query began when it ran for the first time.
+    """The start of a query when it ran for the first time.
 
     Attributes:
         starting: the first seq of each node.
-        split: results of rows before these aren't published; None publishes all results.
-        pending: windows that the rows from these up to `split` have closed are published nevertheless: Spark returns
-            the windows that a micro-batch closes with the next one, and the checkpoint was lost in between.
+        split: results of rows before these offsets are not published; None publishes all results.
+        pending: windows that rows between these offsets and `split` close are published. Spark returns the windows that
+            a micro-batch closes with the next micro-batch, and the checkpoint was lost between the two.
     """
 
     starting: Offsets
@@ -134,9 +134,9 @@ class PublishCommit:
 
     Attributes:
         query_id, batch: Spark's id of the query, and the number of the micro-batch: the key of the commit.
-        start, end: the next seq of each node before and after it.
+        start, end: the next seq of each node before and after the micro-batch.
         stateful: whether the query keeps state between micro-batches.
-        before: as `start`, of the preceding micro-batch; None when there was none.
+        before: as `start`, for the preceding micro-batch; None when there was none.
     """
 
     query_id: str
@@ -153,7 +153,7 @@ def folder(query: Path) -> Path:
 
 
 def exists(query: Path) -> bool:
-    """Return whether there is a checkpoint of a query, given `<state>/<name>`."""
+    """Return whether a query has a checkpoint, given `<state>/<name>`."""
     return (folder(query) / "metadata").exists()
 
 
@@ -163,22 +163,22 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
     Args:
         query: `<state>/<name>`.
         declaration: the query.
-        sources: names of the sources that it reads.
+        sources: names of the sources that the query reads.
 
     Raises:
-        PipelineError: the checkpoint was made by another query.
+        PipelineError: another query wrote the checkpoint.
     """
     options = declaration.options
     now: dict[str, Any] = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
     if declaration.kind == "table":
         now |= {"path": options["path"], "format": options["format"]}
         if options["format"] == "parquet":
-            # Lake tables check their own partitions; a folder of plain files in two layouts would be unreadable.
+            # Delta and Iceberg check the partitions; a folder of plain files with two layouts would be unreadable.
             now["partition_by"] = list(options.get("partition_by", ()))
     earlier = read_json(query / _IDENTITY)
     message = (
-        f"{declaration.where}: the checkpoint in {query} is another query's than {declaration.name} is now; rename it, "
-        f"or smqrt pipeline reset {declaration.name} to start anew:"
+        f"{declaration.where}: the checkpoint in {query} belongs to another version of {declaration.name}; rename the "
+        f"query, or run smqrt pipeline reset {declaration.name}:"
     )
     if earlier is None and folder(query).exists():
         raise PipelineError(f"{message} it has no {_IDENTITY}.")
@@ -196,7 +196,8 @@ def claim_state(query: Path, declaration: Declaration, operators: list[dict[str,
         query: `<state>/<name>`.
         declaration: the query.
         operators: `stateful_plan.Operator.description` of each.
-        spark_version: plans of another version of Spark may be written differently, and are not compared.
+        spark_version: the version of Spark. Its plans may differ from those of another version, so they are not
+            compared with them.
 
     Raises:
         PipelineError: other operators wrote it.
@@ -209,20 +210,20 @@ def claim_state(query: Path, declaration: Declaration, operators: list[dict[str,
         raise PipelineError(
             f"{declaration.where}: {declaration.name}: its checkpoint holds the state of another version of this "
             f"query: {'; '.join(changed)}. Restore that version, or smqrt pipeline reset {declaration.name} "
-            "forgets it, and run --from earliest computes it again."
+            "removes it, and run --from earliest computes it again."
         )
     if earlier != now:
         write_json(query / _OPERATORS, now)
 
 
 def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
-    """Return where the query began; the first call decides and records it.
+    """Return the start of the query; the first call determines and records it.
 
     Args:
         query: `<state>/<name>`.
         journal: the journal, opened.
-        begin: "latest", "earliest", a duration such as "2h" (so long ago), an ISO time, a seq, or JSON {node: seq}.
-        quiet: whether results of rows that are already in the journal stay unpublished.
+        begin: "latest", "earliest", a duration before now such as "2h", an ISO time, a seq, or JSON {node: seq}.
+        quiet: whether results of rows that are already in the journal are not published.
 
     Raises:
         PipelineError: `begin` is invalid.
@@ -247,7 +248,7 @@ def _save_start(query: Path, start: QueryStart) -> None:
 
 
 def start_offsets(query: Path) -> Offsets | None:
-    """Return where a query's stream began, or began to write to its present folder; None when it never ran."""
+    """Return the first rows of a query's stream, or of its present folder; None when it never ran."""
     moved = read_json(query / _TABLE) or {}
     if (start := moved.get("start")) is not None:
         return cast("Offsets", start)
@@ -256,23 +257,23 @@ def start_offsets(query: Path) -> Offsets | None:
 
 
 def replace_start(query: Path, start: QueryStart | None) -> None:
-    """Change where a query without a checkpoint begins; with None the next call of `start` decides."""
+    """Change the start of a query without a checkpoint; with None the next call of `start` determines it."""
     if start is None:
         (query / _START).unlink(missing_ok=True)
     else:
         _save_start(query, start)
-    (query / _COMMIT).unlink(missing_ok=True)
+    (query / _COMMIT).unlink(missing_ok=True)  # it belongs to the lost checkpoint
 
 
 def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
-    """Return the position of a query that has done a micro-batch: the next row of its slowest source, per node.
+    """Return the position of a query after a micro-batch: the next row of its slowest source, per node.
 
     Args:
         query: `<state>/<name>`.
-        batch: its number; None means the last one that Spark has completed.
+        batch: the number of the micro-batch; None means the last one that Spark has completed.
 
     Returns:
-        None when Spark's checkpoint doesn't have it.
+        The position; None when Spark's checkpoint doesn't have the micro-batch.
     """
     batch = last_batch(query) if batch is None else batch
     try:
@@ -301,7 +302,7 @@ def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
     """Return the rows of the micro-batch that Spark has begun and not completed.
 
     Returns:
-        The next seq of each node at its beginning and at its end; with several sources from the first beginning to the
+        The next seq of each node at its beginning and at its end; with several sources, the first beginning and the
         last end. None when there is no such micro-batch.
     """
     batch = last_begun_batch(query)
@@ -325,7 +326,7 @@ def last_commit(query: Path) -> PublishCommit | None:
 
 
 def check_position(position: str, option: str) -> None:
-    """Raise PipelineError or ArgumentError, which names the option, when `offsets` would reject the position."""
+    """Raise PipelineError or ArgumentError, with the name of the option, when `offsets` would reject the position."""
     if position.startswith("{"):
         _parse_offsets(position)
     elif not position.isdecimal():
@@ -333,7 +334,7 @@ def check_position(position: str, option: str) -> None:
 
 
 def offsets(journal: Journal | RemoteJournal, position: str, end: bool = False) -> Offsets:
-    """Return the next seq of each node at a position of the journal: a moment, a seq, or offsets.
+    """Return the next seq of each node at a position of the journal.
 
     Args:
         journal: the journal, opened.
@@ -359,19 +360,19 @@ def _parse_offsets(text: str) -> Offsets:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
-        raise PipelineError(f'{text!r} is not an offset: write JSON with a seq for each node, such as {{"n1": 12345}}.')
+        raise PipelineError(f'{text!r} is not an offset: use JSON with a seq for each node, such as {{"n1": 12345}}.')
     return found
 
 
 class PublishGate:
-    """Decides which micro-batches consist of rows from before the query's first start.
+    """Decides which micro-batches have rows from before the query's first start.
 
-    The source never puts rows from both sides of the split into one micro-batch, so a micro-batch is old or new as a
-    whole, also when it is repeated.
+    A micro-batch never has rows from both sides of the split. It is therefore completely old or completely new, also
+    when it is repeated.
 
     Args:
         query: `<state>/<name>`.
-        split, pending: as in `QueryStart`; without a split no micro-batch is old.
+        split, pending: as in `QueryStart`; without a split all micro-batches are new.
 
     Attributes:
         query: the argument.
@@ -400,7 +401,7 @@ class PublishGate:
         return start_offsets(self.query) if batch == 0 else None
 
     def is_old(self, batch: int) -> bool:
-        """Return whether the results of a micro-batch stay unpublished."""
+        """Return whether the results of a micro-batch are not published."""
         if self._split is None:
             return False
         split, ends = self._split, list(_ends(self.query, batch))
@@ -411,7 +412,7 @@ class PublishGate:
         return not (self._closes_more and is_at_split and self.rows(batch) == 0)
 
     def rows(self, batch: int) -> int:
-        """Return how many rows of the journal a micro-batch has; those of the first one count from row 0."""
+        """Return the number of a micro-batch's rows in the journal; for the first micro-batch it counts from row 0."""
         before = list(_ends(self.query, batch - 1)) if batch else []
         ends = list(_ends(self.query, batch))
         starts = before if len(before) == len(ends) else [{} for _ in ends]
@@ -434,7 +435,7 @@ def read_json(path: Path) -> dict[str, object] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{path} can't be read ({error}); remove the folder {path.parent} to start anew.") from None
+        raise PipelineError(f"{path} can't be read ({error}); remove the folder {path.parent} to restart.") from None
 
 
 def write_json(path: Path, values: Mapping[str, object], sync: bool = True) -> None:
@@ -448,14 +449,14 @@ def write_json(path: Path, values: Mapping[str, object], sync: bool = True) -> N
             os.fsync(file.fileno())
     fresh.rename(path)
     if sync:
-        sync_folder(path.parent)
+        sync_folder(path.parent)  # the new name of the file
 
 
 def sync_batch(query: Path, batch: int) -> None:
-    """Sync the offsets of a micro-batch to the disk, before its number is stored with results elsewhere.
+    """Sync the offsets of a micro-batch to the disk, before its number is stored with the results.
 
-    Spark itself syncs nothing: after a power failure it could give the number to other rows, which would then be taken
-    for rows that are already published.
+    Spark itself does not sync: after a power failure it could give the number to other rows, and the hub would ignore
+    these rows as already published.
 
     Args:
         query: `<state>/<name>`.
@@ -468,6 +469,7 @@ def sync_batch(query: Path, batch: int) -> None:
     with suppress(FileNotFoundError):  # the checkpoint is on another machine
         _sync(place / "offsets" / str(batch))
         sync_folder(place / "offsets")
+        # Once for each checkpoint; the inode distinguishes a checkpoint from an earlier one in the same folder.
         identity = place, (place / "metadata").stat().st_ino
         if identity not in _synced_checkpoints:
             _sync(place / "metadata")
@@ -486,7 +488,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-# ---- Folders of a table, and the rows of the journal that each was made of
+# ---- Folders of a table, and the range of the journal of each
 
 _TABLE, _RANGES = "table.json", "backfills.json"
 
@@ -499,19 +501,19 @@ def ranges_file(query: Path) -> Path:
 
 
 def table_folder(query: Path) -> str | None:
-    """Return the folder that a query's stream writes to; None when it never ran."""
+    """Return the folder of a query's stream; None when it never ran."""
     found = read_json(query / _TABLE)
     return None if found is None else str(found["folder"])
 
 
 def save_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
-    """Record the folder that a query's stream writes to; with `start` also the first rows that it writes there."""
+    """Record the folder of a query's stream; with `start` also its first rows in this folder."""
     if table_folder(query) != folder:
         write_json(query / _TABLE, {"folder": folder} | ({} if start is None else {"start": start}))
 
 
 def table_ranges(query: Path) -> Ranges:
-    """Return by folder where its rows begin and end."""
+    """Return the range of rows of each folder."""
     found = cast("dict[str, tuple[Offsets, Offsets]]", read_json(query / _RANGES) or {})
     return {folder: (start, end) for folder, (start, end) in found.items()}
 
@@ -522,18 +524,18 @@ def add_table_range(query: Path, folder: str, start: Offsets, end: Offsets) -> N
 
 
 def written_ranges(query: Path) -> Ranges:
-    """Return the ranges of the folders that still exist, as far as this machine can see them."""
+    """Return the ranges of the existing folders; folders on other machines are assumed to exist."""
 
-    def is_there(name: str) -> bool:
-        if files.is_elsewhere(name) or tables.counts(Path(name)):
+    def still_exists(name: str) -> bool:
+        if files.is_elsewhere(name) or tables.is_shown(Path(name)):
             return True
         return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # its log also has the rows of backfills
 
-    return {name: both for name, both in table_ranges(query).items() if is_there(name)}
+    return {name: range_ for name, range_ in table_ranges(query).items() if still_exists(name)}
 
 
 def table_end(query: Path) -> Offsets | None:
-    """Return where the rows of a table end: the next row of each node; None when it is unknown."""
+    """Return the end of a table's rows, the next row of each node; None when it is unknown."""
     found: Offsets = {}
     for _, ends in written_ranges(query).values():
         found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
@@ -541,7 +543,7 @@ def table_end(query: Path) -> Offsets | None:
 
 
 def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Return whether two ranges have rows in common; a node that an end doesn't name has no end."""
+    """Return whether two ranges have rows in common; a node that is missing in `other_end` is unlimited there."""
     for node, seq in end.items():
         first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
         if first < last:

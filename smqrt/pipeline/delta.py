@@ -1,7 +1,7 @@
 """Delta tables of pipelines: each micro-batch is one commit, with query and number as its key.
 
-Spark's tasks write the files; the driver commits their names with the library `deltalake`. Where Spark has Delta's own
-jar (`--packages`), the jar writes and commits, with the same keys.
+Spark's tasks write the files; the driver commits their names with the library `deltalake`. If Spark has Delta's jar
+(`--packages`), the jar writes and commits, with the same keys.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _KEY = "smqrt"
 _JAR = "io.delta.sql.DeltaSparkSessionExtension"
 _ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
 _HISTORY = 1000
-"""The maximum number of commits to search for one of ours; compaction and vacuum make other commits."""
+"""The maximum number of commits to search for one of a pipeline; compaction and vacuum make other commits."""
 
 
 class DeltaTable:
     """A table in a folder or an object store.
 
     Args:
-        location: folder, or a URI that deltalake supports, such as s3://bucket/x; its keys are environment variables
-            with deltalake's names (AWS_ACCESS_KEY_ID …).
+        location: folder, or a URI that deltalake supports, such as s3://bucket/x. Environment variables with
+            deltalake's names contain the credentials (AWS_ACCESS_KEY_ID …).
         partition_by: its columns that become folders.
 
     Attributes:
         location: the argument.
 
     Raises:
-        PipelineError: deltalake is missing, or the folder holds something else.
+        PipelineError: deltalake is missing, or the folder contains a table of another format.
     """
 
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
@@ -54,8 +54,8 @@ class DeltaTable:
         self._deltalake = import_deltalake()
         if not locations.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
             raise PipelineError(
-                f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
-                "another path."
+                f"{location} has a table of plain Parquet files that a stream has written: use another path for the "
+                "Delta table."
             )
         self._table: Any = self._deltalake.DeltaTable(location) if self.exists() else None
 
@@ -74,7 +74,7 @@ class DeltaTable:
         return last is not None and last >= batch
 
     def end(self, name: str) -> Offsets | None:
-        """Return where the rows of a query end, the next row of each node; None when the log does not record it."""
+        """Return the end of the rows of a query, the next row of each node; None when the log does not record it."""
         for entry in self._fresh().history(_HISTORY) if self._table else ():
             commit = entry.get(_KEY)
             if not commit:
@@ -94,10 +94,10 @@ class DeltaTable:
         Args:
             frame: the rows.
             query, batch: as for `has`.
-            end: where its rows of the journal end; None records nothing.
+            end: the end of its rows in the journal; None is not recorded.
 
         Returns:
-            How many files were written; 0 when the table already has the micro-batch.
+            The number of written files; 0 when the table already has the micro-batch.
 
         Raises:
             PipelineError: its columns don't match those of the table.
@@ -120,7 +120,7 @@ class DeltaTable:
 
         Args:
             frame: the new rows, which may be computed from the old ones.
-            query: the key of the commit, which no query has.
+            query: the key of the commit, different from those of queries.
 
         Returns:
             The version of the table.
@@ -145,6 +145,7 @@ class DeltaTable:
 
         now_ms = time.time_ns() // 1_000_000
         actions = [AddAction(one.path, one.bytes, one.values, now_ms, True, one.statistics()) for one in files]
+        # The log keeps the last transaction of each query longer than its commits, so `has` needs no search.
         transaction = self._deltalake.Transaction(key["query"], key["batch"])
         properties = self._deltalake.CommitProperties(custom_metadata={_KEY: key}, app_transactions=[transaction])
         self._table.create_write_transaction(actions, mode, schema, partition_by=self._by, commit_properties=properties)
@@ -158,8 +159,8 @@ class DeltaTable:
         return 1
 
     def _ensure_schema(self, frame: DataFrame) -> Any:
-        """Return the schema of a frame; make the table, or add its missing columns."""
-        # Delta writes schemas in Spark's format. Every column is nullable: later rows may lack one.
+        """Return the schema of a frame; create the table, or add its missing columns."""
+        # Delta writes schemas in Spark's format. Every column is nullable, because later rows may not have it.
         fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
         try:
             schema = self._deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
@@ -172,12 +173,12 @@ class DeltaTable:
             if field.name in known and known[field.name].type != field.type:
                 raise PipelineError(
                     f"The table in {self.location} has the column {field.name} as {known[field.name].type}, and the "
-                    f"result has it as {field.type}: give it another name, or the table another path."
+                    f"result has it as {field.type}: use another name for the column, or another path for the table."
                 )
         if (by := list(self._table.metadata().partition_columns)) != self._by:
             raise PipelineError(
                 f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}, and that can't "
-                "change: write partition_by as it was, or another path."
+                "change: use the same partition_by, or another path."
             )
         if fresh := [field for field in schema.fields if field.name not in known]:
             self._table.alter.add_columns(fresh)
@@ -196,24 +197,25 @@ class DeltaTable:
         return lake_files.Joined(figures["numFilesRemoved"], figures["numFilesAdded"])
 
     def vacuum(self, retain: timedelta) -> int:
-        """Remove files that no version within `retain` reads, also those that were never committed.
+        """Remove files that no version within `retain` reads, including uncommitted ones.
 
         Returns:
             The number of removed files.
         """
         hours = max(0, round(retain.total_seconds() / 3600))
         table = self._fresh()
-        gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        # Readers start from the checkpoint, and entries of the log before it can be removed.
         table.create_checkpoint()
         table.cleanup_metadata()
-        return len(gone)
+        return len(removed)
 
     def check_condition(self, condition: str) -> None:
         """Check a SQL condition for this table; errors as of `delete`."""
         table = self._fresh()
         try:
-            question = self._deltalake.QueryBuilder().register("t", table)
-            list(question.execute(f"select 1 from t where ({condition}) limit 0"))
+            builder = self._deltalake.QueryBuilder().register("t", table)
+            list(builder.execute(f"select 1 from t where ({condition}) limit 0"))  # plans the query, reads no rows
         except self._deltalake.exceptions.DeltaError as error:
             raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
@@ -244,11 +246,12 @@ def is_table(location: str) -> bool:
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Return the rows of a table: by Delta's jar if Spark has it, else by Spark's own Parquet reader.
+    """Return the rows of a table: with Delta's jar if Spark has it, else with Spark's own Parquet reader.
 
     Raises:
         PipelineError: deltalake is missing.
     """
+    from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
     if _has_jar(spark):
@@ -258,30 +261,27 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     paths = table.file_uris()
     if not paths:
         return spark.createDataFrame([], schema)
-    # The values of partitions are in the names of folders, and Spark decodes only those of text columns.
+    # The values of partitions are in the names of folders, and Spark decodes only those of string columns.
     kinds = {name: schema[name].dataType for name in table.metadata().partition_columns}
-    as_texts = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
-    found = spark.read.schema(as_texts).option("basePath", location).parquet(*paths)
-    values = {name: _decoded(name, paths).cast(kind) for name, kind in kinds.items()}
+    as_strings = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
+    found = spark.read.schema(as_strings).option("basePath", location).parquet(*paths)
+    values: dict[str, Column] = {}
+    for name, kind in kinds.items():
+        # Folders are named in UTF-8, and Spark makes each byte of `%C3%A9` a character: such values are replaced.
+        pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
+        names = {value for key, value in pairs if unquote(key) == name}
+        by_spark = {one: _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), one) for one in names}
+        wrong = {seen: unquote(one) for one, seen in by_spark.items() if seen != unquote(one)}
+        value = column(name)
+        if wrong:
+            right = F.create_map(*(F.lit(text) for pair in wrong.items() for text in pair))
+            value = F.coalesce(F.element_at(right, value), value)
+        values[name] = value.cast(kind)
     return found.withColumns(values) if values else found
 
 
-def _decoded(name: str, paths: Sequence[str]) -> Column:
-    """Return the values of a partition. Spark decodes each byte of `%C3%A9` as a character, other programs UTF-8."""
-    from pyspark.sql import functions as F
-
-    pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
-    folders = {value for key, value in pairs if unquote(key) == name}
-    by_spark = {one: _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), one) for one in folders}
-    wrong = {seen: unquote(one) for one, seen in by_spark.items() if seen != unquote(one)}
-    if not wrong:
-        return column(name)
-    right = F.create_map(*(F.lit(text) for pair in wrong.items() for text in pair))
-    return F.coalesce(F.element_at(right, column(name)), column(name))
-
-
 def files(location: str) -> list[str]:
-    """Return the paths or URIs of the Parquet files that a Delta table is made of.
+    """Return the paths or URIs of the Parquet files of a Delta table.
 
     Raises:
         PipelineError: deltalake is missing.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.abc import PathEntryFinder
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 _NEEDS_SPARK = (
-    "this needs Spark, which starts when all pipelines have been read: give a function's type as an object, such as "
-    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and do the rest inside of the query."
+    "this needs Spark, which starts after all pipelines are read: give a function's type as an object, such as "
+    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and move other calls into the query."
 )
 
 
@@ -43,7 +43,7 @@ class Catalog:
         declarations: in the order of the files and lines.
 
     Raises:
-        PipelineError: two declarations have one name, an input isn't declared, or there is a cycle.
+        PipelineError: two declarations have the same name, an input isn't declared, or inputs form a cycle.
     """
 
     def __init__(self, folder: Path, declarations: Iterable[Declaration]) -> None:
@@ -64,12 +64,10 @@ class Catalog:
                         f"{start} {name!r}, which no @source, @reference or function declares; {self._hint(name)}"
                     )
                 if found.kind == "alert":
-                    raise PipelineError(f"{start} the alert {name}; let it read what {name} reads.")
+                    raise PipelineError(f"{start} the alert {name}; read the inputs of {name} instead.")
         for declaration in self.declarations.values():
             if not self.sources_of(declaration) and declaration.is_query:
-                raise PipelineError(
-                    f"{declaration.where}: {declaration.name} reads no @source: there is nothing to run."
-                )
+                raise PipelineError(f"{declaration.where}: {declaration.name} reads no @source, and so has no rows.")
 
     def _hint(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.declarations, 1)
@@ -83,7 +81,7 @@ class Catalog:
         """Return a declaration by name.
 
         Raises:
-            PipelineError: there is none.
+            PipelineError: the name is unknown.
         """
         if name not in self.declarations:
             raise PipelineError(f"There is no pipeline {name!r} in {self.folder}; {self._hint(name)}")
@@ -93,21 +91,21 @@ class Catalog:
         """Return the queries with these names; without names all queries.
 
         Raises:
-            PipelineError: a name is unknown or isn't that of a query, or there is no query at all.
+            PipelineError: a name is unknown or is not a query, or the folder has no query.
         """
         found = [self.get(name) for name in names] or self.queries()
         for declaration in found:
             if not declaration.is_query:
                 raise PipelineError(
-                    f"{declaration.where}: {declaration.name} is a {declaration.kind}, which doesn't run by itself; "
+                    f"{declaration.where}: {declaration.name} is a {declaration.kind} and not a query; "
                     f"the queries are {', '.join(query.name for query in self.queries()) or 'none'}."
                 )
         if not found:
-            raise PipelineError(f"There is no query in {self.folder}: nothing has @publish, @table or @alert.")
+            raise PipelineError(f"There is no query in {self.folder}: no function has @publish, @table or @alert.")
         return found
 
     def walk(self, declaration: Declaration) -> list[Declaration]:
-        """Return a declaration after everything that it reads, each once.
+        """Return a declaration and all its direct and indirect inputs, inputs first.
 
         Raises:
             PipelineError: it reads itself.
@@ -125,7 +123,7 @@ class Catalog:
         found.setdefault(declaration.name, declaration)
 
     def sources_of(self, declaration: Declaration) -> list[Declaration]:
-        """Return the sources that a declaration reads, directly or not."""
+        """Return the sources that a declaration reads, directly or indirectly."""
         return [each for each in self.walk(declaration) if each.kind == "source"]
 
 
@@ -143,7 +141,7 @@ def load(folder: Path) -> Catalog:
             with file:line.
     """
     if not folder.exists():
-        raise PipelineError(f"There is no {folder}: pipelines are its .py and .sql files; see smqrt pipeline init.")
+        raise PipelineError(f"{folder} does not exist: pipelines are its .py and .sql files; see smqrt pipeline init.")
     if folder.is_file():
         home, files = folder.parent, [folder]
     else:
@@ -157,24 +155,7 @@ def _declarations(path: Path) -> list[Declaration]:
     if path.suffix == ".sql":
         declaration = load_sql(path)
         return [declaration] if declaration else []
-    own = [
-        value
-        for value in vars(_run_file(path)).values()
-        if callable(value) and getattr(getattr(value, "__code__", None), "co_filename", "") == str(path)
-    ]
-    declared = {each.name: each for value in own if (each := api.declaration_of(value))}
-    # An undecorated function that another one names as an input is a view.
-    plain = {value.__name__: value for value in own if value.__name__ not in declared}
-    waiting, found = list(declared.values()), list[Declaration]()
-    while waiting:
-        each = waiting.pop()
-        found.append(each)
-        waiting += [api.implied_view(plain.pop(name)) for name in each.inputs if name in plain]
-    return sorted(found, key=lambda each: each.line)
-
-
-def _run_file(path: Path) -> ModuleType:
-    """Run a file as a module outside of sys.modules, whose functions Spark then sends to its workers by value."""
+    # The module is not in sys.modules, so that Spark sends its functions to the workers by value.
     name = f"smqrt_pipelines_{path.stem}"
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -187,14 +168,26 @@ def _run_file(path: Path) -> ModuleType:
             raise
         except Exception as error:
             raise PipelineError(f"{_error_line(error, path)}: {_sentence(error)}") from error
-    return module
+    own = [
+        value
+        for value in vars(module).values()
+        if callable(value) and getattr(getattr(value, "__code__", None), "co_filename", "") == str(path)
+    ]
+    declared = {each.name: each for value in own if (each := api.declaration_of(value))}
+    # An undecorated function that is an input of another one is a view.
+    plain = {value.__name__: value for value in own if value.__name__ not in declared}
+    waiting, found = list(declared.values()), list[Declaration]()
+    while waiting:
+        each = waiting.pop()
+        found.append(each)
+        waiting += [api.implied_view(plain.pop(name)) for name in each.inputs if name in plain]
+    return sorted(found, key=lambda each: each.line)
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compiles a file each time.
+    """Compiles a file each time, without Python's bytecode cache.
 
-    Python's bytecode counts as current while the file's size and the second of its change are the same. An edit may
-    change neither.
+    The cache ignores an edit that changes neither the file's size nor the second of its modification time.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -205,7 +198,7 @@ class _SourceLoader(SourceFileLoader):
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let files import modules beside them, always read again and removed from sys.modules afterwards."""
+    """Let files import modules of their folder, which are read again and removed from sys.modules afterwards."""
     loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
     find = FileFinder.path_hook(*loaders)
 
@@ -217,7 +210,7 @@ def _importable(folder: Path) -> Iterator[None]:
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     sys.path_hooks.insert(0, hook)
-    _clear_finders(folder)
+    _clear_finders(folder)  # Python caches the finder of the first hook that accepted a folder
     try:
         yield
     finally:
@@ -246,8 +239,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"it isn't Python: {error.msg}."
     if isinstance(error, TypeError) and "required positional argument" in str(error):
-        return f"{error}; give it to the decorator."
-    # Many functions of pyspark only assert that Spark runs.
+        return f"{error}; add it to the decorator."
+    # Many functions of pyspark only assert that Spark is running.
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     is_assert = isinstance(error, AssertionError) and "/pyspark/" in last
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or is_assert:
@@ -261,8 +254,8 @@ def _sentence(error: Exception) -> str:
 #     -- @expect "temp is not null"
 #     SELECT topic, temp, ts FROM STREAM readings WHERE temp > 80
 #
-# The name is the file's name. `STREAM` before an input is allowed and ignored. Values with spaces are quoted; lists are
-# written with commas.
+# The name of the file is the name of the declaration. `STREAM` before an input is ignored. Values with spaces are
+# quoted. Lists have commas.
 
 _DECORATORS = ("source", "view", "publish", "table", "alert", "reference", "expect")
 _WITHOUT_QUERY = ("source", "reference")
@@ -286,7 +279,7 @@ def load_sql(path: Path) -> api.Declaration | None:
         path: the file; its name without `.sql` is the declaration's name.
 
     Returns:
-        The declaration, or None when the file declares nothing.
+        The declaration, or None when the file has no header.
 
     Raises:
         PipelineError: a header is invalid, or the file's name is not an identifier.
@@ -302,9 +295,9 @@ def load_sql(path: Path) -> api.Declaration | None:
         return None
     kinds = [header for header in headers if header[1] != "expect"]
     if len(kinds) != 1:
-        raise PipelineError(f"{path}:{headers[0][0]}: a SQL file declares one thing, and this one {len(kinds)}.")
+        raise PipelineError(f"{path}:{headers[0][0]}: a SQL file has one declaration, and this one {len(kinds)}.")
     if not path.stem.isidentifier():
-        raise PipelineError(f"{path}:1: {path.stem!r} can't be a name; use letters, digits and underscores.")
+        raise PipelineError(f"{path}:1: {path.stem!r} is not a valid name; use letters, digits and underscores.")
     line, kind, rest = kinds[0]
     found = _declare(path, line, kind, rest, text)
     for number, _, condition in (header for header in headers if header[1] == "expect"):
@@ -318,7 +311,7 @@ def load_sql(path: Path) -> api.Declaration | None:
 
 
 def inputs(query: str) -> list[str]:
-    """Return the names that a query reads in FROM and JOIN, in order, without the names of its WITH."""
+    """Return the names in FROM and JOIN of a query, in order, without those that its WITH defines."""
     names, local = [], set(re.findall(r"(?:\bWITH\b|,)\s*(\w+)\s+AS\s*\(", query, re.IGNORECASE))
     for start, end in _spans(query):
         name = query[start:end].strip("`")
@@ -334,7 +327,7 @@ def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Decl
     query = re.sub(r"\b(FROM|JOIN|,)(\s+)STREAM\s+(?=\w)", r"\1\2", query, flags=re.IGNORECASE).strip().rstrip(";")
     empty = not re.sub(r"--[^\n]*|/\*.*?\*/|[\s;]", "", query, flags=re.DOTALL)
     if empty != (kind in _WITHOUT_QUERY):
-        raise PipelineError(f"{where}: @{kind} {'needs a query below it' if empty else 'takes no query'}.")
+        raise PipelineError(f"{where}: @{kind} {'needs a query below it' if empty else 'must not have a query'}.")
     token = api.DECLARED_AT.set(where)
     try:
         positional, options = _arguments(where, rest)
@@ -355,17 +348,18 @@ def _arguments(where: str, rest: str) -> tuple[list[str], dict[str, Any]]:
         words = shlex.split(rest)
     except ValueError as error:
         raise PipelineError(f"{where}: {rest!r} can't be read: {error}; quote values that have spaces.") from None
-    positional = [word for word in words if not re.match(r"\w+=", word)]
-    pairs = (word.split("=", 1) for word in words if re.match(r"\w+=", word))
-    return positional, {name: _value(name, value) for name, value in pairs}
-
-
-def _value(name: str, value: str) -> Any:
-    if name in _LISTS:
-        return [item.strip() for item in value.split(",")]
-    if value in ("true", "false"):
-        return value == "true"
-    return int(value) if name in _NUMBERS and value.isdecimal() else value
+    positional, options = list[str](), dict[str, Any]()
+    for word in words:
+        name, _, value = word.partition("=")
+        if not re.match(r"\w+=", word):
+            positional.append(word)
+        elif name in _LISTS:
+            options[name] = [item.strip() for item in value.split(",")]
+        elif value in ("true", "false"):
+            options[name] = value == "true"
+        else:
+            options[name] = int(value) if name in _NUMBERS and value.isdecimal() else value
+    return positional, options
 
 
 def _function(query: str, names: Sequence[str]) -> Any:
@@ -383,7 +377,7 @@ def _function(query: str, names: Sequence[str]) -> Any:
             for name in names:
                 session.catalog.dropTempView(name)
 
-    # Decorators read the signature; a SQL file has any number of inputs.
+    # Decorators read the signature, and a SQL file can have any number of inputs.
     parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names or ("frame",)]
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -391,10 +385,10 @@ def _function(query: str, names: Sequence[str]) -> Any:
 
 def _spans(query: str) -> Iterator[tuple[int, int]]:
     """Yield the positions of the inputs in a query."""
-    openers: list[str] = [""]
-    before = ["", ""]
+    openers: list[str] = [""]  # the word before each open parenthesis, since EXTRACT(x FROM y) has no input
+    before = ["", ""]  # the last two tokens, since IS DISTINCT FROM x has no input
     expected = False
-    listing = [False]
+    listing = [False]  # by parenthesis, whether a comma separates inputs
     for match in _TOKEN.finditer(query):
         if match["skip"]:
             continue
@@ -419,14 +413,6 @@ def _spans(query: str) -> Iterator[tuple[int, int]]:
         before = [before[-1], text]
 
 
-# ---- Reference tables
-#
-# The driver reads them and sends them with the query plan, so workers on other machines need no access to the files,
-# and a micro-batch reads nothing. When a file changes, `ReferenceWatch` reports a new version, and the queries that
-# use it are restarted from their checkpoints. That takes about a second and loses nothing.
-#
-# (help: pipeline-rules)
-
 # ---- Column names for Spark
 #
 # Without quotes `service.name` is a field of a struct.
@@ -444,11 +430,19 @@ def column(name: str) -> Column:
     return F.col(quoted(name))
 
 
+# ---- Reference tables
+#
+# The driver reads reference tables and sends them with the query plan. Workers on other machines therefore need no
+# access to the files, and a micro-batch does not read them again. When a file changes, `ReferenceWatch` reports a new
+# version, and its queries are restarted from their checkpoints, which takes about a second.
+#
+# (help: pipeline-rules)
+
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 CHECK_INTERVAL_S = 1.0
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change and size of each file. It changes when the table may have changed."""
+"""Name, inode, modification time and size of each file. It changes when the table may have changed."""
 
 
 def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFrame:
@@ -456,9 +450,9 @@ def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFr
 
     Args:
         spark: the session.
-        declaration: a @reference; its path is a CSV file with a header, a JSON file (one object a line, or a list of
-            objects), a Parquet file, or a folder of such files; Spark reads a URI such as s3a://…
-        folder: the folder of pipelines, which the path is relative to.
+        declaration: a @reference. Its path is a CSV file with a header, a JSON file (one object per line, or a list of
+            objects), a Parquet file, or a folder of such files. Spark reads a URI such as s3a://…
+        folder: the folder of pipelines, to which the path is relative.
 
     Returns:
         A DataFrame of its columns, or of those in the option "schema" with these types.
@@ -471,7 +465,7 @@ def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFr
         return spark.createDataFrame(_read(declaration, folder))
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
-        raise PipelineError(f"{_prefix(declaration)}: {path} must be called {', '.join(FORMATS)}.")
+        raise PipelineError(f"{_prefix(declaration)}: the name of {path} must end with {', '.join(FORMATS)}.")
     reader = spark.read.format(FORMATS[suffix]).option("header", True)
     ddl = declaration.options["schema"]
     return reader.schema(ddl).load(path) if ddl else reader.option("inferSchema", True).load(path)
@@ -483,7 +477,7 @@ class ReferenceWatch:
     Args:
         declarations: the references.
         folder: the folder of pipelines.
-        report: called once for each change that can't be read; the rows read before stay in use.
+        report: called once for each change that can't be read; the previous rows stay in use.
     """
 
     def __init__(self, declarations: Iterable[Declaration], folder: Path, report: Callable[[str], None]) -> None:
@@ -495,8 +489,8 @@ class ReferenceWatch:
     def versions(self, names: Iterable[str]) -> list[int]:
         """Return a version number for each of these references; a new number means that it must be read again.
 
-        Files are checked at most once a second. A change counts when the next check finds no further change, so that
-        the file is complete.
+        Files are checked at most once a second. A change is reported when the next check finds the same content, so
+        that the file is complete.
         """
         if self._files and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
@@ -504,7 +498,7 @@ class ReferenceWatch:
                 try:
                     file.check()
                 except PipelineError as error:
-                    self._report(f"{error} The rows read before stay in use.")
+                    self._report(f"{error} The previous rows stay in use.")
         return [self._files[name].version for name in names if name in self._files]
 
 
@@ -525,7 +519,7 @@ class _File:
         now = fingerprint(self._declaration, self._folder)
         is_settled, self._seen = now == self._seen, now
         if is_settled and now != self._used:
-            self._used = now
+            self._used = now  # also after an error, which is reported once
             _read(self._declaration, self._folder)
             self.version += 1
 
@@ -542,7 +536,16 @@ def fingerprint(declaration: Declaration, folder: Path) -> Fingerprint | None:
 def _read(declaration: Declaration, folder: Path) -> Table:
     import pyarrow
 
-    prefix, schema = _prefix(declaration), _schema(declaration)
+    prefix, schema, ddl = _prefix(declaration), None, declaration.options["schema"]
+    if ddl:
+        from pyspark.errors import ParseException
+        from pyspark.sql.pandas.types import to_arrow_schema
+        from pyspark.sql.types import StructType
+
+        try:
+            schema = to_arrow_schema(cast(StructType, StructType.fromDDL(ddl)), timezone="UTC")
+        except ParseException as error:
+            raise PipelineError(f"{prefix}: schema={ddl!r} can't be read: {first_line(error)}") from None
     files = _files(declaration, folder)
     tables = []
     for path in files:
@@ -559,8 +562,8 @@ def _read(declaration: Declaration, folder: Path) -> Table:
     try:
         return pyarrow.concat_tables(tables)
     except pyarrow.ArrowException as error:
-        why = f"the files in {files[0].parent} don't fit together: {first_line(error)}"
-        raise PipelineError(f"{prefix}: {why}") from None
+        reason = f"the files in {files[0].parent} have different columns: {first_line(error)}"
+        raise PipelineError(f"{prefix}: {reason}") from None
 
 
 def _files(declaration: Declaration, folder: Path) -> list[Path]:
@@ -569,26 +572,12 @@ def _files(declaration: Declaration, folder: Path) -> list[Path]:
     files = sorted(each for each in path.iterdir() if each.suffix.lower() in FORMATS) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise PipelineError(
-            f"{prefix}: there is {'nothing in' if path.is_dir() else 'no'} {path}; "
+            f"{prefix}: {path} {'has no such file' if path.is_dir() else 'does not exist'}; "
             "a path is relative to the folder of pipelines."
         )
     if files[0].suffix.lower() not in FORMATS:
-        raise PipelineError(f"{prefix}: {path} must be called {', '.join(FORMATS)}.")
+        raise PipelineError(f"{prefix}: the name of {path} must end with {', '.join(FORMATS)}.")
     return files
-
-
-def _schema(declaration: Declaration) -> Schema | None:
-    if not declaration.options["schema"]:
-        return None
-    from pyspark.errors import ParseException
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    ddl = declaration.options["schema"]
-    try:
-        return to_arrow_schema(cast(StructType, StructType.fromDDL(ddl)), timezone="UTC")
-    except ParseException as error:
-        raise PipelineError(f"{_prefix(declaration)}: schema={ddl!r} can't be read: {first_line(error)}") from None
 
 
 def _csv(path: Path, schema: Schema | None) -> Table:
@@ -598,7 +587,7 @@ def _csv(path: Path, schema: Schema | None) -> Table:
     options = csv.ConvertOptions(
         column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    # One thread: with several the error does not name the row of an invalid value.
+    # With several threads the error does not have the row of an invalid value.
     return csv.read_csv(path, csv.ReadOptions(use_threads=False), convert_options=options)
 
 
@@ -611,7 +600,7 @@ def _json(path: Path, schema: Schema | None) -> Table:
     else:
         rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it must hold JSON objects, one a line or in one list.")
+        raise ValueError("it must contain JSON objects, one per line or in one list.")
     names = dict.fromkeys(name for row in rows for name in row)
     return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 

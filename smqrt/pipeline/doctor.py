@@ -30,7 +30,7 @@ PYARROW = ((18,), None)
 PANDAS = ((2, 2), (3, 0))
 PROTOBUF = ((6, 33),)
 MEMORY_BYTES = 1536 << 20
-"""Memory of a driver, its JVM and its Python workers for a small pipeline, with a reserve."""
+"""Needed memory of a driver, its JVM and its Python workers for a small pipeline, with a reserve."""
 DISK_BYTES = 1 << 30
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -43,9 +43,9 @@ class Check:
 
     Attributes:
         name: the subject of the check.
-        ok: whether it is fine.
-        detail: what was found.
-        remedy: how to fix it; with `ok` a warning, or empty.
+        ok: whether the check passed.
+        detail: the finding.
+        remedy: how to fix it; a warning, or empty, if the check passed.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What to check.
+    """Options of the checks.
 
     Attributes:
         app: the application's folder; its pipelines are in `pipelines`.
@@ -84,8 +84,8 @@ def examine(options: DoctorOptions) -> Generator[Check]:
         found = jvm.find_java()
         java = Check("java", True, f"version {found.version}, {found.command}")
     except SmqrtError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        java = Check("java", False, what, remedy)
+        detail, _, remedy = str(error).rpartition(": ")
+        java = Check("java", False, detail, remedy)
     checks = [
         java,
         package("pyspark", *PYSPARK),
@@ -101,110 +101,8 @@ def examine(options: DoctorOptions) -> Generator[Check]:
     yield _checked("journal", _journal, options)
     yield _checked("hub", _hub, options)
     yield (pipelines := _checked("pipelines", _pipelines, options))
-    if options.spark and pipelines.ok and all(check.ok for check in checks[:4]):
-        yield from _spark_checks(options)
-
-
-def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
-    """Check that a package is installed in a supported version.
-
-    Args:
-        name: the name of the package.
-        least: the first supported version; below: the first unsupported one.
-    """
-    wanted = f"{'.'.join(map(str, least))} or newer" + (f", before {'.'.join(map(str, below))}" if below else "")
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return Check(name, False, "not installed", EXTRA)
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if numbers < least or (below and numbers >= below):
-        return Check(name, False, f"version {version}, but {wanted} is needed", EXTRA)
-    return Check(name, True, f"version {version}")
-
-
-def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
-    """Check that there is memory for a driver.
-
-    Args:
-        meminfo, cgroup: the kernel's files about memory.
-    """
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    free = min(int(found[1]) << 10 if found else MEMORY_BYTES, _cgroup_bytes(cgroup))
-    detail = f"{_size(free)} available"
-    if free >= MEMORY_BYTES:
-        return Check("memory", True, detail)
-    remedy = f"{_size(MEMORY_BYTES)} are needed: end programs, raise the container's limit, or submit to a cluster"
-    return Check("memory", False, detail, remedy)
-
-
-def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
-    """Check that there is space for checkpoints and tables on the disk of `folder`, which need not exist."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    detail = f"{_size(free)} free in {there}"
-    if free >= needed_bytes:
-        return Check("disk", True, detail)
-    return Check("disk", False, detail, f"{_size(needed_bytes)} are needed: make room, or name another --app")
-
-
-def writable(folder: Path) -> Check:
-    """Check that the folder of state can be written; it is created when it is missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            return Check("state", True, f"{folder} can be written")
-    except OSError as error:
-        remedy = f"let user {os.getuid()} write there"
-        return Check("state", False, f"{folder} can't be written: {error.strerror}", remedy)
-
-
-def executable(folder: Path) -> Check:
-    """Check that Spark may run the libraries that it unpacks into the temporary folder, such as RocksDB."""
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        return Check("temp", False, f"{folder} is mounted noexec", "set TMPDIR to a folder that is not")
-    return Check("temp", True, f"{folder}")
-
-
-def _checked(name: str, check: Callable[[DoctorOptions], Check], options: DoctorOptions) -> Check:
-    """Run a check; an error of this package becomes its result, with the remedy from the message."""
-    try:
-        return check(options)
-    except SmqrtError as error:
-        what, separator, remedy = str(error).rpartition(": ")
-        return Check(name, False, what, remedy) if separator else Check(name, False, remedy)
-
-
-def _journal(options: DoctorOptions) -> Check:
-    from smqrt.journal.remote import open_journal
-
-    journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
-    begin, end = journal.begin(), journal.end()
-    if not end:
-        remedy = "give the hub journal=True, and publish something"
-        return Check("journal", False, f"{options.journal} holds no rows", remedy)
-    return Check("journal", True, f"{options.journal}, {journal.count(begin, end):,} rows of {', '.join(end)}")
-
-
-def _hub(options: DoctorOptions) -> Check:
-    from smqrt.journal.files import HubAddress
-    from smqrt.journal.remote import RemoteJournal
-
-    address = HubAddress.of(options.journal, options.token, options.cafile).find()
-    RemoteJournal(address.url, address.token, cafile=address.certificates, retry_s=0).end()
-    return Check("hub", True, f"{address.url} answers")
-
-
-def _pipelines(options: DoctorOptions) -> Check:
-    from smqrt.pipeline.discover import load
-
-    names = [query.name for query in load(options.app / "pipelines").queries()]
-    if not names:
-        return Check("pipelines", False, f"nothing in {options.app / 'pipelines'}", "smqrt pipeline init NAME")
-    return Check("pipelines", True, ", ".join(names))
-
-
-def _spark_checks(options: DoctorOptions) -> Iterator[Check]:
+    if not (options.spark and pipelines.ok and all(check.ok for check in checks[:4])):
+        return
     from smqrt.pipeline.session import start_spark
 
     began = time.monotonic()
@@ -220,11 +118,118 @@ def _spark_checks(options: DoctorOptions) -> Iterator[Check]:
         session.stop()
 
 
+def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
+    """Check that a package is installed in a supported version.
+
+    Args:
+        name: the name of the package.
+        least: the first supported version; below: the first unsupported one.
+    """
+    wanted = f"{'.'.join(map(str, least))} or newer" + (f", before {'.'.join(map(str, below))}" if below else "")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, False, "not installed", EXTRA)
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))  # suffixes such as rc1 do not matter
+    if numbers < least or (below and numbers >= below):
+        return Check(name, False, f"version {version}, but {wanted} is needed", EXTRA)
+    return Check(name, True, f"version {version}")
+
+
+def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
+    """Check that enough memory is available for a driver.
+
+    Args:
+        meminfo, cgroup: the kernel's files about memory.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    free = int(found[1]) << 10 if found else MEMORY_BYTES
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        limit = "max"
+    if limit != "max":  # the limit of a container, whose file cache the kernel frees on demand
+        free = min(free, max(0, int(limit) - used + (int(cached[1]) if cached else 0)))
+    detail = f"{_size(free)} available"
+    if free >= MEMORY_BYTES:
+        return Check("memory", True, detail)
+    remedy = f"{_size(MEMORY_BYTES)} are needed: end programs, raise the container's limit, or submit to a cluster"
+    return Check("memory", False, detail, remedy)
+
+
+def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
+    """Check that the disk of `folder`, which need not exist, has space for checkpoints and tables."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{_size(free)} free in {there}"
+    if free >= needed_bytes:
+        return Check("disk", True, detail)
+    return Check("disk", False, detail, f"{_size(needed_bytes)} are needed: free some space, or use another --app")
+
+
+def writable(folder: Path) -> Check:
+    """Check that the folder of state can be written; a missing folder is created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return Check("state", True, f"{folder} can be written")
+    except OSError as error:
+        remedy = f"give user {os.getuid()} write access"
+        return Check("state", False, f"{folder} can't be written: {error.strerror}", remedy)
+
+
+def executable(folder: Path) -> Check:
+    """Check that Spark may run the libraries that it unpacks into the temporary folder, such as RocksDB."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return Check("temp", False, f"{folder} is mounted noexec", "set TMPDIR to a folder that is not")
+    return Check("temp", True, f"{folder}")
+
+
+def _checked(name: str, check: Callable[[DoctorOptions], Check], options: DoctorOptions) -> Check:
+    """Run a check; an error of this package becomes its result, with the remedy from the message."""
+    try:
+        return check(options)
+    except SmqrtError as error:
+        detail, separator, remedy = str(error).rpartition(": ")
+        return Check(name, False, detail, remedy) if separator else Check(name, False, remedy)
+
+
+def _journal(options: DoctorOptions) -> Check:
+    from smqrt.journal.remote import open_journal
+
+    journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
+    begin, end = journal.begin(), journal.end()
+    if not end:
+        remedy = "give the hub journal=True, and publish a message"
+        return Check("journal", False, f"{options.journal} has no rows", remedy)
+    return Check("journal", True, f"{options.journal}, {journal.count(begin, end):,} rows of {', '.join(end)}")
+
+
+def _hub(options: DoctorOptions) -> Check:
+    from smqrt.journal.files import HubAddress
+    from smqrt.journal.remote import RemoteJournal
+
+    address = HubAddress.of(options.journal, options.token, options.cafile).find()
+    RemoteJournal(address.url, address.token, cafile=address.certificates, retry_s=0).end()
+    return Check("hub", True, f"{address.url} responds")
+
+
+def _pipelines(options: DoctorOptions) -> Check:
+    from smqrt.pipeline.discover import load
+
+    names = [query.name for query in load(options.app / "pipelines").queries()]
+    if not names:
+        return Check("pipelines", False, f"{options.app / 'pipelines'} is empty", "smqrt pipeline init NAME")
+    return Check("pipelines", True, ", ".join(names))
+
+
 def check_plans(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
     """Check that Spark can run each query.
 
     Args:
-        options: what to check.
+        options: the options.
         session: the SparkSession.
     """
     from smqrt.pipeline import discover
@@ -267,21 +272,9 @@ def _check_plan(
     except Exception as error:
         raise planning_error(plan.declaration, error) from error
     if warning := stateful_plan.endless(found, plan.declaration.options["mode"]):
-        what, _, remedy = warning.partition(": ")
-        warnings.append(Check(f"{plan.name} state", True, what, remedy))
+        detail, _, remedy = warning.partition(": ")
+        warnings.append(Check(f"{plan.name} state", True, detail, remedy))
     return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
-
-
-def _cgroup_bytes(cgroup: Path) -> int:
-    """Return how much memory the container may still use; without a limit more than any machine has."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
-    except (OSError, ValueError):
-        return 1 << 62
-    reclaimed = int(cached[1]) if cached else 0
-    return 1 << 62 if limit == "max" else max(0, int(limit) - used + reclaimed)
 
 
 def _size(size_bytes: int) -> str:

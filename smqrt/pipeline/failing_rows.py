@@ -3,7 +3,7 @@
 Spark reports that a function or a UDF has failed, but not for which row. The search computes the rows of the
 micro-batch again as batches, half of them at a time, until each row that fails by itself is found.
 
-<state>/<query>/left_out.json    {"rows": {node: [seq]}, "letters": [[topic, text]] that are not published yet,
+<state>/<query>/left_out.json    {"rows": {node: [seq]}, "letters": [[topic, text]] to be published,
                                  "key", "number": of the commit that publishes them}
 
 (help: pipeline-rules, decision 0037)
@@ -55,7 +55,7 @@ Compute = Callable[[Offsets, Offsets, RowNumbers], Exception | None]
 
 
 def is_wanted(declaration: Declaration, error: BaseException) -> bool:
-    """Return whether to search for failing rows: not for errors that no row can cause."""
+    """Return whether to search for failing rows: only after errors that a row can cause."""
     if not declaration.skips_failing_rows or isinstance(error, SmqrtError):
         return False
     return not (is_final(error) or is_hub_unreachable(error) or is_disk_full(error) or is_too_large(error))
@@ -87,7 +87,7 @@ class FailingRow:
 
 
 class LeftOutRows:
-    """The rows that a query leaves out, and their dead letters that are not published yet.
+    """The rows that a query leaves out, and their unpublished dead letters.
 
     Args:
         query: `<state>/<name>`; None keeps them in memory only.
@@ -115,7 +115,7 @@ class LeftOutRows:
         self._save()
 
     def publish(self, commit: Commit) -> None:
-        """Publish the waiting letters, each once. Raises as `commit`."""
+        """Publish the stored letters, each once. Raises as `commit`."""
         if self._letters:
             commit(self._key, self._number, [(topic.encode(), None, text.encode()) for topic, text in self._letters])
             self._letters, self._number = [], self._number + 1
@@ -148,20 +148,20 @@ def letter(row: Row, failing: FailingRow) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of the journal between two offsets, numbered from 0 over all nodes."""
+    """Rows of the journal between two offsets, numbered from 0 across all nodes."""
 
     start: Offsets
     end: Offsets
 
     @classmethod
     def of(cls, range_: tuple[Offsets, Offsets] | None, begin: Offsets) -> Span:
-        """Return the rows of a range that a journal still has, given the begin of the journal.
+        """Return the existing rows of a range, given the begin of the journal.
 
         Raises:
             PipelineError: there is no range.
         """
         if range_ is None:
-            raise PipelineError("it fails before it has any row")
+            raise PipelineError("it fails before it reads a row")
         start, end = range_
         return cls({node: max(start.get(node, 0), begin.get(node, 0)) for node in end}, end)
 
@@ -194,15 +194,15 @@ class Search:
         compute: see `Compute`.
         span: the range.
         name: the name of the query, for the reasons.
-        stopped: whether the search shall end.
-        most: the maximum number of rows; with more the search fails.
+        stopped: returns whether to end the search.
+        max_rows: the maximum number of failing rows; with more of them the search fails.
     """
 
     compute: Compute
     span: Span
     name: str
     stopped: Callable[[], bool] = lambda: False
-    most: int = MAX_ROWS
+    max_rows: int = MAX_ROWS
     _found: dict[int, Exception] = field(default_factory=dict)
 
     def rows(self) -> list[FailingRow]:
@@ -215,11 +215,11 @@ class Search:
         if (error := self._error(0, 0)) is not None:
             raise PipelineError(f"it fails without any row too: {sentence(self.name, error)}")
         size = len(self.span)
-        # A function that fails with nearly every row is detected early: row by row that would take a minute. Each
-        # sample has more than one row, since rows of other topics lie between the query's own.
+        # The samples detect a function that fails with nearly every row; a search by halves would take a minute. A
+        # sample has several rows, because rows of other topics are between those of the query.
         rows = max(1, size // _SAMPLE_DIVISOR)
         samples = (size * number // _SAMPLES for number in range(_SAMPLES))
-        if size > self.most and all(self._error(number, number + rows) for number in samples):
+        if size > self.max_rows and all(self._error(number, number + rows) for number in samples):
             raise self._too_many()
         while (error := self._error(0, size)) is not None:
             self._bisect(0, size, error)
@@ -241,7 +241,7 @@ class Search:
                 self._bisect(*half, why)
         if is_found:
             return
-        # Each half by itself can be computed: find the first row with which all rows before it fail.
+        # Each half can be computed alone: find the first row with which the rows up to it fail.
         passing = first
         while last - passing > 1:
             middle = (passing + last) // 2
@@ -253,11 +253,11 @@ class Search:
 
     def _add(self, number: int, error: Exception) -> None:
         self._found[number] = error
-        if len(self._found) > self.most:
+        if len(self._found) > self.max_rows:
             raise self._too_many()
 
     def _too_many(self) -> PipelineError:
-        return PipelineError(f"it fails with more than {self.most} rows of one micro-batch")
+        return PipelineError(f"it fails with more than {self.max_rows} rows of one micro-batch")
 
     def _error(self, first: int, last: int) -> Exception | None:
         if self.stopped():
@@ -278,7 +278,7 @@ def merged(one: RowNumbers, more: RowNumbers) -> dict[str, list[int]]:
 
 
 def summary(rows: Sequence[FailingRow]) -> str:
-    """Return a sentence about rows that are left out from now on."""
+    """Return a sentence about newly found rows, which are left out."""
     first = rows[0]
     which = (
         f"row {first.seq} of {first.node}"

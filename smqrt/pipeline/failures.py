@@ -20,33 +20,33 @@ _OTHER_STATE_VERSION = (
     "INVALID_SCHEMA_EVOLUTION",
 )
 _HUB_UNREACHABLE = f"{Unreachable.__module__}.{Unreachable.__name__}"
-"""Part of the error of a Python worker that can't reach the hub over HTTP."""
+"""Name of the error class in the text of a Python worker that can't reach the hub over HTTP."""
 _REMOVED_BY_RETENTION = "(retention has removed them)"
 _JAVA_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_LARGE = "spark.driver.maxResultSize"
 _MEMORY_REMEDY = (
-    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which also helps with the micro-batch "
-    "under way."
+    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which also helps with the current "
+    "micro-batch."
 )
 _WORKER_DIED = (
-    "a Python worker of Spark died, perhaps for want of memory: give the @source a smaller max_bytes or "
-    "bytes_per_partition, or run fewer at a time with --master local[2]."
+    "a Python worker of Spark died, perhaps because memory ran out: give the @source a smaller max_bytes or "
+    "bytes_per_partition, or run fewer workers at a time with --master local[2]."
 )
 _MEANINGS = {
     "No space left on device": (
-        "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
-        "micro-batch is repeated."
+        "the disk is full: free space on the disks of the state, the tables and spark.local.dir; nothing is lost, and "
+        "the micro-batch is repeated."
     ),
     "Disk quota exceeded": (
-        "the disk's quota is used up: make room where the state, the tables and spark.local.dir are; nothing is lost, "
-        "and the micro-batch is repeated."
+        "the disk's quota is used up: free space on the disks of the state, the tables and spark.local.dir; nothing is "
+        "lost, and the micro-batch is repeated."
     ),
     "Read-only file system": (
-        "the disk is read-only: mount the one of the state, the tables and spark.local.dir for writing; nothing is "
+        "the disk is read-only: mount the disks of the state, the tables and spark.local.dir for writing; nothing is "
         "lost, and the micro-batch is repeated."
     ),
     "Input/output error": (
-        "the disk is broken: check the one of the state, the tables and spark.local.dir; what was not written is "
+        "the disk reports errors: check the disks of the state, the tables and spark.local.dir; the micro-batch is "
         "repeated."
     ),
     _JAVA_MEMORY: f"Java ran out of memory: {_MEMORY_REMEDY}",
@@ -55,18 +55,18 @@ _MEANINGS = {
     "pyspark.daemon's stdout": _WORKER_DIED,
     "driver worker exited unexpectedly": (
         "a Python worker of Spark that inspects the processor of its @stateful or @alert died; .spark/spark.log in the "
-        "folder of state may say why. On a cluster its Python needs pandas and protobuf."
+        "folder of state may contain the reason. On a cluster its Python needs pandas and protobuf."
     ),
     "sources in the checkpoint offsets": (
-        "its checkpoint belongs to a version of this query with other sources; smqrt pipeline reset {name} forgets it, "
+        "its checkpoint belongs to a version of this query with other sources; smqrt pipeline reset {name} removes it, "
         "and run --from earliest computes it again."
     ),
     "CANNOT_LOAD_STATE_STORE": (
         "the state in its checkpoint is incomplete, or was made with another number of partitions; smqrt pipeline "
-        "reset {name} forgets it, and run --from earliest computes it again."
+        "reset {name} removes it, and run --from earliest computes it again."
     ),
 }
-"""Texts in errors of Spark and of the system, and what they mean."""
+"""Texts in errors of Spark and of the system, and the sentences that explain them."""
 OUT_OF_MEMORY = "out-of-memory"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _WORKER_GONE = (
@@ -78,13 +78,13 @@ _WORKER_GONE = (
     "java.io.IOException: Stream closed",
     "java.net.SocketException: Connection reset",
 )
-"""Texts in errors of a Python worker, or of its daemon, that died; the JVM reports one of several."""
+"""Texts in the JVM's errors when a Python worker or its daemon has died. Which one appears depends on the moment."""
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.locations)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
-_MAX_CAUSES = 10
+_MAX_CAUSES = 10  # a bound, in case the chain of causes has a cycle
 _CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: (?:[\w$]+\.)*")
 """The text that py4j puts before the class of a Java error, and the package of this class."""
 _JAVA_CLASS = re.compile(r"^[\w$]+: ")
@@ -114,25 +114,27 @@ def sentence(name: str, error: BaseException) -> str:
     if any(word in text for word in _OTHER_STATE_VERSION):
         return (
             "its checkpoint holds the state of another version of this query, whose columns or windows were different; "
-            f"smqrt pipeline reset {name} forgets it, and run --from earliest computes it again."
+            f"smqrt pipeline reset {name} removes it, and run --from earliest computes it again."
         )
     if _NO_WATERMARK in text:
         return (
-            "mode='append' publishes what is final, and without a watermark nothing ever is: give the @source a "
+            "mode='append' publishes only final rows, and without a watermark no row becomes final: give the @source a "
             "watermark=, or use mode='update'."
         )
+    # The causes come first: only they have the text of a full disk or of a dead worker.
     whole = _with_causes(error)
     for words, meaning in _MEANINGS.items():
         if words in whole:
             return meaning.format(name=name)
+    # An error of this package in a Python worker has only its text in the JVM.
     if own := _OWN_ERROR.findall(text):
-        what, removed, _ = str(own[-1][1]).strip().partition(_REMOVED_BY_RETENTION)
+        cause, removed, _ = str(own[-1][1]).strip().partition(_REMOVED_BY_RETENTION)
         if not removed:
-            return what
+            return cause
         return (
-            f"{what}{removed}: it was away for longer than the journal's reader_timeout_s, hard_bytes or "
+            f"{cause}{removed}: the query was stopped for longer than the journal's reader_timeout_s, hard_bytes or "
             f"min_free_bytes allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest "
-            "continue with the rows that are left."
+            "continue with the existing rows."
         )
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
@@ -145,7 +147,7 @@ def sentence(name: str, error: BaseException) -> str:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """Return the texts of an error and its causes: for a task that can't write, only Java's last cause says why."""
+    """Return the texts of an error and its causes: for a task that can't write, only the last one has the reason."""
     texts: list[str] = []
     while error is not None and len(texts) < _MAX_CAUSES:
         texts.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
@@ -154,7 +156,7 @@ def _with_causes(error: BaseException | None) -> str:
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
-    """Return the sentence for a Spark that no longer responds.
+    """Return the sentence for a JVM of Spark that no longer responds.
 
     Args:
         error: the error of the failed call.
@@ -162,7 +164,7 @@ def spark_gone(error: BaseException, log: Path) -> str:
     """
     if log.with_name(OUT_OF_MEMORY).exists():
         return _MEANINGS[_JAVA_MEMORY]
-    return f"Spark is gone ({type(error).__name__}), perhaps for want of memory; {log} may say why."
+    return f"Spark has ended ({type(error).__name__}), perhaps because memory ran out; {log} may contain the reason."
 
 
 def first_line(error: BaseException) -> str:
@@ -175,7 +177,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _failed_line(declaration: Declaration, error: BaseException) -> str:
-    """Return the line of the pipeline's own file that failed; the declaration's when the error does not have it."""
+    """Return the line of the pipeline file that failed; by default that of the declaration."""
     traceback, lines = error.__traceback__, []
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == declaration.file:
@@ -186,18 +188,18 @@ def _failed_line(declaration: Declaration, error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether a retry can't help: checkpoint and query don't match, or an expectation ends the query."""
+    """Return whether a retry is useless: another checkpoint, missing rows, or a failed expectation."""
     text = str(error)
     return any(word in text for word in (*_OTHER_STATE_VERSION, _REMOVED_BY_RETENTION, "on_fail='fail'"))
 
 
 def is_hub_unreachable(error: BaseException) -> bool:
-    """Return whether the hub is away; such a query is retried without a limit."""
+    """Return whether the hub is unreachable; such a query is retried without a limit."""
     return isinstance(error, Unreachable) or _HUB_UNREACHABLE in f"{error} {error.__cause__}"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether a disk is full; such a query is retried until there is room."""
+    """Return whether a disk is full; such a query is retried until the disk has space."""
     causes = (error, error.__cause__)
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
         return True
@@ -215,5 +217,5 @@ def is_too_large(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the cause of a failed start may be over a little later."""
+    """Return whether a start that failed with this error may succeed a little later."""
     return is_hub_unreachable(error) or is_disk_full(error) or is_worker_gone(error)

@@ -1,7 +1,7 @@
 """DataFrames of queries, made of declarations.
 
-They are the same for a stream, for a backfill and for `pipeline test`. A `QueryPlan` is one query to run, a `Graph`
-makes its DataFrame, a `JournalSource` reads the rows of the journal.
+They are the same for a stream, for a backfill and for `pipeline test`. A `QueryPlan` is one query to run. A `Graph`
+makes its DataFrame. A `JournalSource` reads the rows of the journal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Graph:
     """The DataFrames of one query. Each declaration is made once, even when several declarations read it.
 
     Args:
-        catalog: where inputs are looked up.
+        catalog: the declarations, among them the inputs.
         sources: returns the rows of the journal for a source, as a stream or a batch.
         references: returns the table of a reference.
     """
@@ -53,6 +53,7 @@ class Graph:
             PipelineError: Spark rejects the plan, or the function fails.
         """
         for each in self._catalog.walk(declaration):
+            # Once: a second frame would have the same names of metrics, which must be unique in a query.
             if each.name not in self._made:
                 try:
                     self._made[each.name] = self._make(each)
@@ -84,15 +85,16 @@ class Graph:
             inputs = [self._made[each] for each in declaration.inputs]
         frame: object = declaration.function(*inputs)
         if not isinstance(frame, DataFrame):
-            raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is there a return?")
+            raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is its return statement missing?")
         if kind == "source":
+            # The function may add the column of the event time.
             frame = self._watermarked(frame, declaration)
             options = declaration.options
             if options["watermark"] and name not in self._watermarks and options["event_time"] not in frame.columns:
                 raise PipelineError(
                     f"{declaration.where}: @source {name} has watermark={options['watermark']!r} for the column "
-                    f"{options['event_time']!r}, which neither its messages nor its function have; it has "
-                    f"{', '.join(frame.columns)}. Name one of these with event_time=."
+                    f"{options['event_time']!r}, which is missing in its messages and in the result of its function; "
+                    f"it has {', '.join(frame.columns)}. Name one of these with event_time=."
                 )
         frame, rejected = row_checks.split_expectations(frame, declaration.expectations, name, declaration.where)
         self._rejected[name] += rejected
@@ -120,7 +122,7 @@ class Graph:
         return self._watermarked(frame, declaration)
 
     def _watermarked(self, frame: DataFrame, source: Declaration) -> DataFrame:
-        """Set the watermark: before the function, which may aggregate, or after it if the function makes the column."""
+        """Set the watermark: before the function, which may aggregate, or after it if the function adds the column."""
         column, options = source.options["event_time"], source.options
         from smqrt.pipeline.processors import watermark
 
@@ -140,9 +142,9 @@ class QueryPlan:
 
     Attributes:
         declaration: the query; its name is the name of the streaming query.
-        root: the declaration in the catalog that it is made of; for dead letters this is another declaration.
-        sources: names of the sources that it reads.
-        make: returns its DataFrame.
+        root: the declaration in the catalog that the query is made of; it differs from `declaration` for dead letters.
+        sources: names of the sources that the query reads.
+        make: returns the DataFrame of the query.
         shared: whether it belongs to several queries, so that another process may already run it.
     """
 
@@ -154,7 +156,7 @@ class QueryPlan:
 
     @property
     def name(self) -> str:
-        """The name of the query, of its folder and in its status."""
+        """The name of the query, of its folder and of its status."""
         return self.declaration.name
 
     @property
@@ -165,13 +167,13 @@ class QueryPlan:
 
 
 def plans(catalog: Catalog, queries: list[Declaration]) -> list[QueryPlan]:
-    """Return the streaming queries that these queries need, those of dead letters included."""
+    """Return the streaming queries that these queries need, including those of dead letters."""
 
     def source_names(declaration: Declaration) -> list[str]:
         return [source.name for source in catalog.sources_of(declaration)]
 
     def dead_letters_plan(part: Declaration) -> QueryPlan:
-        # One query for the dead letters of a part, however many queries read it: each letter is published once.
+        # One query publishes the dead letters of a part, even if several queries read it: each letter once.
         options = {
             "to": "{topic}",
             "subtopic": None,
@@ -202,8 +204,7 @@ SOURCE_OPTIONS = {
 }
 """Options of the source, and the options of a declaration that set them."""
 _DRIVER_SHARE = 8
-"""A micro-batch is an eighth of the driver's memory, as its rows are held several times: as read, as columns, as
-results."""
+"""A micro-batch is an eighth of the driver's memory, which holds its rows as batches, as columns and as results."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,8 @@ class JournalSource:
             "queryName": reports_as,
         }
         if start.split and source.options["watermark"]:
-            # Spark returns the windows that a micro-batch closes with the next one: a micro-batch boundary at
-            # `pending` keeps windows of old rows out of the results of new ones.
+            # Spark returns the windows that a micro-batch closes with the next micro-batch. A boundary at `pending`
+            # separates the windows of old rows from the results of new ones.
             options["splitAt"] = json.dumps([*([start.pending] if start.pending else []), start.split])
         elif start.split:
             options["splitAt"] = json.dumps(start.split)
@@ -248,12 +249,12 @@ class JournalSource:
     ) -> DataFrame:
         """Return the rows of a source between two offsets.
 
-        It has the column `row_checks.TYPED` where files may hold fields of the payload that the source selects.
+        The frame has the column `row_checks.TYPED` if files may contain fields of the payload that the source selects.
 
         Args:
             spark, source: as for `stream`.
             start, end: the next seq of each node.
-            ordered: in the order of their numbers, which Spark's own reader does not preserve.
+            ordered: whether to return them in the order of their numbers, which Spark's own reader does not preserve.
         """
         from smqrt.pipeline import history
 

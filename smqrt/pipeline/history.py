@@ -1,7 +1,7 @@
 """Batch reads of a journal: Spark's own Parquet reader for compacted files, the source `smq` for the rest.
 
-The plan is made once. The files that the manifest lists for a range are held (`journal.retention`). Rows in none of
-these files are a range of numbers, which selects the same rows wherever they are when they are read.
+The plan is made once. It holds the files that the manifest lists for a range (`journal.retention`). Rows in other files
+are a range of numbers, which selects the same rows even if they are compacted before they are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import groupby
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 _PARQUET_OPTIONS = {
     # By default Spark's reader does not compare the checksums of pages.
     "parquet.page.verify-checksum.enabled": "true",
-    # A session may skip files that can't be read, and rows would be missing silently.
+    # A session may be configured to skip unreadable files, and rows would be missing silently.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
 _LATE = (
     "The result of read_journal is read more than twelve hours after it was planned, and the journal has released its "
-    "files: call read_journal again, and keep what is needed for longer with cache() or in a table."
+    "files: call read_journal again, and keep rows that are needed for longer with cache() or in a table."
 )
 _TOO_LATE = (
     "select cast(raise_error(:why) as boolean) from values (1) where current_timestamp() >= timestamp_seconds(:until_s)"
 )
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _MAX_ATTEMPTS = 3
-"""Of a plan, since compaction may remove a file at the same time."""
+"""The maximum number of attempts for a plan, since compaction may remove a file at the same time."""
 _MAX_GAPS = 2
 """The maximum number of reads by the source for a node; each starts a Python process for its plan."""
 
@@ -71,9 +71,9 @@ class ReadColumns:
 
     Attributes:
         columns: columns of the journal.
-        json: fields of JSON payloads as DDL, for the column `json`; None for no such column.
-        computes: whether `json` is computed from the payload where no file has it; otherwise it is NULL there.
-        variant: whether there is a column `variant`.
+        json: fields of JSON payloads as DDL, for the column `json`; None leaves the column out.
+        computes: whether `json` is computed from the payload for files without it; otherwise it is NULL there.
+        variant: whether the result has a column `variant`.
     """
 
     columns: tuple[str, ...] = tuple(column.name for column in COLUMNS)
@@ -105,21 +105,22 @@ def read_journal(
 ) -> DataFrame:
     """Return the rows of a journal as a DataFrame, like `format("smq")`, but as fast as Spark reads Parquet.
 
-    Filters and the selection of columns, also of fields of `json`, are applied in the files. The rows are chosen now:
-    what is published, compacted, joined or removed later changes nothing, for twelve hours.
+    Filters and the selection of columns, including fields of `json`, are applied in the files. The call chooses the
+    rows: for twelve hours, later messages, compaction and retention do not change the result.
 
     Args:
         spark: the session.
-        path: the journal's folder (file:///… too), or the http(s) address of one on a hub, which the source reads.
-        topics: MQTT filters; empty means every row, also those to one client.
+        path: the journal's folder, also as file:///…, or the http(s) address of a hub's journal.
+        topics: MQTT filters; empty means every row, including those to one client.
         exclude: MQTT filters of topics to leave out.
-        start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON by node; `end` is exclusive.
+        start, end: "earliest", "latest", a duration before now such as "2h", an ISO time, a seq, or JSON by node; `end`
+            is exclusive.
         columns: columns of the journal; by default all.
         json: fields of JSON payloads as DDL, such as "device string, temp double": adds a column `json`, a struct of
             these fields, NULL where the payload is not a JSON object. It is read from files that were compacted with
-            the same fields (`compact --schema`), and computed elsewhere.
+            the same fields (`compact --schema`), and computed for others.
         variant: adds a column `variant`, the whole payload where it is JSON. It is read from files that were compacted
-            with `--json variant`, and computed elsewhere.
+            with `--json variant`, and computed for others.
         include_pipeline: whether to include rows that pipelines have published.
         fail_on_data_loss: whether missing rows of the range are an error; otherwise they are skipped.
         token: with an address, the content of the file `token` in the journal's folder.
@@ -156,7 +157,7 @@ def _open(options: ReadOptions) -> Journal | RemoteJournal:
 def frame(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Return the rows between two offsets, read by Spark's own reader where the journal is a folder.
+    """Return the rows between two offsets, read by Spark's own reader if the journal is a folder.
 
     Args:
         spark: the session.
@@ -189,7 +190,7 @@ class _Plan(NamedTuple):
     Attributes:
         files: compacted files.
         ranges: by node, the wanted rows.
-        gaps: by node, ranges (first, after the last) in no such file; one read for each element.
+        gaps: by node, ranges (first, after the last) outside these files; each element is one read.
     """
 
     files: list[DataFile]
@@ -212,10 +213,10 @@ def _make_plan(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColu
         plan = _divide(files, through, ranges, is_native)
         try:
             paths = retention.hold_files(journal.path.absolute(), plan.files)
-        except FileNotFoundError as error:
+        except FileNotFoundError as error:  # compaction has just replaced it: plan again
             missing = str(error.filename)
             continue
-        # Spark compares the checksums of pages; the footer, which has their positions, has its own in the manifest.
+        # Spark compares the checksums of pages. The manifest has the checksum of the footer, which has their positions.
         for file, path in zip(plan.files, paths, strict=True):
             try:
                 with path.open("rb") as opened:
@@ -233,27 +234,22 @@ def _divide(
     gaps: list[dict[str, Range]] = [{} for _ in range(_MAX_GAPS)]
     by_node = {node: list(some) for node, some in groupby(files, lambda file: file.node)}
     for node, (first, behind) in ranges.items():
-        some = by_node.get(node, [])
-        left = _gaps(some, through[node], behind, is_native)
-        if len(left) > _MAX_GAPS:  # the source then reads some files too
+        some, compacted = by_node.get(node, []), through[node]
+        # The ranges of files that the source must read, and of the rows that are not compacted.
+        left: list[Range] = []
+        for is_read_natively, group in groupby(some, is_native):
+            if not is_read_natively:
+                ones = list(group)
+                left.append((ones[0].first, ones[-1].last + 1))
+        if compacted < behind:
+            joined = left and left[-1][1] == compacted
+            left[-1:] = [(left[-1][0], behind)] if joined else [*left[-1:], (compacted, behind)]
+        if len(left) > _MAX_GAPS:  # the source then reads the files between them too
             left = [(left[0][0], left[-2][1]), left[-1]]
         for gap, range_ in zip(gaps, left, strict=False):
             gap[node] = (max(first, range_[0]), min(behind, range_[1]))
         native += [file for file in some if not any(a <= file.first and file.last < b for a, b in left)]
     return _Plan(native, ranges, [gap for gap in gaps if gap])
-
-
-def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Callable[[DataFile], bool]) -> list[Range]:
-    """Return the ranges of a node that are not in files for Spark's own reader."""
-    found: list[Range] = []
-    for native, some in groupby(files, is_native):
-        if not native:
-            ones = list(some)
-            found.append((ones[0].first, ones[-1].last + 1))
-    if through < behind:
-        joined = found and found[-1][1] == through
-        found[-1:] = [(found[-1][0], behind)] if joined else [*found[-1:], (through, behind)]
-    return found
 
 
 def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
@@ -279,44 +275,29 @@ def _native(
     spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: ReadColumns
 ) -> Iterator[DataFrame]:
     """Yield one frame for all files with the same columns."""
+    from pyspark.sql import functions as F
+
     groups: dict[tuple[bool, bool], list[str]] = {}
     topics = read.filter()
     for file, path in zip(plan.files, paths, strict=True):
         has = (wanted.json is not None and has_json(file, topics, wanted.json), wanted.variant and file.variant)
         groups.setdefault(has, []).append(str(path))
-    conditions = [*_row_conditions(read, plan), *_expiry_condition(spark, paths)]
+    conditions = list(_row_conditions(read, plan))
+    if paths and (until_s := retention.held_until_s(paths[0])) is not None:
+        # The files may be removed after this time. Spark's optimizer knows the time: before, it removes the condition;
+        # later it computes the subquery, which ends the query with a message, before it opens any file.
+        late = spark.sql(_TOO_LATE, {"why": _LATE, "until_s": until_s}).scalar()
+        is_valid = F.current_timestamp() < F.timestamp_seconds(F.lit(until_s))
+        conditions.append(F.when(is_valid, F.lit(True)).otherwise(late))
     for (has_json_column, has_variant), some in groups.items():
         columns = [f"{column.name} {column.type}" for column in COLUMNS]
         if has_json_column and wanted.json:
             columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
         columns += [f"{VARIANT} VARIANT"] * has_variant
-        with _listed_by_driver(spark):
+        # The driver lists the files itself; a Spark task for each file takes ten times as long.
+        with session.setting(spark, _LISTING, str(2**31 - 1)):
             found = spark.read.schema(", ".join(columns)).options(**_PARQUET_OPTIONS).parquet(*some)
         yield _with_columns(reduce(lambda frame, condition: frame.where(condition), conditions, found), wanted)
-
-
-def _expiry_condition(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
-    """Yield the condition that ends a query with a message when it begins after the files may have been removed.
-
-    Spark's optimizer knows the time. Before the expiry it removes the condition; later it computes the subquery itself,
-    before it opens any file.
-    """
-    from pyspark.sql import functions as F
-
-    if paths and (until_s := retention.held_until_s(paths[0])) is not None:
-        late = spark.sql(_TOO_LATE, {"why": _LATE, "until_s": until_s}).scalar()
-        yield F.when(F.current_timestamp() < F.timestamp_seconds(F.lit(until_s)), F.lit(True)).otherwise(late)
-
-
-@contextmanager
-def _listed_by_driver(spark: SparkSession) -> Iterator[None]:
-    """Let the driver list the files itself; a Spark task for each file takes ten times as long."""
-    before = spark.conf.get(_LISTING)
-    spark.conf.set(_LISTING, str(2**31 - 1))
-    try:
-        yield
-    finally:
-        spark.conf.set(_LISTING, before or "32")
 
 
 def _with_columns(found: DataFrame, wanted: ReadColumns) -> DataFrame:
@@ -352,7 +333,7 @@ def _row_conditions(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
 
 
 def matches(topics: Filter) -> Column:
-    """Return the condition that a filter selects a topic, in a form with which Parquet files can be skipped."""
+    """Return the condition that a filter selects a topic, in a form that lets Spark skip Parquet files."""
     from pyspark.sql import functions as F
 
     names = topics.literal()
@@ -383,13 +364,13 @@ def _matches(pattern: str) -> Column:
 def frame_by_source(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Return the rows between two offsets, all read by the source: of each node in the order of their numbers.
+    """Return the rows between two offsets, all read by the source, in the order of their numbers per node.
 
     Args:
         spark, options, start, end, wanted: as for `frame`.
     """
     has_json = wanted.json is not None and wanted.computes
-    names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # rows without columns could not be counted
+    names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # Spark can't count rows without columns
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
     columns += (
         [f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
@@ -401,8 +382,8 @@ def frame_by_source(
 
 # ---- Spark for commands of a journal: SQL (`query --spark`) and VARIANT columns (`journal compact --json variant`).
 #
-# Results of any size are possible, as they never pass the driver's memory. From a file with VARIANT columns a query for
-# one field reads only that field, and so does DuckDB.
+# Results of any size are possible, because the driver does not hold them in memory. From a file with VARIANT columns a
+# query for one field reads only that field, also in DuckDB.
 
 _BATCH_ROWS = 8192
 _LINE_AND_POSITION = re.compile(r"\.?; line \d+ pos \d+;?$")
@@ -416,8 +397,8 @@ class Spark:
         journal: its folder or address.
         given: `token` and `cafile`, for an address.
         start, end: the range (end exclusive), by node.
-        topics: patterns of the topics in the view; None for all, also messages to one client.
-        spark: a session to use, which keeps running; None starts one, which takes seconds.
+        topics: patterns of the topics in the view; None selects all, including messages to one client.
+        spark: a session to use, which is not stopped; None starts one, which takes seconds.
 
     Raises:
         PipelineError: pyspark or Java is missing.
@@ -437,7 +418,7 @@ class Spark:
         self._own = spark is None
         started = spark or session.start_spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
         self._spark = started.newSession()
-        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # which others read as UTC
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # other programs read UTC
         begin, behind = json.dumps(start), json.dumps(end)
         options: dict[str, Any] = {**given, "topics": topics or (), "start": begin, "end": behind}
         rows = read_journal(self._spark, journal, **options)
@@ -482,13 +463,13 @@ class Spark:
         return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
 
     def cancel(self) -> None:
-        """End the query under way; its thread gets a PipelineError, and so does a later query."""
-        with suppress(Exception):  # it has ended meanwhile
-            # Also jobs that are not there yet: a question has several, and between two of them there is none to end.
+        """Cancel the current query, which raises PipelineError in its thread, and later queries."""
+        with suppress(Exception):  # the query has already ended
+            # This includes later jobs: a query has several jobs, and at times none of them is running.
             jvm.cancel_group(self._spark, self._group)
 
     def share(self) -> float:
-        """Return the completed share of the stages under way, from 0 to 1."""
+        """Return the completed share of the current stages, from 0 to 1."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]
@@ -510,11 +491,11 @@ _SHREDDED_FILE = {"parquet.block.row.count.limit": str(1 << 16)}
 class Shredder:
     """Adds a column `variant` to Parquet files of a journal. Spark starts with the first file.
 
-    Use it in a `with` block, which ends Spark.
+    Use it in a `with` block, which stops Spark at its end.
 
     Args:
         folder: for temporary files, such as the journal's folder.
-        spark: a session to use, which keeps running.
+        spark: a session to use, which is not stopped.
 
     Raises:
         PipelineError: with the first file, if pyspark or Java is missing.
@@ -537,7 +518,7 @@ class Shredder:
         """Write the rows of `source` to `target`, in the same order, with a VARIANT of each payload that is JSON.
 
         Raises:
-            PipelineError: Spark does not start, or can't do it.
+            PipelineError: Spark does not start, or can't write the file.
         """
         self._spark = self._spark or session.start_spark("local[*]", "smqrt journal compact", self._folder)
         folder, rows = self._folder / "written", self._folder / "rows.parquet"
@@ -546,15 +527,11 @@ class Shredder:
         rows.unlink(missing_ok=True)
         os.link(source, rows)  # Spark ignores files with a dot in front, and reads folders like hour=12 as columns
         try:
-            self._write(self._spark, rows, folder)
+            for name, value in _SHREDDING_SETTINGS.items():
+                self._spark.conf.set(name, value)
+            shredded = self._spark.read.parquet(str(rows)).withColumn(VARIANT, payload_variant())
+            shredded.coalesce(1).write.options(**_SHREDDED_FILE).parquet(str(folder))
         except Exception as error:
             raise PipelineError(f"Spark can't make a VARIANT of {source}: {first_line(error)}") from error
         (part,) = folder.glob("part-*.parquet")
         part.replace(target)
-
-    @staticmethod
-    def _write(spark: SparkSession, source: Path, folder: Path) -> None:
-        for name, value in _SHREDDING_SETTINGS.items():
-            spark.conf.set(name, value)
-        rows = spark.read.parquet(str(source)).withColumn(VARIANT, payload_variant())
-        rows.coalesce(1).write.options(**_SHREDDED_FILE).parquet(str(folder))

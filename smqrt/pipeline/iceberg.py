@@ -1,7 +1,7 @@
 """Iceberg tables of pipelines: each micro-batch is one snapshot, with query and number as its key.
 
 Spark's tasks write the files; the driver commits their names with the library `pyiceberg`. The library expires
-snapshots, but does not join or remove files. This module does both with the library's commits.
+snapshots, but does not join or remove files. This module joins and removes files with the library's commits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-NEEDS_ICEBERG = "Iceberg tables need pyiceberg, which is not installed: pip install 'smqrt[iceberg]' brings it."
+NEEDS_ICEBERG = "Iceberg tables need pyiceberg, which is not installed: pip install 'smqrt[iceberg]' installs it."
 CATALOG = "smqrt"
-"""The catalog's name in pyiceberg's configuration; without it tables on this machine have a catalog in a file."""
+"""The catalog's name in pyiceberg's configuration; without it, tables on this machine use a catalog in a file."""
 FILE = "iceberg.db"
 """The catalog file, in the parent folder of a table."""
 NAMESPACE = "tables"
@@ -36,9 +36,10 @@ _QUERY, _BATCH, _END = "smqrt.query", "smqrt.batch", "smqrt.end"
 """Properties of a snapshot, about the rows that it adds."""
 _SEQUENCE = "smqrt.sequence"
 _LAST = "smqrt.last."
-"""Prefix of properties of the table, before the key of a query: those of its last snapshot, as snapshots expire."""
+"""Prefix of properties of the table, before the key of a query. They save the query's last commit beyond the expiry of
+its snapshot."""
 _DEFAULTS = {
-    # Each commit leaves a list of manifests and a description of the table. With a commit every ten seconds both would
+    # Each commit adds a list of manifests and a description of the table. With a commit every ten seconds both would
     # have thousands of entries after a day, in files that each commit rewrites.
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -67,7 +68,7 @@ class IcebergTable:
         self._has_schema = False
 
     def exists(self) -> bool:
-        """Return whether the catalog has the table. A table whose folder is missing is removed from the catalog."""
+        """Return whether the catalog has the table; a table without its folder is removed from the catalog."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with suppress(NoSuchTableError):
@@ -114,6 +115,7 @@ class IcebergTable:
             last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **properties}
             paths = [f"{self._table.location()}/data/{one.path}" for one in files]
             with self._table.transaction() as transaction:
+                # The names of the files are unique, and a check would read all manifests.
                 transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
                 transaction.set_properties(_table_properties([last]))
             if len(self._table.snapshots()) > MAX_SNAPSHOTS:
@@ -132,7 +134,7 @@ class IcebergTable:
         tasks = list(self._table.refresh().scan().plan_files())
         if any(task.delete_files for task in tasks):
             raise PipelineError(
-                f"{self.location} has rows that another program has deleted: let that program rewrite its files first."
+                f"{self.location} has rows that another program has deleted: rewrite its files with that program first."
             )
         made = lake_files.write(frame, f"{self.location}/data", self._by, keep=True)
         status.crash_at("before_replace", 0)
@@ -148,11 +150,12 @@ class IcebergTable:
         return _table_properties(reversed(self._commits()))
 
     def _ensure_schema(self, frame: DataFrame) -> None:
-        """Make the table, or add its missing columns; the first call of a query is enough."""
+        """Create the table, or add its missing columns; only the first call does so."""
         if self._has_schema:
             return
         import pyarrow
 
+        # Every column is nullable, because later rows may not have it.
         schema = pyarrow.schema([field.with_nullable(True) for field in frame.limit(0).toArrow().schema])
         if self._table is None:
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
@@ -164,16 +167,16 @@ class IcebergTable:
                     spec.add_identity(name)
         if (by := [field.name for field in self._table.spec().fields]) != self._by:
             raise PipelineError(
-                f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}: write partition_by so, "
-                "or give another path."
+                f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}: use the same "
+                "partition_by, or another path."
             )
         try:
             with self._table.update_schema() as changes:
                 changes.union_by_name(schema)
         except Exception as error:
             raise PipelineError(
-                f"The table in {self.location} has a column of another type than the result: {error}; give it another "
-                "name, or the table another path."
+                f"The table in {self.location} has a column of another type than the result: {error}; use another name "
+                "for the column, or another path for the table."
             ) from None
         self._has_schema = True
 
@@ -203,7 +206,7 @@ class IcebergTable:
 
 
 def _table_properties(commits: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return the properties of a table that save the properties of commits; the last of each query remains."""
+    """Return the properties of a table that save those of commits, given in order: the last commit of each query."""
     return {f"{_LAST}{each[_QUERY]}": json.dumps(each) for each in commits}
 
 
@@ -213,7 +216,7 @@ def is_table(location: Path | str) -> bool:
 
 
 def files(location: str) -> list[str]:
-    """Return the paths of the Parquet files that a table is made of.
+    """Return the paths of the Parquet files of a table.
 
     Raises:
         PipelineError: pyiceberg is missing, or other programs have deleted rows, which the files still contain.
@@ -221,7 +224,7 @@ def files(location: str) -> list[str]:
     found = IcebergTable(location)
     tasks = list(found._table.scan().plan_files()) if found.exists() else []
     if any(task.delete_files for task in tasks):
-        raise PipelineError(f"{location} has deleted rows: read it by pyiceberg, or by Spark with Iceberg's jar.")
+        raise PipelineError(f"{location} has deleted rows: read it with pyiceberg, or with Iceberg's jar in Spark.")
     return sorted(task.file.file_path.removeprefix("file://") for task in tasks)
 
 
@@ -229,7 +232,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     """Return the rows of a table, read by Spark's own Parquet reader.
 
     Raises:
-        PipelineError: as `files`, or there is no row yet.
+        PipelineError: as `files`, or the table has no rows yet.
     """
     paths = files(location)
     if not paths:
@@ -238,7 +241,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def check_installed() -> None:
-    """Raise PipelineError when pyiceberg or what its catalogs in files need is missing."""
+    """Raise PipelineError when pyiceberg, or the library for its catalogs in files, is missing."""
     try:
         import pyiceberg.catalog.sql  # noqa: F401
     except ImportError:
@@ -246,7 +249,7 @@ def check_installed() -> None:
 
 
 def _store() -> dict[str, str]:
-    """Return the address of an object store from the variables of pyarrow and deltalake; pyiceberg has other names."""
+    """Return the address of an object store from the variables of pyarrow and deltalake; pyiceberg uses other names."""
     variables = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
     return {name: value for name, variable in variables.items() if (value := os.environ.get(variable))}
 
@@ -261,7 +264,7 @@ def _catalog(location: str) -> Any:
         return load_catalog(CATALOG, **{**_store(), **cast("dict[str, str]", configured)})
     if locations.is_elsewhere(location):
         raise PipelineError(
-            f"An Iceberg table in {location} needs a catalog that others see: configure {CATALOG!r} for pyiceberg, for "
+            f"An Iceberg table in {location} needs a shared catalog: configure {CATALOG!r} for pyiceberg, for "
             "instance with the variable PYICEBERG_CATALOG__SMQRT__URI."
         )
     root = Path(location).parent
@@ -278,7 +281,7 @@ _TARGET_PROPERTY = "write.target-file-size-bytes"
 _SMALL_SHARE = 0.75
 """A file with this share of the target size is not joined."""
 _MAX_ATTEMPTS = 5
-"""Of a commit; each fails when a query has appended at the same time."""
+"""The maximum number of attempts for a commit. An attempt fails when a query has appended at the same time."""
 _FOLDERS = ("data", "metadata")
 
 
@@ -293,7 +296,24 @@ def join_files(table: Table, target_bytes: int | None) -> Joined:
         PipelineError: other programs keep changing the table, or have just changed the same files.
     """
     target_bytes = target_bytes or int(table.properties.get(_TARGET_PROPERTY) or TARGET_BYTES)
-    groups = list(_groups(table.refresh(), target_bytes))
+    table.refresh()
+    # Files with deleted rows are left out: only other engines support all kinds of deletions.
+    by_partition: dict[Any, list[Any]] = defaultdict(list)
+    for task in table.scan().plan_files():
+        is_small = task.file.file_size_in_bytes < _SMALL_SHARE * target_bytes
+        if is_small and not task.delete_files and task.file.spec_id == table.spec().spec_id:
+            by_partition[task.file.partition].append(task)
+    groups: list[list[Any]] = []
+    for tasks in by_partition.values():
+        parts: list[list[Any]] = [[]]
+        size_bytes = 0
+        for task in sorted(tasks, key=lambda task: task.file.file_size_in_bytes):
+            if parts[-1] and size_bytes + task.file.file_size_in_bytes > target_bytes:
+                parts.append([])
+                size_bytes = 0
+            parts[-1].append(task)
+            size_bytes += task.file.file_size_in_bytes
+        groups += [part for part in parts if len(part) > 1]
     if not groups:
         return Joined(0, 0)
     large = [made for group in groups for made in _join_group(table, group)]
@@ -302,27 +322,8 @@ def join_files(table: Table, target_bytes: int | None) -> Joined:
     return Joined(len(small), len(large))
 
 
-def _groups(table: Table, target_bytes: int) -> Iterator[list[Any]]:
-    """Yield groups of files to be joined. Files with deleted rows are left out: only other engines know all kinds."""
-    by_partition: dict[Any, list[Any]] = defaultdict(list)
-    for task in table.scan().plan_files():
-        is_small = task.file.file_size_in_bytes < _SMALL_SHARE * target_bytes
-        if is_small and not task.delete_files and task.file.spec_id == table.spec().spec_id:
-            by_partition[task.file.partition].append(task)
-    for tasks in by_partition.values():
-        groups: list[list[Any]] = [[]]
-        size_bytes = 0
-        for task in sorted(tasks, key=lambda task: task.file.file_size_in_bytes):
-            if groups[-1] and size_bytes + task.file.file_size_in_bytes > target_bytes:
-                groups.append([])
-                size_bytes = 0
-            groups[-1].append(task)
-            size_bytes += task.file.file_size_in_bytes
-        yield from (group for group in groups if len(group) > 1)
-
-
 def _join_group(table: Table, tasks: list[Any]) -> Iterator[Any]:
-    """Write the rows of files into large files, with the present columns; one file at a time is in memory."""
+    """Write the rows of files into large files, with the current columns; one file at a time is in memory."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, parquet_files_to_data_files, schema_to_pyarrow
 
@@ -373,19 +374,19 @@ def _condition_errors(table: Table, condition: str) -> Iterator[None]:
     try:
         yield
     except ParseBaseException:  # its text is the whole grammar
-        raise PipelineError(f"""{condition!r} is not a condition: write it like "n < 5 and k = 'a'".""") from None
+        raise PipelineError(f"""{condition!r} is not a condition, such as "n < 5 and k = 'a'".""") from None
     except Exception as error:  # of its parser, of types, of columns
         raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
 
 
 def _check_names(table: Table, condition: str) -> None:
-    """Reject columns with a dot in their names: pyiceberg finds rows by them, but silently deletes none."""
+    """Reject columns with a dot in their names: pyiceberg finds rows by such columns, but silently deletes none."""
     from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind, extract_field_ids
 
-    asked = extract_field_ids(bind(table.schema(), parse(condition), case_sensitive=True))
+    used = extract_field_ids(bind(table.schema(), parse(condition), case_sensitive=True))
     for field in table.schema().fields:
-        if "." in field.name and field.field_id in asked:
+        if "." in field.name and field.field_id in used:
             raise ValueError(f"pyiceberg deletes nothing by a column with a dot in its name, {field.name!r}; use Spark")
 
 
@@ -395,6 +396,7 @@ def delete_rows(table: Table, condition: str) -> int:
     Raises:
         PipelineError: the condition is invalid.
     """
+    # pyiceberg does not return a number; the new snapshots have it.
     known = {one.snapshot_id for one in table.refresh().snapshots()}
     with _condition_errors(table, condition):
         _check_names(table, condition)
@@ -405,8 +407,9 @@ def delete_rows(table: Table, condition: str) -> int:
 
 
 def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, str]) -> int:
-    """Remove the snapshots from before a time, except the last one and named ones; then remove unreferenced files from
-    before that time, also those that were never committed.
+    """Remove the snapshots from before a time, except the last one and named ones.
+
+    Then remove unreferenced files from before that time, including uncommitted ones.
 
     Args:
         table: pyiceberg's table.
@@ -419,14 +422,25 @@ def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, st
     Raises:
         PipelineError: other programs keep changing the table.
     """
+    from pyarrow import fs
+
     before_ms = before.timestamp() * 1000
     _expire(table, properties, lambda snapshot: snapshot.timestamp_ms < before_ms)
-    return _remove_unreferenced(table.refresh(), before)
+    system, root = locations.filesystem(table.refresh().location())
+    # Listed before the references are read: a file that is committed in between is not listed, or is referenced.
+    folders = [fs.FileSelector(f"{root}/{name}", allow_not_found=True, recursive=True) for name in _FOLDERS]
+    found = [one for folder in folders for one in system.get_file_info(folder) if one.is_file]
+    old = {one.path for one in found if one.mtime < before.astimezone(UTC)}
+    unreferenced = old - {locations.filesystem(uri)[1] for uri in set(_references(table.refresh()))}
+    for path in sorted(unreferenced):
+        system.delete_file(path)
+    return len(unreferenced)
 
 
 def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
-    """Remove the older half of the snapshots when there are more than `MAX_SNAPSHOTS`: each commit reads and writes a
-    description of all of them. The next `expire_snapshots` removes their files.
+    """Remove the older half of the snapshots when there are more than `MAX_SNAPSHOTS`.
+
+    Each commit reads and writes a description of all snapshots. The next `expire_snapshots` removes their files.
 
     Args:
         table, properties: as for `expire_snapshots`.
@@ -442,24 +456,10 @@ def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
 def _expire(table: Table, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
     if properties:
         commit_change(table, lambda change: change.set_properties(dict(properties)))
-    heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}
+    heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}  # the last one and named ones
     old = [one.snapshot_id for one in table.snapshots() if is_old(one) and one.snapshot_id not in heads]
     if old:
         table.maintenance.expire_snapshots().by_ids(old).commit()
-
-
-def _remove_unreferenced(table: Table, before: datetime) -> int:
-    from pyarrow import fs
-
-    system, root = locations.filesystem(table.location())
-    # Listed before the references are read: a file that is committed in between is not listed, or is referenced.
-    folders = [fs.FileSelector(f"{root}/{name}", allow_not_found=True, recursive=True) for name in _FOLDERS]
-    found = [one for folder in folders for one in system.get_file_info(folder) if one.is_file]
-    old = {one.path for one in found if one.mtime < before.astimezone(UTC)}
-    unreferenced = old - {locations.filesystem(uri)[1] for uri in set(_references(table.refresh()))}
-    for path in sorted(unreferenced):
-        system.delete_file(path)
-    return len(unreferenced)
 
 
 def _references(table: Table) -> Iterator[str]:

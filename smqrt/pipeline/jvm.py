@@ -1,8 +1,8 @@
 """Spark's JVM: Java, private PySpark names, garbage collection and warm-up.
 
-All private names of PySpark are used in this file. They exist in 4.2 and 4.3; check this file when a later version
-lacks one of them. Under Spark Connect there is no JVM in this process, and no py4j: `jvm_of` raises PipelineError.
-`format("smq")` works there, since it needs nothing of this module.
+Only this file uses private names of PySpark. They exist in 4.2 and 4.3; check this file when a later version does not
+have one of them. With Spark Connect this process has no JVM and no py4j: `jvm_of` raises PipelineError. `format("smq")`
+works with Spark Connect, since it does not use this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -41,7 +41,7 @@ JAVA_VERSIONS = (17, 21)
 """Major versions that Spark 4 supports."""
 
 INSTALL_JAVA = "apt-get install openjdk-17-jre-headless"
-"""The command that installs one on Debian and Ubuntu."""
+"""The command that installs Java on Debian and Ubuntu."""
 
 _DEBIAN = Path("/usr/lib/jvm")
 _VERSION_TIMEOUT_S = 30
@@ -53,7 +53,7 @@ class Java:
     """An installed Java.
 
     Attributes:
-        command: its `bin/java`.
+        command: the path of `bin/java`.
         version: such as "17.0.15".
         major: the first number of the version.
     """
@@ -69,26 +69,26 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None, debian: Path = _DEBIAN) -> Java:
-    """Find a Java for Spark: JAVA_HOME, else the one in PATH, else the newest supported one in Debian's folder.
+    """Find a Java for Spark: in JAVA_HOME, else in PATH, else the newest supported version in Debian's folder.
 
     Args:
         environment: variables; by default those of the process.
         debian: folder with one folder for each installed Java.
 
     Raises:
-        PipelineError: there is none, or JAVA_HOME names another folder or version.
+        PipelineError: no Java is found, or JAVA_HOME has another folder or version.
     """
     variables = os.environ if environment is None else environment
     if home := variables.get("JAVA_HOME"):
         command = Path(home) / "bin" / "java"
         if not os.access(command, os.X_OK):
-            raise PipelineError(f"JAVA_HOME is {home}, where there is no bin/java: unset it, or name Java 17 or 21.")
+            raise PipelineError(f"JAVA_HOME is {home}, which has no bin/java: unset it, or set it to Java 17 or 21.")
         java = _inspect(command)
         if java is None:
-            raise PipelineError(f"JAVA_HOME is {home}, whose bin/java doesn't tell its version: name Java 17 or 21.")
+            raise PipelineError(f"JAVA_HOME is {home}, whose bin/java prints no version: set it to Java 17 or 21.")
         if java.major not in JAVA_VERSIONS:
             wrong = f"JAVA_HOME is {home}, which is Java {java.version}, and Spark needs 17 or 21"
-            raise PipelineError(f"{wrong}: unset it, or type as root: {INSTALL_JAVA}")
+            raise PipelineError(f"{wrong}: unset it, or run as root: {INSTALL_JAVA}")
         return java
     commands = [Path(found)] if (found := shutil.which("java", path=variables.get("PATH", ""))) else []
     for major in reversed(JAVA_VERSIONS):
@@ -100,7 +100,7 @@ def find_java(environment: Mapping[str, str] | None = None, debian: Path = _DEBI
                 return java
             others.append(java)
     there = f"; found only Java {others[0].version} ({others[0].command})" if others else ""
-    raise PipelineError(f"Java 17 or 21 is needed{there}. As root, type: {INSTALL_JAVA}")
+    raise PipelineError(f"Java 17 or 21 is needed{there}. Run as root: {INSTALL_JAVA}")
 
 
 def use_java(java: Java) -> None:
@@ -135,7 +135,7 @@ def jvm_of(spark: SparkSession) -> JVMView:
     session = cast(Any, spark)
     if not hasattr(session, "_jvm"):
         raise PipelineError(
-            "This needs a Spark in the same process, and this session is one of Spark Connect: make one with "
+            "This needs a Spark in the same process, and this session uses Spark Connect: create a session with "
             'SparkSession.builder.master("local[*]"), without SPARK_REMOTE.'
         )
     return session._jvm
@@ -144,8 +144,8 @@ def jvm_of(spark: SparkSession) -> JVMView:
 def start(conf: SparkConf | None = None) -> None:
     """Start the JVM without a session, or connect to that of spark-submit.
 
-    `SparkContext` itself would begin to work in it at once, and a signal at that time would interrupt it. And
-    `SparkConf` knows the options of spark-submit only when there is a JVM to ask.
+    `SparkContext` uses a JVM that it starts immediately, and a signal at that time would interrupt it. `SparkConf`
+    reads the options of spark-submit from the JVM.
     """
     from pyspark import SparkContext
 
@@ -155,9 +155,9 @@ def start(conf: SparkConf | None = None) -> None:
 def handle_signals() -> None:
     """Make the JVM ignore signals, which this process handles.
 
-    Service managers send SIGTERM to the JVM too, and terminals send Ctrl-C to it and its Python workers, which inherit
-    the ignored signals. The JVM would end in the middle of a micro-batch; it ends with its driver anyway, because its
-    stdin is closed. The JVM of spark-submit, the process that other programs know, forwards SIGTERM.
+    Service managers send SIGTERM to the JVM too. Terminals send Ctrl-C to the JVM and its Python workers, which inherit
+    the ignored signals. A signal would end the JVM in the middle of a micro-batch. The JVM ends with its driver, which
+    closes the JVM's stdin. The JVM of spark-submit is the process that other programs see, so it forwards SIGTERM.
     """
     from pyspark import SparkContext
 
@@ -194,8 +194,8 @@ def ended_by(error: BaseException | None) -> int | None:
 def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
     """Send Spark's events about queries to a listener.
 
-    `spark.streams.addListener` requests every field of an event separately from the JVM. That took 80 to 450 ms a
-    micro-batch beside a busy query; a listener that reads the event's JSON needs 1 to 3 ms.
+    `spark.streams.addListener` requests every field of an event separately from the JVM, which takes 80 to 450 ms per
+    micro-batch of a busy query. A listener that reads the event's JSON needs 1 to 3 ms.
 
     Args:
         spark: the session.
@@ -203,7 +203,6 @@ def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
 
     Returns:
         A function that removes the listener.
-        A function that ends it.
     """
     java = jvm_of(spark)
     _enable_callbacks(spark.sparkContext)
@@ -232,7 +231,7 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
 
 
 def is_of_gateway(error: Exception) -> bool:
-    """Return whether an error means that a Java object has no such method, or the like."""
+    """Return whether py4j raised an error, for example because a Java object has no such method."""
     from py4j.protocol import Py4JError
 
     return isinstance(error, Py4JError)
@@ -254,7 +253,7 @@ def glob(spark: SparkSession, pattern: str) -> list[str]:
 
 
 def cancel_group(spark: SparkSession, group: str) -> None:
-    """Cancel the jobs of a group, also later ones; `SparkContext.cancelJobGroup` cancels current jobs only."""
+    """Cancel the current and later jobs of a group; `SparkContext.cancelJobGroup` cancels only current jobs."""
     cast(Any, spark.sparkContext)._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
@@ -283,7 +282,7 @@ class _ForwardToDriver:
 # of OpenJDK, version 2.0). A JVM without such a file (-XX:-UsePerfData, or not HotSpot) can't be measured.
 
 COUNTER_FOLDERS = "/tmp"
-"""The folder of HotSpot's files on Linux, whatever TMPDIR is: hsperfdata_USER/PID."""
+"""The folder of HotSpot's files hsperfdata_USER/PID on Linux, which does not depend on TMPDIR."""
 WINDOW_S = 30.0
 _HEAD = struct.Struct("<IBBBBiiqii")
 _ENTRY = struct.Struct("<iiibbbbi")
@@ -307,13 +306,13 @@ class GarbageTime:
     def share(self, now_s: float | None = None) -> float | None:
         """Return the share of the last `WINDOW_S` seconds that garbage collection took, from 0 to 1.
 
-        To be called about once a second.
+        Call this about once a second.
 
         Args:
-            now_s: time of a monotonic clock; by default the present time.
+            now_s: time of a monotonic clock; by default the current time.
 
         Returns:
-            None when the JVM can't be measured, or has been measured for less than half of that time.
+            The share; None when the JVM can't be measured, or less than half of that time was measured.
         """
         now_s = time.monotonic() if now_s is None else now_s
         try:
@@ -328,12 +327,13 @@ class GarbageTime:
 
 
 def find_garbage_time() -> GarbageTime | None:
-    """Return the meter for the JVM of this process: its child or, under spark-submit, its parent; None without one."""
+    """Return the meter for the JVM, a child of this process or, with spark-submit, its parent; None without a JVM."""
     processes = [os.getppid()]
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
             processes[:0] = map(int, (thread / "children").read_text().split())
     for process in processes:
+        # The first process with counters is a JVM.
         for path in Path(COUNTER_FOLDERS).glob(f"hsperfdata_*/{process}"):
             return GarbageTime(path)
     return None
@@ -343,50 +343,48 @@ def collecting_s(path: Path) -> float:
     """Return how many seconds a JVM has spent on garbage collection since its start.
 
     Raises:
-        OSError: it has ended, or has no counters.
+        OSError: the JVM has ended, or has no counters.
         ValueError: the file has another format.
     """
-    counters = dict(_counters(path.read_bytes()))
-    ticks = sum(value for name, value in counters.items() if _TIME.fullmatch(name))
-    if not counters.get(_FREQUENCY):
-        raise ValueError(f"{path} has no counters of HotSpot")
-    return ticks / counters[_FREQUENCY]
-
-
-def _counters(data: bytes) -> Iterator[tuple[str, int]]:
+    data = path.read_bytes()
     magic, is_little, _, _, _, _, _, _, at, count = _HEAD.unpack_from(data)
     if magic != _MAGIC or is_little != 1:
         raise ValueError("another format")
+    counters: dict[str, int] = {}
     for _ in range(count):
         size, name_at, _, kind, _, _, _, value_at = _ENTRY.unpack_from(data, at)
         if size <= 0:
             raise ValueError("an entry without a size")
         if kind == _LONG:
             name = data[at + name_at : data.index(b"\0", at + name_at)].decode("ascii", "replace")
-            yield name, struct.unpack_from("<q", data, at + value_at)[0]
+            counters[name] = struct.unpack_from("<q", data, at + value_at)[0]
         at += size
+    ticks = sum(value for name, value in counters.items() if _TIME.fullmatch(name))
+    if not counters.get(_FREQUENCY):
+        raise ValueError(f"{path} has no counters of HotSpot")
+    return ticks / counters[_FREQUENCY]
 
 
 # ---- Warm-up by a class archive (AppCDS)
 #
-# The archive is in the cache folder, and is used as long as Java and pyspark are those with which it was made. A child
-# process that uses most features makes it, and prints the seconds of a first job as JSON:
+# The archive is in the cache folder. It is used as long as Java and pyspark are the same as when it was made. A child
+# process that uses most features creates it, and prints the duration of a first job as JSON:
 #
 #     python -m smqrt.pipeline.jvm "JVM OPTIONS" [everything]
 
 _QUIET = "-Xlog:disable"
-"""Java continues without an archive that does not match; this option suppresses its warning."""
+"""Suppresses the warning of Java about an archive that does not match; Java continues without the archive."""
 _TIMEOUT_S = 600
 _MIN_ARCHIVE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """The archive and what it saves.
+    """The archive and the time that it saves.
 
     Attributes:
         path: the archive; size_bytes: its size.
-        before_s, after_s: seconds from the start to the end of a first small job, without and with it.
+        before_s, after_s: seconds from the start to the end of a first small job, without and with the archive.
     """
 
     path: Path
@@ -396,7 +394,7 @@ class WarmupResult:
 
 
 def archive(found: Java) -> Path:
-    """Return the path of the archive for this Java and the installed pyspark, whether it exists or not.
+    """Return the path of the archive for this Java and the installed pyspark; the archive need not exist.
 
     Args:
         found: the Java that Spark runs on.
@@ -406,17 +404,18 @@ def archive(found: Java) -> Path:
     """
     spec = util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+        raise PipelineError("pyspark is not installed; run: pip install 'smqrt[spark]'")
     home = Path(os.environ.get("SPARK_HOME") or spec.submodule_search_locations[0])
-    # The files of the class path, which Java itself compares with the archive.
+    # Java compares the files of the class path with the archive.
     stats = ((entry.name, entry.stat()) for entry in os.scandir(home / "jars"))
     jars = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    # Another Java, another pyspark or other jars make another name; the archive does not fit them.
     key = hashlib.sha256(f"{found.home} {found.version} {home} {jars}".encode()).hexdigest()[:12]
     return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 
 
 def archive_options(found: Java) -> list[str]:
-    """Return the JVM options for a driver that name the archive; empty without an archive that matches.
+    """Return the JVM options of a driver that use the archive; empty without a matching archive.
 
     Args:
         found: the Java that Spark runs on.
@@ -430,27 +429,27 @@ def archive_options(found: Java) -> list[str]:
 
 
 def build() -> WarmupResult:
-    """Make the archive, or replace an older one, and measure what it saves. This takes about a minute.
+    """Create or replace the archive, and measure the time that it saves. This takes about a minute.
 
     Raises:
-        PipelineError: Java or pyspark is missing, the folder can't be written, or Java makes no archive.
+        PipelineError: Java or pyspark is missing, the folder can't be written, or Java creates no archive.
     """
     found = find_java()
     path = archive(found)
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh = path.with_suffix(f".{os.getpid()}.new")  # other processes use the existing archive meanwhile
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _train(found, [f"-XX:ArchiveClassesAtExit={fresh}", _QUIET], "everything")
         if not fresh.exists() or fresh.stat().st_size < _MIN_ARCHIVE_BYTES:
             raise PipelineError(
-                f"Java made no archive; perhaps its own is missing, then type: {found.command} -Xshare:dump"
+                f"Java created no archive; if its default archive is missing, run: {found.command} -Xshare:dump"
             )
         fresh.rename(path)
     except OSError as error:
-        raise PipelineError(f"{path.parent} can't be written: {error.strerror}; name another XDG_CACHE_HOME.") from None
+        raise PipelineError(f"{path.parent} can't be written: {error.strerror}; set another XDG_CACHE_HOME.") from None
     finally:
         fresh.unlink(missing_ok=True)
-    # Measured after the archive was made, so that the files of Spark are in the page cache for both measurements.
+    # The archive was made before, so the files of Spark are in the page cache for both measurements.
     return WarmupResult(path, path.stat().st_size, _train(found, []), _train(found, archive_options(found)))
 
 
@@ -458,21 +457,21 @@ def _train(found: Java, jvm: list[str], *words: str) -> float:
     """Run Spark in a child process; return the seconds until its first job was done."""
     command = [sys.executable, "-m", "smqrt.pipeline.jvm", " ".join(jvm), *words]
     environment = os.environ | {"JAVA_HOME": str(found.home)}
-    # In its own session: Java outlives its parent process while it writes the archive.
+    # In a new session, whose processes are all killed: Java runs longer than its parent, while it writes the archive.
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         output, errors = child.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise PipelineError(f"Spark did not finish within {_TIMEOUT_S} s; try again when less runs here.") from None
+        raise PipelineError(f"Spark did not finish within {_TIMEOUT_S} s; try again with less load.") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if child.returncode or not output:
         reason = (errors.strip().splitlines() or ["no reason given"])[-1]
-        raise PipelineError(f"Spark did not start ({reason}); look with: smqrt pipeline doctor")
+        raise PipelineError(f"Spark did not start ({reason}); run: smqrt pipeline doctor")
     return float(json.loads(output.splitlines()[-1])["seconds"])
 
 
@@ -495,11 +494,11 @@ _CONF = {
 
 
 def main(jvm: str, everything: bool) -> None:
-    """Start Spark and run one job or everything. Java writes the archive after this process has ended.
+    """Start Spark and run one job, or most features. Java writes the archive after this process has ended.
 
     Args:
         jvm: options for Java.
-        everything: whether to use all features that pipelines use.
+        everything: whether to use most features of pipelines.
     """
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -513,31 +512,22 @@ def main(jvm: str, everything: bool) -> None:
         session.range(10).groupBy("id").count().collect()
         seconds = time.perf_counter() - began
         if everything:
-            _use_files(session, folder)
-            _use_stream(session, folder)
+            rows = session.range(100).selectExpr("id", "cast(id as string) as text", "current_date() as day")
+            rows.write.partitionBy("day").parquet(f"{folder}/parquet")
+            session.read.parquet(f"{folder}/parquet").createOrReplaceTempView("numbers")
+            session.sql("select day, avg(id), max(text) from numbers where id > 3 group by day").toArrow()
+            stream: Any = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+            parsed = stream.withWatermark("timestamp", "1 second").selectExpr(
+                "timestamp", "from_json(concat('{\"n\": ', value, '}'), 'n int').n as n"
+            )
+            windows = parsed.selectExpr("window(timestamp, '1 second') as window", "n").groupBy("window").count()
+            writer = windows.writeStream.outputMode("update").foreachBatch(lambda batch, _: batch.toArrow())
+            writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+            query = writer.trigger(processingTime="100 milliseconds").start()
+            query.awaitTermination(_STREAM_S)
+            query.stop()
         session.stop()
     print(json.dumps({"seconds": round(seconds, 2)}))
-
-
-def _use_files(session: Any, folder: str) -> None:
-    rows = session.range(100).selectExpr("id", "cast(id as string) as text", "current_date() as day")
-    rows.write.partitionBy("day").parquet(f"{folder}/parquet")
-    session.read.parquet(f"{folder}/parquet").createOrReplaceTempView("numbers")
-    session.sql("select day, avg(id), max(text) from numbers where id > 3 group by day").toArrow()
-
-
-def _use_stream(session: Any, folder: str) -> None:
-    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    parsed = rows.withWatermark("timestamp", "1 second").selectExpr(
-        "timestamp", "from_json(concat('{\"n\": ', value, '}'), 'n int').n as n"
-    )
-    windows = parsed.selectExpr("window(timestamp, '1 second') as window", "n").groupBy("window").count()
-    writer = windows.writeStream.outputMode("update").foreachBatch(lambda batch, _: batch.toArrow())
-    query = (
-        writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(processingTime="100 milliseconds").start()
-    )
-    query.awaitTermination(_STREAM_S)
-    query.stop()
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ _KEY_PREFIX = "_"
 """Prefix of a copy of a partition column. The columns that name folders are not stored in the files."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAX_OPEN_FILES = 64
-"""Of one task; each open file holds a group of rows in memory."""
+"""The maximum for one task; each open file holds a group of rows in memory."""
 _MAX_GROUP_ROWS = 1 << 20
 _GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 32 << 20
 """Approximate maximum of a row group in a file that joins other files."""
 _MAX_STATISTIC_LENGTH = 64
 _STORE_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
-"""Environment variables with the access to object stores, which workers get from the driver."""
+"""Prefixes of variables with credentials for object stores. The driver passes these variables to the workers."""
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -43,7 +43,7 @@ class LakeFile:
         path: relative to the table.
         bytes: its size.
         rows: the number of its rows.
-        values: the values of the partition columns, as texts.
+        values: the values of the partition columns, as strings.
         least, greatest: minimum and maximum of columns with such statistics, as JSON values.
         nulls: the number of NULLs by column.
     """
@@ -87,19 +87,20 @@ def write(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool 
         frame = frame.withColumns(dict(zip(copies, map(column, partition_by), strict=True))) if copies else frame
         partition_by = copies
     # Spark and other readers treat an empty folder name as NULL.
-    texts = [name for name in partition_by if frame.schema[name].dataType.typeName() == "string"]
-    frame = frame.withColumns({name: F.nullif(column(name), F.lit("")) for name in texts}) if texts else frame
+    strings = [name for name in partition_by if frame.schema[name].dataType.typeName() == "string"]
+    frame = frame.withColumns({name: F.nullif(column(name), F.lit("")) for name in strings}) if strings else frame
     is_remote = files.scheme(table)
     keys = {name: value for name, value in os.environ.items() if name.startswith(_STORE_VARIABLES) and is_remote}
     names = frame.columns
     task = partial(_write_task, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
     plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # for mapInArrow a dot means a struct's field
+    # Only the descriptions of the files go through the driver.
     rows = plain.mapInArrow(task, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
 def group_rows(rows: int, size_bytes: int) -> int:
-    """Return the number of rows in a group of a large file, made of files with `rows` and `size_bytes` together."""
+    """Return the number of rows in a group of a large file, joined from files with `rows` and `size_bytes` in total."""
     return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
 
 
@@ -127,12 +128,12 @@ def write_batches(
         file_options=dataset.ParquetFileFormat().make_write_options(compression="zstd"),
         partitioning=by,
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
-        existing_data_behavior="overwrite_or_ignore",
+        existing_data_behavior="overwrite_or_ignore",  # keeps the other files of the folder
         max_open_files=_MAX_OPEN_FILES,
         min_rows_per_group=group_rows,
         max_rows_per_group=group_rows or _MAX_GROUP_ROWS,
         create_dir=not files.is_elsewhere(table),  # in an object store this would create empty objects
-        file_visitor=lambda file: found.append(_describe(file, root)),
+        file_visitor=lambda file: found.append(_lake_file(file, root)),
     )
     return found
 
@@ -148,23 +149,19 @@ def _write_task(
 
     rows = (batch.rename_columns(list(names)) if names else batch for batch in batches if batch.num_rows)
     first = next(rows, None)
-    if first is None:
+    if first is None:  # without rows there is no schema
         return
     os.environ.update(keys)
     found = write_batches(chain([first], rows), first.schema, table, partition_by)
     yield pa.RecordBatch.from_pydict({"file": [json.dumps(asdict(file)) for file in found]})
 
 
-def _describe(file: Any, root: str) -> LakeFile:
+def _lake_file(file: Any, root: str) -> LakeFile:
+    """Return the description of a written file; its statistics cover the columns that are not nested."""
     path = file.path.removeprefix(root.rstrip("/") + "/")
     pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
     values = {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}
-    least, greatest, nulls = _statistics(file.metadata)
-    return LakeFile(path, file.size, file.metadata.num_rows, values, least, greatest, nulls)
-
-
-def _statistics(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
-    """Return minima, maxima and numbers of NULLs of the columns that are not nested, over all row groups."""
+    metadata = file.metadata
     least, greatest, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     for at in range(metadata.num_columns):
@@ -174,6 +171,7 @@ def _statistics(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str
             continue
         if all(one.has_null_count for one in found):
             nulls[name] = sum(one.null_count for one in found)
+        # A group with only NULLs has no bounds. The bounds are valid if every other group has them.
         filled = [group for group, one in zip(groups, found, strict=True) if one.null_count != group.num_rows]
         with suppress(OverflowError, ValueError):  # a time outside Python's range: the column gets no bounds
             bounds = [(one.min, one.max) for one in found if one.has_min_max]
@@ -181,7 +179,7 @@ def _statistics(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str
                 low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
                 if _is_bound(low) and _is_bound(high):
                     least[name], greatest[name] = _bound(low, up=False), _bound(high, up=True)
-    return least, greatest, nulls
+    return LakeFile(path, file.size, metadata.num_rows, values, least, greatest, nulls)
 
 
 def _is_bound(value: Any) -> bool:

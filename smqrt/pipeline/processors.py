@@ -1,10 +1,9 @@
 """Processors of Spark's `transformWithState`: `@stateful`, and the base of `@alert`.
 
 Spark passes all rows of a micro-batch before it fires a timer, and fires none in a batch. The result of a processor
-would depend on the bounds of micro-batches, and a backfill would have another result. Timers by event time are
-therefore fired between the rows, by their times (`ByRows`): a stream, a backfill and a test have the same result.
-Timers by processing time use the computer's clock in a stream; a backfill and a test use the times when the hub
-received the rows.
+would depend on the bounds of micro-batches, and a backfill would have another result. `ByRows` therefore fires timers
+by event time between the rows: a stream, a backfill and a test have the same result. Timers by processing time use the
+computer's clock in a stream; a backfill and a test use the times when the hub received the rows.
 
 (help: pipeline-state)
 """
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-NEEDED = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
-"""Modules, and their packages, that pyspark needs for Python state, although rows do not use pandas."""
+NEEDED_MODULES = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
+"""Modules, and their packages, that pyspark needs for Python state, even without pandas data."""
 
 NO_TIMERS, PROCESSING_TIME, EVENT_TIME = "None", "ProcessingTime", "EventTime"
 """The clocks of timers, by Spark's names."""
@@ -58,20 +57,20 @@ def transform(
 
     Args:
         grouped: rows by key.
-        processor: gets the rows of a key and keeps its state.
+        processor: processes the rows of a key and keeps its state.
         schema: the schema of its result.
         output_mode: of the query: "Append" or "Update".
         time_mode: the clock of its timers: "None", "ProcessingTime" or "EventTime".
 
     Raises:
-        PipelineError: pandas or protobuf is missing, without which Spark keeps no state for Python.
+        PipelineError: pandas or protobuf is missing, which Spark needs for Python state.
     """
-    for module, package in NEEDED.items():
+    for module, package in NEEDED_MODULES.items():
         try:
             import_module(module)
         except ImportError:
             raise PipelineError(
-                f"State for Python needs {package}, which isn't installed: pip install 'smqrt[spark]' brings it."
+                f"State for Python needs {package}, which isn't installed: pip install 'smqrt[spark]' installs it."
             ) from None
     return grouped.transformWithState(processor, schema, output_mode, time_mode)
 
@@ -87,6 +86,11 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
     Raises:
         PipelineError: a column is missing, the schema is invalid, or timers by event time have no watermark.
     """
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import StructType
+
+    from smqrt.pipeline.failures import first_line
+
     state = declaration.state
     assert state is not None
     prefix = f"{declaration.where}: @stateful {declaration.name}"
@@ -96,18 +100,29 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
                 f"{prefix} needs the column {name!r}, which its function must return; it has "
                 f"{', '.join(frame.columns)}."
             )
-    schema = _schema(state, prefix)
+    try:
+        schema = cast(StructType, StructType.fromDDL(state.schema))
+    except ParseException as error:
+        raise PipelineError(f"{prefix}: schema={state.schema!r} can't be read: {first_line(error)}") from None
     processor = state.processor() if isinstance(state.processor, type) else state.processor
-    # `init` is tried here: for an error in it, Spark only reports that a Python worker crashed.
+    # This calls `init`: for an error in it, Spark would only report that a Python worker crashed.
     with_ttl = states_with_ttl(processor)
     if with_ttl and state.time != "processing":
         raise PipelineError(
-            f"{prefix}: the state {with_ttl[0]!r} has a time to live, which uses the computer's clock: say "
+            f"{prefix}: the state {with_ttl[0]!r} has a time to live, which uses the computer's clock: set "
             "time='processing', or clear it when a timer is due."
         )
     frame = frame.dropna(subset=[quoted(name) for name in state.key])
     if state.time == "event":
-        return _by_rows(frame, state, processor, schema, *_event_clock(frame, watermarks, prefix))
+        # A batch has no watermarks, so that those of the sources are used.
+        in_batch = (each for each in watermarks if each[0] in frame.columns and not frame.isStreaming)
+        clock = watermark(frame) or next(in_batch, None)
+        if clock is None:
+            raise PipelineError(
+                f"{prefix} has time='event', whose clock is the watermark: give the @source a watermark=, and let the "
+                f"function return its column; it returns {', '.join(frame.columns)}."
+            )
+        return _by_rows(frame, state, processor, schema, *clock)
     if state.time == "processing" and (state.recorded or not frame.isStreaming):
         return _by_rows(frame, state, processor, schema, "ts", 0)
     in_order = InOrder(processor, _positions(frame, "ts", "seq"), _names(frame))
@@ -134,10 +149,11 @@ def _by_rows(
     column: str,
     delay_ms: int,
 ) -> DataFrame:
-    """Run the processor with the times of the rows; a column of milliseconds is added for them."""
+    """Run the processor with the times of the rows, in an additional column of milliseconds."""
     from pyspark.sql import functions as F
 
     if frame.isStreaming and _DELAY not in (frame.schema[column].metadata or {}):
+        # Spark needs a watermark to fire timers by event time.
         frame = frame.withWatermark(quoted(column), "0 seconds")
     timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(quoted(column))))
     by_rows = ByRows(processor, _positions(timed, column, "seq"), delay_ms, frame.isStreaming, _names(timed))
@@ -146,7 +162,7 @@ def _by_rows(
 
 
 def _names(frame: DataFrame) -> tuple[str, ...]:
-    """Return the names of the columns if Spark needs others: it treats a dot as access to a struct's field."""
+    """Return the names of the columns if Spark needs other names: it treats a dot as access to a struct's field."""
     return tuple(frame.columns) if any(mark in name for name in frame.columns for mark in ".`") else ()
 
 
@@ -160,29 +176,6 @@ def _positions(frame: DataFrame, *names: str) -> list[int]:
     return [frame.columns.index(name) for name in names if name in frame.columns]
 
 
-def _event_clock(frame: DataFrame, declared: Iterable[Watermark], prefix: str) -> Watermark:
-    in_batch = (each for each in declared if each[0] in frame.columns and not frame.isStreaming)
-    found = watermark(frame) or next(in_batch, None)
-    if found is None:
-        raise PipelineError(
-            f"{prefix} has time='event', whose clock is the watermark: give the @source a watermark=, and let the "
-            f"function return its column; it returns {', '.join(frame.columns)}."
-        )
-    return found
-
-
-def _schema(state: StatefulOptions, prefix: str) -> StructType:
-    from pyspark.errors import ParseException
-    from pyspark.sql.types import StructType
-
-    from smqrt.pipeline.failures import first_line
-
-    try:
-        return cast(StructType, StructType.fromDDL(state.schema))
-    except ParseException as error:
-        raise PipelineError(f"{prefix}: schema={state.schema!r} can't be read: {first_line(error)}") from None
-
-
 # ---- Processors that Spark calls, around the processor of the user
 
 MILLISECONDS = "_smqrt_ms"
@@ -190,12 +183,12 @@ MILLISECONDS = "_smqrt_ms"
 
 
 class InOrder(StatefulProcessor):
-    """Passes the rows of a key in order; after Spark's exchange they have none.
+    """Passes the rows of a key in order, which Spark's exchange does not preserve.
 
     Args:
         processor: the processor of the user.
         order: positions of the columns to sort by, NULL first; empty keeps the present order.
-        names: the names of the columns, if Spark has others.
+        names: the names of the columns, if Spark uses other names.
     """
 
     def __init__(self, processor: StatefulProcessor, order: Sequence[int], names: Sequence[str] = ()) -> None:
@@ -236,7 +229,7 @@ class ByRows(InOrder):
         processor: the processor of the user.
         order: as of `InOrder`; the last column of each row is `MILLISECONDS`.
         delay_ms: the delay of the clock behind the rows, like that of a watermark.
-        is_stream: whether later timers are left to Spark, whose clock is the watermark; in a batch they never fire.
+        is_stream: whether Spark fires the later timers, with the watermark as its clock; in a batch they never fire.
         names: as of `InOrder`.
     """
 
@@ -262,14 +255,14 @@ class ByRows(InOrder):
         for row in self._sorted(rows):
             if row[-1] is not None:
                 yield from self._until(key, row[-1] - self._delay_ms)
-            visible = Row(*row.__fields__[:-1])(*row[:-1])
+            visible = Row(*row.__fields__[:-1])(*row[:-1])  # without `MILLISECONDS`
             yield from self._processor.handleInputRows(key, iter([visible]), self._clock.values())
         self._clock.end()
 
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Process a timer that was left to Spark, and timers that it sets; called by Spark."""
+        """Process a timer that Spark fires, and timers that it sets; called by Spark."""
         self._clock.begin(timerValues)
         until_ms, due_ms = self._clock.now_ms, expiredTimerInfo.getExpiryTimeInMs()
         self._clock.leave_to_spark(until_ms)
@@ -320,7 +313,7 @@ class _Clock(StatefulProcessorHandle):
                 self._handle.deleteTimer(due_ms)
 
     def values(self) -> TimerValues:
-        """Return the present time; both clocks have the same."""
+        """Return the current time, which is the same for both clocks."""
         return TimerValues(self.now_ms, self.now_ms)
 
     def next_due(self, until_ms: int) -> int | None:
@@ -329,7 +322,7 @@ class _Clock(StatefulProcessorHandle):
         return first if first <= until_ms else None
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Set a timer; a time in the past means the next possible time."""
+        """Set a timer; a time in the past becomes the next millisecond."""
         self._timers.add(max(expiryTimestampMs, self.now_ms + 1))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
@@ -358,33 +351,33 @@ class _Clock(StatefulProcessorHandle):
 
 def states_with_ttl(processor: StatefulProcessor) -> list[str]:
     """Return the names of a processor's states with a time to live; raise the errors of its `init`."""
-    handle = _TryHandle()
-    copy(processor).init(handle)
+    handle = _RecordingHandle()
+    copy(processor).init(handle)  # a copy, because `init` usually stores the handle in the processor
     return handle.with_ttl
 
 
-class _TryHandle(StatefulProcessorHandle):
-    """A handle without Spark."""
+class _RecordingHandle(StatefulProcessorHandle):
+    """A handle without Spark, which records the states with a time to live."""
 
     def __init__(self) -> None:
         self.with_ttl: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:
-        self._note(stateName, ttlDurationMs)
+        self._record(stateName, ttlDurationMs)
         return ValueState(_NO_CLIENT, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:
-        self._note(stateName, ttlDurationMs)
+        self._record(stateName, ttlDurationMs)
         return ListState(_NO_CLIENT, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> MapState:
-        self._note(stateName, ttlDurationMs)
+        self._record(stateName, ttlDurationMs)
         return MapState(_NO_CLIENT, stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        raise RuntimeError("init() has no key, for which it could set a timer; set it in handleInputRows().")
+        raise RuntimeError("init() can't set a timer, because it has no key; set it in handleInputRows().")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         self.registerTimer(expiryTimestampMs)
@@ -395,7 +388,7 @@ class _TryHandle(StatefulProcessorHandle):
     def deleteIfExists(self, stateName: str) -> None:
         """Do nothing: no state exists."""
 
-    def _note(self, name: str, ttl_ms: int | None) -> None:
+    def _record(self, name: str, ttl_ms: int | None) -> None:
         if ttl_ms is not None:
             self.with_ttl.append(name)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,16 +39,14 @@ from smqrt.pipeline.graph import Graph, QueryPlan
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from smqrt.pipeline.run_context import RunContext
 
 _RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _MAX_FAILURES = 3
-"""A query may fail so often in a row without a micro-batch. Hubs that are away and full disks do not count."""
+"""The maximum number of consecutive failures without a micro-batch, except for unreachable hubs and full disks."""
 _FULL_DISK_POLL_S = 5.0
 FINISH_S = 30.0
-"""A micro-batch under way may take so long when its query stops; otherwise the next start repeats it."""
+"""The time that a stopping query waits for its current micro-batch; otherwise the next start repeats it."""
 _WITHOUT_ROWS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -59,10 +56,10 @@ class Query:
 
     Attributes:
         plan: the query to compute.
-        context: what it shares with the other queries: session, options, status.
+        context: the objects that all queries share: session, options, status.
         spark_query: Spark's handle; None before the first start.
-        stopping: set when it shall stop, and no longer wait for its hub.
-        over: it is not started again; failed: because of an error.
+        stopping: an event that stops the query and ends its wait for the hub.
+        over: whether the query has ended and is not started again; failed: whether an error ended it.
     """
 
     plan: QueryPlan
@@ -89,11 +86,11 @@ class Query:
 
     @property
     def folder(self) -> Path:
-        """The folder of its state."""
+        """The folder of the query's state."""
         return self.context.options.state / self.plan.name
 
     def claim(self) -> None:
-        """Register this process as the one that runs it, with a status; an error is reported and ends it."""
+        """Register this process as the one that runs the query, with a status; an error is reported and ends it."""
         try:
             self._claim()
         except PipelineError as error:
@@ -104,7 +101,7 @@ class Query:
             self._retry_later(str(planning_error(self.plan.declaration, error)), error)
 
     def start(self) -> None:
-        """Start the claimed query; an error is reported, and ends it unless it is transient."""
+        """Start the claimed query; an error is reported. It ends the query, unless it is transient."""
         if not self.over and not self._restart_at_s:
             self._start_or_retry()
 
@@ -123,25 +120,33 @@ class Query:
                     self._restart_at_s = 0.0
                     self._start_or_retry()
             elif not self.spark_query.isActive:
-                self._ended()
+                error = self.spark_query.exception()
+                if error is None:
+                    self._end("finished" if self.context.options.once else "stopped")
+                    return
+                cause = self._sink.error if self._sink is not None and self._sink.error is not None else error
+                if self._sink is not None:
+                    self._sink.error = None
+                self._failed(running_error(self.plan.declaration, cause), cause)
             elif not self.context.options.once and self._reference_versions() != self._references:
+                # The plan contains the rows of the reference, so a change needs a new plan.
                 self.spark_query.stop()
                 self._start_or_retry()
             elif self.context.status.idle_batch(self.plan.name) not in (None, self._reported_batch):
                 self._report_progress()
         except Exception as error:
-            what = spark_gone(error, self.context.options.state / session.LOG)
-            self._fail(f"{self.plan.declaration.where}: {self.plan.name}: {what}")
+            sentence = spark_gone(error, self.context.options.state / session.LOG)
+            self._fail(f"{self.plan.declaration.where}: {self.plan.name}: {sentence}")
 
     def finish(self) -> None:
-        """Stop it after the micro-batch under way. Call this repeatedly until it is `over`."""
+        """Stop the query after its current micro-batch. Call this repeatedly until it is `over`."""
         if self.over:
             return
         if not self.stopping.is_set():
             self.stopping.set()
             self._finish_deadline_s = time.monotonic() + FINISH_S
-            with suppress(Exception):  # it is not started, or the JVM has ended
-                self._finish_batch = self._done() + 1
+            with suppress(Exception):  # the query is not started, or the JVM has ended
+                self._finish_batch = self._done() + 1  # the micro-batch that may be running now
         is_done = True
         with suppress(Exception):  # the JVM has ended
             is_active = self.spark_query is not None and self.spark_query.isActive
@@ -157,7 +162,7 @@ class Query:
         return int(progress["batchId"]) if progress else -1
 
     def stop(self) -> None:
-        """Stop it immediately; the next start repeats a micro-batch under way."""
+        """Stop the query immediately; the next start repeats its current micro-batch."""
         if self.over:
             return
         self.stopping.set()
@@ -177,11 +182,11 @@ class Query:
             self.context.status.starting(self.plan.name, self.plan.declaration.kind, trigger_s)
             self._claimed = True
             return
-        if self.plan.shared:
+        if self.plan.shared:  # no failure: that process also publishes these dead letters
             self.over = True
         raise PipelineError(
-            f"{self.plan.declaration.where}: {self.plan.name} is running already, as process {pid}; "
-            f"smqrt pipeline stop {self.plan.name} ends it."
+            f"{self.plan.declaration.where}: {self.plan.name} is already running as process {pid}; "
+            f"smqrt pipeline stop {self.plan.name} stops it."
         )
 
     def _start(self) -> None:
@@ -191,33 +196,34 @@ class Query:
         if declaration.kind == "table" and declaration.options["format"] == "parquet":
             location = checkpoint.table_folder(self.folder) or self._location()
             written = None if files.is_elsewhere(location) else tables.last_batch(location)
-        self._report(checkpoint.repair(self.folder, written))
+        self._report(checkpoint.repair(self.folder, written))  # before the checkpoint is read
         start = self._find_start()
         done = checkpoint.committed_offsets(self.folder)
         if not done:
-            # Not beyond the end of the journal: a hub does not reuse row numbers that were reported as read.
+            # At most the end of the journal: a hub does not reuse row numbers that were reported as read.
             end = context.journal.end()
             done = {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
+        # Before the stream starts, which takes seconds: from now on the journal keeps the rows after this position.
         context.report_progress(self.plan, done, commit.PROGRESS_RETRY_S)
         self._references = self._reference_versions()
         left_out = failing_rows.LeftOutRows(self.folder)
-        left_out.publish(self._commit_client().commit)
+        left_out.publish(self._commit_client().commit)  # of a search before this start
         graph = Graph(context.catalog, context.sources(self.plan, start, left_out.rows), context.reference)
         frame = self.plan.make(graph)
         self._check_operators(frame)
         trigger = {"availableNow": True} if context.options.once else {"processingTime": self._trigger()}
         writer = self._writer(frame, start).queryName(name).trigger(**trigger)
         writer = writer.option("checkpointLocation", str(checkpoint.folder(self.folder)))
-        # A query with a clock always has another micro-batch to run, so a run with `once` would not end.
-        with _setting(context.spark, _WITHOUT_ROWS, not (context.options.once and self._is_endless())):
+        # A query with a clock always has another micro-batch, so a run with `once` would not end.
+        with session.setting(context.spark, _WITHOUT_ROWS, not (context.options.once and self._is_endless())):
             self.spark_query = writer.start()
 
     def _check_operators(self, frame: Any) -> None:
-        """Reject a checkpoint with the state of another query; warn of state that grows without bound."""
+        """Reject a checkpoint with the state of another query; warn about state that grows without bound."""
         declaration = self.plan.declaration
         found = stateful_plan.operators_of(frame, declaration)
         if found is None:
-            self._report("this Spark doesn't show its stateful operators, so changes of them aren't detected.")
+            self._report("this version of Spark doesn't show stateful operators, so their changes aren't detected.")
             return
         described = [each.description() for each in found]
         checkpoint.claim_state(self.folder, declaration, described, self.context.spark.version)
@@ -298,22 +304,12 @@ class Query:
             else:
                 self._fail(message)
 
-    def _ended(self) -> None:
-        error = self.spark_query.exception()
-        if error is None:
-            self._end("finished" if self.context.options.once else "stopped")
-            return
-        cause = self._sink.error if self._sink is not None and self._sink.error is not None else error
-        if self._sink is not None:
-            self._sink.error = None
-        self._failed(running_error(self.plan.declaration, cause), cause)
-
     def _failed(self, message: str, cause: BaseException) -> None:
-        """Restart it after a delay; when it fails again, search for the rows that make it fail."""
+        """Restart the query after a delay; when it fails again, search for the rows that make it fail."""
         batch = self._done()
-        if batch > self._failed_after_batch:
+        if batch > self._failed_after_batch:  # a micro-batch was completed since the last failure
             self._failures, self._failed_after_batch = 0, batch
-        # Not after the first failure: a service that a function calls may have been unreachable.
+        # The first failure only restarts it: a service that a function calls may have been unreachable.
         retries = _MAX_FAILURES if is_worker_gone(cause) else 0 if self.context.options.once else 1
         if self._failures < retries or not failing_rows.is_wanted(self.plan.declaration, cause):
             self._retry_or_fail(message, cause)
@@ -324,7 +320,7 @@ class Query:
         self._search.start()
 
     def _find_rows(self) -> list[failing_rows.FailingRow]:
-        """Find the failing rows and store them; runs in a thread of its own."""
+        """Find the failing rows and store them, in the thread of the search."""
         context, left_out = self.context, failing_rows.LeftOutRows(self.folder)
         deadline_s = time.monotonic() + failing_rows.SEARCH_S
 
@@ -374,7 +370,7 @@ class Query:
             self.context.status.set_disk_full(self.plan.name, message)
         else:
             self._set_trouble(message)
-        self._report_once(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
+        self._report_once(f"{message.rstrip('.')}. It starts again in {delay_s:g} s.", message)
 
     def _fail(self, message: str) -> None:
         if self.over:  # another process runs this shared query
@@ -394,20 +390,9 @@ class Query:
         self.context.status.ended(self.plan.name, state, error)
 
     def _report_progress(self) -> None:
-        """Report the rows done. Spark reports a micro-batch to the source only when the next one begins."""
+        """Report the processed rows. Spark reports a micro-batch to the source only when the next one begins."""
         offset = None if self.spark_query is None else checkpoint.committed_offsets(self.folder)
         if offset:
             self._reported_batch = checkpoint.last_batch(self.folder)
             self.context.status.set_position(self.plan.name, self._reported_batch, offset)
             self.context.report_progress(self.plan, offset, 0.0)
-
-
-@contextmanager
-def _setting(spark: SparkSession, name: str, value: bool) -> Iterator[None]:
-    """Set a Spark setting for the queries that start inside."""
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, str(before))

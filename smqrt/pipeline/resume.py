@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _REMOVED = " Later rows that retention has removed are missing."
 _STATE_LOST = (
-    " The state of windows and joins is lost: smqrt pipeline reset {} and run --from earliest compute all anew."
+    " The state of windows and joins is lost: smqrt pipeline reset {} and run --from earliest compute everything again."
 )
 
 
@@ -45,7 +45,7 @@ def resume_table(
         journal: the journal, opened.
 
     Returns:
-        The folder or URI; where the stream begins, if it is new and this is known; and a sentence for the user, which
+        The folder or URI; the offsets where a new stream begins, if they are known; and a sentence for the user, which
         may be empty.
 
     Raises:
@@ -60,6 +60,7 @@ def resume_table(
         checkpoint.replace_start(query, None)
         folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
     checkpoint.save_table_folder(query, folder)
+    # After a reset that keeps the table, or a lost checkpoint, the recorded ranges have the position.
     end = checkpoint.table_end(query)
     begin = _later(end, journal.begin(end)) if end else None
     return folder, begin, notice + (_REMOVED if notice and begin != end else "")
@@ -83,7 +84,7 @@ def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJo
     if end is None:
         return None, (
             f"appends to the table in {table.location}, whose commits don't record which rows of the journal it has; "
-            "rows are written twice where --from is before its end."
+            "rows are written twice if --from is before its end."
         )
     begin = _later(end, journal.begin(end))
     notice = f"continues where its table in {table.location} ends, at {checkpoint.offset_text(end)}."
@@ -95,6 +96,7 @@ def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJo
 def _describe_table(query: Path, location: str, folder: str) -> str:
     """Describe an existing table that is continued; record its rows."""
 
+    # Called after `save_written_range` where that changes the end.
     def position() -> str:
         end = checkpoint.table_end(query)
         return f", at {checkpoint.offset_text(end)}" if end else ""
@@ -104,13 +106,13 @@ def _describe_table(query: Path, location: str, folder: str) -> str:
     if checkpoint.start_offsets(query) is None:
         return (
             f"appends to the table in {location} of an earlier run, whose state is lost; rows are written twice "
-            "where --from is before its end."
+            "if --from is before its end."
         )
     repetition = save_written_range(query)
     return (
         f"the checkpoint in {query} is missing. It continues where its table ends{position()}{repetition}; the "
         f"state of windows and joins is lost too: smqrt pipeline reset {query.name} and run --from earliest compute "
-        "all anew."
+        "everything again."
     )
 
 
@@ -131,29 +133,29 @@ def save_written_range(query: Path) -> str:
     end = checkpoint.committed_offsets(query, batch if batch >= 0 else None) or (last.offset if last else None)
     if not folder or start is None or not end:
         raise PipelineError(
-            f"The checkpoint in {query} is missing, and it is unknown which rows its table has: smqrt pipeline reset "
+            f"The checkpoint in {query} is missing, and the rows of its table are unknown: smqrt pipeline reset "
             f"{query.name} removes both; with --keep-output the table stays, and rows from --from on are written again."
         )
     checkpoint.add_table_range(query, folder, start, end)
     is_certain = checkpoint.exists(query) or (last and batch <= last.batch)
-    return "" if is_certain else "; its last micro-batch may be in it twice"
+    return "" if is_certain else "; the table may have its last micro-batch twice"
 
 
 def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitClient) -> str:
-    """Decide where a publishing query without a checkpoint continues: after what the hub has of it.
+    """Decide where a publishing query without a checkpoint continues: after the results that the hub has stored.
 
-    Its state (windows, joins, alarms) is computed again from where it began, without publishing.
+    Its state (windows, joins, alarms) is computed again from its first row, without publishing.
 
     Args:
         query: `<state>/<name>`.
         journal: the journal, opened.
-        hub: the client that can ask what was published.
+        hub: the client that reads the hub's list of commits.
 
     Returns:
         A sentence for the user, which may be empty.
 
     Raises:
-        Unreachable: the hub is away.
+        Unreachable: the hub is unreachable.
         JournalError: the hub's list of commits can't be read.
     """
     before, commit = checkpoint.saved_start(query), checkpoint.last_commit(query)
@@ -162,9 +164,15 @@ def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitC
     if commit is None:
         last = status.read(query)
         is_unknown = last is not None and last.batch >= 0 and before.split is None
-        return f"the checkpoint in {query} is missing; it begins anew, and may publish again." if is_unknown else ""
+        return (
+            f"the checkpoint in {query} is missing; it starts again, and may publish results twice."
+            if is_unknown
+            else ""
+        )
+    # The last micro-batch was recorded before it was published, so that only the hub knows whether it was.
     is_published = hub.has(commit.query_id, commit.batch)
     begun, ended = (commit.start, commit.end) if is_published else (commit.before, commit.start)
+    # Results before the split are never published, even if the last commit is older.
     done = _later(before.split or {}, ended)
     starting = _later(before.starting, journal.begin(before.starting)) if commit.stateful else done
     pending = _later(before.split or {}, begun) if commit.stateful and begun else None
@@ -180,7 +188,7 @@ def _later(one: Mapping[str, int], other: Mapping[str, int]) -> Offsets:
     return {node: max(one.get(node, 0), other.get(node, 0)) for node in {*one, *other}}
 
 
-# ---- `smqrt pipeline reset`: removes the position of a query, so that its next run is its first
+# ---- `smqrt pipeline reset`: the next run of the query starts like a first run
 
 _DEAD_LETTERS = ".dead_letters"
 _NAME = re.compile(r"[^./][^/]*")
@@ -200,25 +208,30 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
         The paths that were removed.
 
     Raises:
-        PipelineError: it runs, never ran, or a file can't be removed.
+        PipelineError: the query is running, never ran, or a file can't be removed.
     """
     query = state / name
     if not _NAME.fullmatch(name) or not query.is_dir():
-        raise PipelineError(f"{name} never ran with the state in {state}: there is nothing to reset.")
+        raise PipelineError(f"{name} never ran with the state in {state}: nothing to reset.")
     if working := status.running(query) or status.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
-        raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
+        raise PipelineError(f"{name} is running {where}: stop it first with smqrt pipeline stop {name}.")
     if table and files.is_elsewhere(table):
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     if not table:
-        with suppress(PipelineError):  # it is unknown which rows its table has, or it has no table
+        with suppress(PipelineError):  # the rows of its table are unknown, or it has no table
             save_written_range(query)
     ranges = checkpoint.ranges_file(query)
     is_kept = not table and ranges.exists()
-    # The checkpoint goes last: after a failure in between, the same command removes the rest.
+    readers: list[Path] = []
+    if not files.is_address(journal):
+        # These files keep the journal from removing rows that the query has not read.
+        folder = files.journal_folder(journal) / "readers"
+        readers = [folder / f"{name}.json", *sorted(folder.glob(f"{name}.*.json"))]
+    # The checkpoint is removed last: after a failure in between, the same command removes the rest.
     for path in [
         *([*tables.folders(Path(table)), tables.versions_file(Path(table))] if table else []),
-        *_reader_files(journal, name),
+        *(path for path in readers if not path.name.startswith(f"{name}{_DEAD_LETTERS}")),
         *(sorted(set(query.iterdir()) - {ranges}) if is_kept else [query]),
     ]:
         if path.exists():
@@ -227,12 +240,3 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
             except OSError as error:
                 raise PipelineError(f"{error.filename or path} can't be removed: {error.strerror}.") from None
             yield str(path)
-
-
-def _reader_files(journal: str, name: str) -> list[Path]:
-    """Return the files that keep the journal from removing rows that the query has not read."""
-    if files.is_address(journal):
-        return []
-    readers = files.journal_folder(journal) / "readers"
-    found = [readers / f"{name}.json", *sorted(readers.glob(f"{name}.*.json"))]
-    return [path for path in found if not path.name.startswith(f"{name}{_DEAD_LETTERS}")]

@@ -1,7 +1,6 @@
 """Checks of rows: expectations, times in the future, JSON payloads. Rejected rows become dead letters.
 
-Spark counts the failures while the rows pass (`DataFrame.observe`). The counts need no separate pass, and repeated
-micro-batches are not counted twice in one progress.
+Spark counts the failures while it computes the rows (`DataFrame.observe`), without a separate job.
 
 (help: pipeline-rules)
 """
@@ -36,7 +35,7 @@ METRIC = "smqrt.expect."
 """Prefix of an observed metric's name, before the name of the declaration."""
 
 REASON = "reason"
-"""The column of rejected rows with the rules that they failed."""
+"""The column of rejected rows with the failed rules."""
 
 _ROW_COUNT = "rows"
 _SHOWN_CHARACTERS = 500
@@ -54,9 +53,9 @@ def split_expectations(
         where: `file:line`, the start of error messages.
 
     Returns:
-        The valid rows, which Spark counts (see `failed_counts`). When a row is read that fails an expectation with
-        on_fail="fail", it ends the query with a message that shows the row. Then pairs of a topic and its rows: a row
-        goes to the topic of the first expectation that it fails; its column `reason` lists all that it fails.
+        The valid rows, and pairs of a topic and its rejected rows. Spark counts the rows (see `failed_counts`). A row
+        that fails an expectation with on_fail="fail" ends the query with a message that shows the row. A rejected row
+        goes to the topic of the first expectation that it fails; its column `reason` lists all failed expectations.
 
     Raises:
         PipelineError: a condition can't be resolved on these columns, or is not a condition.
@@ -70,7 +69,7 @@ def split_expectations(
         return frame, []
     metrics = [F.count(F.lit(1)).alias(_ROW_COUNT)]
     metrics += [F.count_if(~met(each)).alias(f"{number}:{each.name}") for number, each in enumerate(expectations)]
-    good = frame.observe(METRIC + name, *metrics)
+    good = frame.observe(METRIC + name, *metrics)  # before the filters, which remove the failing rows
     for each in expectations:
         if each.on_fail == "fail":
             shown = [column(name) for name, kind in frame.dtypes if kind != "binary"]
@@ -78,7 +77,12 @@ def split_expectations(
             message = F.concat(text, F.substring(F.to_json(F.struct(*shown)), 1, _SHOWN_CHARACTERS))
             good = good.filter(F.when(met(each), F.lit(True)).otherwise(F.raise_error(message).cast("boolean")))
     kept = [met(each) for each in expectations if each.on_fail != "fail"]
-    return good.filter(reduce(and_, kept)) if kept else good, _rejected(frame, expectations)
+    good = good.filter(reduce(and_, kept)) if kept else good
+    letters = [each for each in expectations if each.on_fail == "dead_letter"]
+    topic = F.coalesce(*(F.when(~met(each), F.lit(each.topic)) for each in letters), F.lit(None))
+    failed = (F.when(~met(each), F.lit(each.name)) for each in expectations)
+    reasons = frame.withColumn(REASON, F.concat_ws("; ", *failed))
+    return good, [(name, reasons.filter(topic == name)) for name in dict.fromkeys(each.topic for each in letters)]
 
 
 def met(expectation: Expectation) -> Column:
@@ -95,7 +99,7 @@ def failed_counts(observed: Mapping[str, object]) -> dict[str, int]:
         observed: `observedMetrics` of a streaming query's progress, or of `Observation.get` by name.
 
     Returns:
-        The number by the expectation's name; of two declarations with the same condition the sum.
+        The number by the expectation's name; for two declarations with the same condition, the sum.
     """
     found: dict[str, int] = {}
     for metric, values in observed.items():
@@ -108,18 +112,8 @@ def failed_counts(observed: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-def _rejected(frame: DataFrame, expectations: Sequence[Expectation]) -> list[tuple[str, DataFrame]]:
-    from pyspark.sql import functions as F
-
-    sends = [each for each in expectations if each.on_fail == "dead_letter"]
-    topic = F.coalesce(*(F.when(~met(each), F.lit(each.topic)) for each in sends), F.lit(None))
-    failed = (F.when(~met(each), F.lit(each.name)) for each in expectations)
-    reasons = frame.withColumn(REASON, F.concat_ws("; ", *failed))
-    return [(name, reasons.filter(topic == name)) for name in dict.fromkeys(each.topic for each in sends)]
-
-
 def _check_condition(frame: DataFrame, each: Expectation, where: str) -> None:
-    """Let Spark check a condition now, so that the error names the expectation instead of a plan."""
+    """Check a condition with Spark, so that the error has the expectation instead of a plan."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
@@ -129,7 +123,7 @@ def _check_condition(frame: DataFrame, each: Expectation, where: str) -> None:
         message = f"{where}: @expect({each.condition!r}) can't be checked: {first_line(error)}"
         raise PipelineError(f"{message} The columns are {', '.join(frame.columns)}.") from None
     if kind not in ("boolean", "void"):
-        raise PipelineError(f"{where}: @expect({each.condition!r}) gives {kind}; write a condition, true or false.")
+        raise PipelineError(f"{where}: @expect({each.condition!r}) returns {kind}; write a condition, true or false.")
 
 
 # ---- Dead letters
@@ -140,7 +134,7 @@ _LETTER_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNul
 
 
 def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
-    """Return the dead letters of a declaration, ready to be published.
+    """Return the dead letters of a declaration.
 
     Args:
         rejected: pairs of a topic and rows with a column `reason`; not empty.
@@ -148,8 +142,8 @@ def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
     Returns:
         A DataFrame with the columns `topic` and `payload`, one row for each rejected row. `payload` is a JSON object
         with `reason`, and with the message's `topic`, `subtopic`, `uid`, `node`, `seq`, `ts` and `payload`
-        (`payload_base64` when it is not UTF-8). Rows that aren't messages, such as those of an aggregate, have `row`
-        instead: all their columns.
+        (`payload_base64` when it is not UTF-8). Rows without a payload, such as those of an aggregate, have all their
+        columns in `row` instead.
     """
     return reduce(lambda one, more: one.unionByName(more), (_dead_letters(topic, frame) for topic, frame in rejected))
 
@@ -157,26 +151,28 @@ def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
 def _dead_letters(topic: str, frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    whole = F.to_json(F.struct(F.col(REASON), *_row_columns(frame)), _LETTER_JSON)
-    letters = frame.select(F.struct(*(column(name) for name in frame.columns)).alias("row"), whole.alias("payload"))
-    short = F.to_json(F.struct(*_short_columns(frame)), _LETTER_JSON)
-    fits = F.octet_length("payload") <= MOST_PAYLOAD_BYTES
-    return letters.select(F.lit(topic).alias("topic"), F.when(fits, F.col("payload")).otherwise(short).alias("payload"))
-
-
-def _short_columns(frame: DataFrame) -> list[Column]:
-    """Return the columns of a letter whose payload does not fit into a message; node and seq identify the row."""
-    from pyspark.sql import functions as F
-
     def cut(name: str) -> Column:
         value = F.col(f"row.{name}")
         is_text = dict(frame.dtypes)[name] == "string"
         return (F.substring(value, 1, _SHOWN_CHARACTERS) if is_text else value).alias(name)
 
-    known = [cut(name) for name in (REASON, *_ORIGIN) if name in frame.columns]
+    # The payload may not fit into a message. The short letter then has its size; node and seq identify the row.
+    short = [cut(name) for name in (REASON, *_ORIGIN) if name in frame.columns]
     if "payload" in frame.columns:
-        return [*known, F.octet_length("row.payload").alias("payload_bytes")]
-    return [*known, F.substring(F.to_json("row", _LETTER_JSON), 1, _SHOWN_CHARACTERS).alias("row_begin")]
+        text = F.col("payload").cast("string")
+        valid = F.is_valid_utf8(text)
+        whole = [F.col(name) for name in _ORIGIN if name in frame.columns]
+        whole.append(F.when(valid, text).alias("payload"))
+        whole.append(F.when(~valid, F.base64("payload")).alias("payload_base64"))
+        short.append(F.octet_length("row.payload").alias("payload_bytes"))
+    else:
+        whole = [F.struct(*(column(name) for name in frame.columns if name != REASON)).alias("row")]
+        short.append(F.substring(F.to_json("row", _LETTER_JSON), 1, _SHOWN_CHARACTERS).alias("row_begin"))
+    letter = F.to_json(F.struct(F.col(REASON), *whole), _LETTER_JSON).alias("payload")
+    letters = frame.select(F.struct(*(column(name) for name in frame.columns)).alias("row"), letter)
+    fits = F.octet_length("payload") <= MOST_PAYLOAD_BYTES
+    payload = F.when(fits, F.col("payload")).otherwise(F.to_json(F.struct(*short), _LETTER_JSON))
+    return letters.select(F.lit(topic).alias("topic"), payload.alias("payload"))
 
 
 def letter_text(origin: Mapping[str, object], payload: bytes) -> str:
@@ -197,18 +193,6 @@ def letter_text(origin: Mapping[str, object], payload: bytes) -> str:
     return _LETTER_ENCODER.encode({**cut, "payload_bytes": len(payload)})
 
 
-def _row_columns(frame: DataFrame) -> list[Column]:
-    from pyspark.sql import functions as F
-
-    if "payload" not in frame.columns:
-        return [F.struct(*(column(name) for name in frame.columns if name != REASON)).alias("row")]
-    text = F.col("payload").cast("string")
-    valid = F.is_valid_utf8(text)
-    payload = F.when(valid, text).alias("payload")
-    coded = F.when(~valid, F.base64("payload")).alias("payload_base64")
-    return [*(F.col(name) for name in _ORIGIN if name in frame.columns), payload, coded]
-
-
 # ---- Times in the future: a device whose clock is an hour ahead would move the watermark past all other messages
 
 FUTURE = "future"
@@ -226,21 +210,21 @@ def future_observation(source: str) -> str:
 def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame | None]:
     """Separate the rows whose event time is more than `max_future` after the hub received them.
 
-    In a stream the event time is also compared with the time of reading, since a hub's own clock may be wrong. Spark
-    stores that time with the micro-batch, so that a repetition has the same result.
+    In a stream the event time is also compared with the time of reading, because a hub's clock may be wrong. Spark
+    stores the time of reading with the micro-batch, so that a repetition has the same result.
 
     Args:
         frame: rows with the column of the event time.
         source: a source with the options "event_time", "max_future" and perhaps "recorded".
 
     Returns:
-        The other rows, and the separated rows with a column `reason`; None when there is no time to compare with.
+        The other rows, and the separated rows with a column `reason`; None when there is no time for the comparison.
     """
     from pyspark.sql import functions as F
 
     options = source.options
     time, limit = options["event_time"], options["max_future"]
-    # The recorded rows of a backfill or a test are compared with their own `ts`.
+    # The recorded rows of a backfill or a test are only compared with their `ts`.
     is_live = frame.isStreaming and not options.get("recorded")
     times = [F.col("ts")] if "ts" in frame.columns and (is_live or time != "ts") else []
     times += [F.current_timestamp()] if is_live else []
@@ -263,20 +247,20 @@ BAD_JSON, WRONG_TYPE = "bad_json", "wrong_type"
 TYPED = "_smqrt_typed"
 """A column of a batch: the fields that compaction has written beside the payload; NULL elsewhere."""
 VARIANT = "variant"
-"""The value of the option instead of a DDL: the whole payload, in a column of this name."""
+"""Value of the option "json" that selects the whole payload, in a column of this name, instead of fields."""
 _SAME_TYPES = frozenset(("boolean", "tinyint", "smallint", "int", "bigint", "double", "string"))
-"""Types for which compaction writes the same value that Spark finds in the payload."""
+"""Types for which compaction and Spark parse the same value from a payload."""
 _SHORT_BYTES = 1000
-"""Longer payloads are always parsed: Spark rejects longer numbers and deeper nesting as JSON."""
+"""Longer payloads are always parsed, because Spark rejects very long numbers and very deep nesting as JSON."""
 _CONVERTED_START = '0123456789-[{"IN'
-"""First characters of texts that may be converted numbers, lists or objects, some of which Spark writes differently."""
+"""First characters of texts that may be converted numbers, lists or objects. Spark writes some of them differently."""
 
 _JSON, _CORRUPT, _STATE = "_smqrt_json", "_smqrt_corrupt", "_smqrt_state"
 _GOOD, _WRONG, _BAD, _FAR = 0, 1, 2, 3
 _STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 """Spark accepts more than standard JSON by default."""
 _SENTINEL = secrets.token_hex(8)
-"""Appended to a payload for its check. It is random, so that no payload can contain it."""
+"""Appended to a payload for its check. It is random, so that clients can't put it into payloads."""
 _JOURNAL_COLUMNS = frozenset(column.name for column in COLUMNS)
 
 
@@ -288,7 +272,7 @@ def json_observation(source: str) -> str:
 def compacted_ddl(ddl: str | None) -> str | None:
     """Return the DDL if all its fields can be read from compacted files instead of the payload, else None.
 
-    Where a field is NULL in a file, the payload is parsed all the same, since the field may have another type.
+    If a field is NULL in a file, the payload is parsed too, because the field may have another type.
     """
     try:
         kinds = [kind for _, kind in payload_schema.parse_ddl(ddl or "").fields]
@@ -316,7 +300,12 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
 
     options = source.options
     if options["json"] == VARIANT:
-        return _variant(frame, source.name)
+        if VARIANT not in frame.columns:  # compaction may have written it
+            frame = frame.withColumn(VARIANT, payload_variant())
+        is_bad = F.col(VARIANT).isNull()
+        counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
+        good = frame.observe(json_observation(source.name), *counts).where(~is_bad)
+        return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is not JSON"))
     names = _field_names(options["json"], options["prefix"], source.where)
     marked = _marked(frame, options["json"]).observe(
         json_observation(source.name),
@@ -332,13 +321,13 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
 
 
 FAR_TIME = "a time is not within the years 1 to 9999; whole numbers are seconds since 1970"
-"""The reason of rows with a time that Python and most readers of tables don't support."""
+"""The reason for rows with a time that Python and most readers of tables don't support."""
 _BOUNDS = {kind: (f"{kind}'0001-01-02'", f"{kind}'9999-12-31'") for kind in ("timestamp", "timestamp_ntz", "date")}
-"""One day less at each end, so that the time is valid in every time zone."""
+"""The bounds are one day inside the limits, so that a time is valid in every time zone."""
 
 
 def is_far(value: Column, kind: DataType) -> Column | None:
-    """Return whether there is a time outside the years 1 to 9999 in a column, however deep; None when it has none.
+    """Return whether a column has a time outside the years 1 to 9999, also nested; None for a type without times.
 
     Args:
         value: the column; kind: its type.
@@ -392,7 +381,7 @@ FITS_TABLE = "fits the table"
 
 
 def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[tuple[str, DataFrame]]]:
-    """Separate the rows that no table can store, which would end the query again and again.
+    """Separate the rows that a table can't store. Each of them would end the query at every attempt.
 
     Args:
         frame: the result of the function of a @table.
@@ -409,33 +398,27 @@ def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[t
         for field in frame.schema
         if (far := is_far(column(field.name), field.dataType)) is not None
     ]
-    if table.options["format"] != "parquet":  # other programs can't read a lake table with one such text
+    if table.options["format"] != "parquet":  # other programs can't read a Delta or Iceberg table with such a text
         texts = [is_no_text(column(field.name), field.dataType) for field in frame.schema]
         reasons += [F.when(wrong, NO_TEXT) for wrong in texts if wrong is not None]
     for field in frame.schema:
         if field.name in by and field.dataType.typeName() in ("string", "binary"):
             value = column(field.name).cast("string")
             subject = f"the value of {field.name} in partition_by"
-            is_long = _folder_bytes(field.name) > _MAX_NAME_BYTES
+            # The name of the folder is NAME=VALUE, with characters other than letters and digits as %XX.
+            coded = F.replace(F.url_encode(F.make_valid_utf8(value)), F.lit("+"), F.lit("%20"))
+            value_bytes = F.coalesce(F.octet_length(F.replace(coded, F.lit("*"), F.lit("%2A"))), F.lit(0))
+            is_long = value_bytes + len(quote(field.name)) + len("_=") > _MAX_NAME_BYTES
             reasons.append(F.when(~F.is_valid_utf8(value), f"{subject} is not UTF-8 text"))
             reasons.append(F.when(is_long, f"{subject} is too long for a folder's name"))
     topic = table.options.get("dead_letter")
-    if not reasons:  # every row fits, so the query of its dead letters has no rows
+    if not reasons:  # all rows fit, so the dead letters are empty
         return frame, [(topic, frame.where(F.lit(False)).withColumn(REASON, F.lit("")))] if topic else []
     reason = F.concat_ws("; ", F.array_distinct(F.array_compact(F.array(*reasons))))
     marked = frame.withColumn(_STATE, reason)
     counts = F.count(F.lit(1)).alias(_ROW_COUNT), F.count_if(F.col(_STATE) != "").alias(f"0:{FITS_TABLE}")
     good = marked.observe(f"{METRIC}{table.name}.fit", *counts).where(F.col(_STATE) == "").drop(_STATE)
     return good, [(topic, marked.where(F.col(_STATE) != "").withColumnRenamed(_STATE, REASON))] if topic else []
-
-
-def _folder_bytes(name: str) -> Column:
-    """Return the length of a folder's name: NAME=VALUE, with characters other than letters and digits as %XX."""
-    from pyspark.sql import functions as F
-
-    text = F.make_valid_utf8(column(name).cast("string"))
-    coded = F.replace(F.replace(F.url_encode(text), F.lit("+"), F.lit("%20")), F.lit("*"), F.lit("%2A"))
-    return F.coalesce(F.octet_length(coded), F.lit(0)) + len(quote(name)) + len("_=")
 
 
 def payload_variant() -> Column:
@@ -447,25 +430,13 @@ def payload_variant() -> Column:
 
 
 def _is_sound(text: Column) -> Column:
-    """Return whether a text is exactly one JSON value in UTF-8; Spark's parsers ignore what follows the first value."""
+    """Return whether a text is exactly one JSON value in UTF-8; Spark's parsers ignore text after the first value."""
     from pyspark.sql import functions as F
 
     extended = F.concat(F.lit("["), text, F.lit(f',"{_SENTINEL}"]'))
     found = F.from_json(extended, "array<string>", _STRICT)
     is_pair = (F.size(found) == 2) & (F.get(found, F.lit(1)) == _SENTINEL)
     return F.is_valid_utf8(text) & F.coalesce(is_pair, F.lit(False))
-
-
-def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
-    """Add the payload as a VARIANT, unless compaction has written it."""
-    from pyspark.sql import functions as F
-
-    if VARIANT not in frame.columns:
-        frame = frame.withColumn(VARIANT, payload_variant())
-    is_bad = F.col(VARIANT).isNull()
-    counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
-    good = frame.observe(json_observation(name), *counts).where(~is_bad)
-    return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is not JSON"))
 
 
 def _field_names(ddl: str, prefix: str, where: str) -> list[str]:
@@ -482,12 +453,12 @@ def _field_names(ddl: str, prefix: str, where: str) -> list[str]:
     for name in names:
         if (other := known.setdefault(name.lower(), name)) != name:
             raise PipelineError(
-                f"{where}: json= has the fields {other!r} and {name!r}, which Spark takes for one column; name one of "
-                "them, or take both out of json='variant'."
+                f"{where}: json= has the fields {other!r} and {name!r}, which are one column for Spark; keep one of "
+                "them, or read both from json='variant'."
             )
         if prefix + name in _JOURNAL_COLUMNS:
             raise PipelineError(
-                f"{where}: the JSON field {name!r} is called as a column of the journal is; "
+                f"{where}: the JSON field {name!r} has the name of a column of the journal; "
                 f"with prefix='m_' it becomes the column {'m_' + name!r}."
             )
     return names
@@ -501,7 +472,12 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
     kinds = cast("StructType", StructType.fromDDL(ddl))
-    far = [each for each in (is_far(F.col(_JSON), kinds), _is_overflow(text, kinds)) if each is not None]
+    far = [] if (is_outside := is_far(F.col(_JSON), kinds)) is None else [is_outside]
+    if (numbers := _times_as_numbers(kinds)) is not None:
+        # Only payloads with a number that may be too large are parsed a second time.
+        overflow = _any_overflow(F.from_json(text, cast("StructType", numbers), _STRICT), numbers)
+        is_overflow = F.when(text.rlike("[0-9]{13}"), F.coalesce(overflow, F.lit(False))).otherwise(F.lit(False))
+        far.append(is_overflow)
     state = _state(text, reduce(lambda one, more: one | more, far, F.lit(False)))
     if TYPED in frame.columns:
         whole, known = _compacted_fields(frame)
@@ -510,19 +486,7 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
 
 
 _MAX_SECONDS = (2**63 - 1) // 1_000_000
-"""The limit of a time in Spark, which does not check for overflow: epoch microseconds as seconds would overflow."""
-
-
-def _is_overflow(text: Column, kinds: StructType) -> Column | None:
-    """Return whether an integer in a field of times is too large for Spark; None without such a field."""
-    from pyspark.sql import functions as F
-
-    numbers = _times_as_numbers(kinds)
-    if numbers is None:
-        return None
-    found = _any_overflow(F.from_json(text, cast("StructType", numbers), _STRICT), numbers)
-    # Only payloads with such a number are parsed a second time.
-    return F.when(text.rlike("[0-9]{13}"), F.coalesce(found, F.lit(False))).otherwise(F.lit(False))
+"""The maximum of a time in seconds. Spark does not check for overflow, for example of microseconds used as seconds."""
 
 
 def _times_as_numbers(kind: DataType) -> DataType | None:
@@ -561,23 +525,18 @@ def _compacted_fields(frame: DataFrame) -> tuple[Column, Column]:
     """Return in which rows the column `TYPED` has all fields, and their struct as `from_json` would return it."""
     from pyspark.sql import functions as F
 
-    kinds = cast("StructType", frame.schema[TYPED].dataType).fields
-    fields = {kind.name: F.col(f"{TYPED}.{quoted(kind.name)}") for kind in kinds}
-    same = [_is_same(fields[kind.name], kind.dataType.simpleString()) for kind in kinds]
-    whole = reduce(lambda one, more: one & more, same, F.octet_length("payload") <= _SHORT_BYTES)
-    values = [field.alias(name) for name, field in fields.items()]
-    return whole, F.struct(*values, F.lit(None).cast("string").alias(_CORRUPT))
-
-
-def _is_same(field: Column, kind: str) -> Column:
-    """Return whether Spark would certainly find the same value in the payload."""
-    from pyspark.sql import functions as F
-
-    if kind == "string":
-        return field.isNotNull() & ~F.substring(field, 1, 1).isin(list(_CONVERTED_START))
-    if kind == "double":
-        return (field != 0) | (field.cast("string") == "0.0")  # not -0.0: Spark reads "-0" as 0.0
-    return field.isNotNull()
+    whole, fields = F.octet_length("payload") <= _SHORT_BYTES, []
+    for kind in cast("StructType", frame.schema[TYPED].dataType).fields:
+        field, type_name = F.col(f"{TYPED}.{quoted(kind.name)}"), kind.dataType.simpleString()
+        # Only values that Spark would certainly parse from the payload too.
+        is_same = field.isNotNull()
+        if type_name == "string":
+            is_same = is_same & ~F.substring(field, 1, 1).isin(list(_CONVERTED_START))
+        elif type_name == "double":
+            is_same = (field != 0) | (field.cast("string") == "0.0")  # not -0.0: Spark reads "-0" as 0.0
+        whole = whole & is_same
+        fields.append(field.alias(kind.name))
+    return whole, F.struct(*fields, F.lit(None).cast("string").alias(_CORRUPT))
 
 
 def _state(text: Column, far: Column) -> Column:
@@ -585,12 +544,12 @@ def _state(text: Column, far: Column) -> Column:
 
     row = F.col(_JSON)
     is_object = F.ltrim(text, F.lit(" \t\r\n")).startswith("{")
-    # Most payloads have one closing brace, at the end: nothing can follow the object.
+    # Most payloads have one closing brace, at the end, so that no text follows the object.
     is_whole = F.is_valid_utf8(text) & (F.instr(text, "}") == F.length(text))
     return (
         F.when(row.isNull() | ~is_object, _BAD)
         .when(row[_CORRUPT].isNull() & is_whole, F.when(far, _FAR).otherwise(_GOOD))
-        # Last, because it parses a second time: trailing text, a field of another type, or no JSON at all?
+        # Last, because it parses again, to distinguish trailing text, a field of another type, and invalid JSON.
         .when(~_is_sound(text), _BAD)
         .when(far, _FAR)
         .when(row[_CORRUPT].isNull(), _GOOD)

@@ -27,13 +27,6 @@ from smqrt.printable import printable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from smqrt.journal.reader import Journal
-    from smqrt.journal.remote import RemoteJournal
-
-
-def _to_stderr(message: str) -> None:
-    print(printable(message, lines=True), file=sys.stderr, flush=True)
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -44,18 +37,18 @@ class RunOptions:
         app: the application's folder, which holds its tables.
         state: folder of checkpoints and status, with one folder for each query.
         master: Spark's master; empty uses that of spark-submit.
-        start: where a query without a checkpoint begins: "latest", "earliest", a duration such as "2h" (so long ago),
+        start: where a query without a checkpoint begins: "latest", "earliest", a duration before now such as "2h",
             an ISO time, a seq, or JSON {node: seq}.
         until: where a backfill ends, written like `start`; a stream has no end.
-        once: process the rows that are there, then end.
+        once: process the rows that the journal has, then end.
         republish: also publish results of rows that were in the journal before a query's first start.
         replace: a backfill replaces the results of the range.
-        trigger: the shortest time between micro-batches, instead of the pipelines' own.
+        trigger: the shortest time between micro-batches, instead of the declared ones.
         token: the hub's token; None uses the one in the journal's folder.
         cafile: PEM file with certificates to trust instead of the system's, for a TLS address.
         tables: folder or URI for tables with a relative path; None uses `.tables` of the application.
         settings: settings of Spark, which override all others.
-        hub_retry_s: how many seconds a micro-batch waits for a hub that is away.
+        hub_retry_s: how many seconds a micro-batch waits for an unreachable hub.
         report: called with one sentence for each failure.
 
     Raises:
@@ -77,10 +70,10 @@ class RunOptions:
     tables: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     hub_retry_s: float = sinks.RETRY_S
-    report: Callable[[str], None] = _to_stderr
+    report: Callable[[str], None] = lambda message: print(printable(message, lines=True), file=sys.stderr, flush=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", files.state_folder(self.state))
+        object.__setattr__(self, "state", files.state_folder(self.state))  # the dataclass is frozen
         checkpoint.check_position(self.start, "--from")
         checkpoint.check_position(self.until or "latest", "--to")
         session.check_master(self.master)
@@ -112,11 +105,11 @@ class RunContext:
         self.spark: SparkSession
 
     def lag_rows(self) -> LagRows:
-        """Return a function that counts the rows that wait for a query. Only one thread may call it."""
+        """Return a function that counts the rows that a query has not processed yet. Only one thread may call it."""
         return lag_rows(*self._address, ignores=self._ignores_results)
 
     def _ignores_results(self, name: str) -> bool:
-        """Return whether a query reads nothing that pipelines have published."""
+        """Return whether a query ignores all rows that pipelines have published."""
         declaration = self.catalog.declarations.get(name)
         read = self.catalog.walk(declaration) if declaration else []
         return bool(read) and not any(one.options["include_pipeline"] for one in read if one.kind == "source")
@@ -138,7 +131,7 @@ class RunContext:
         )
 
     def sources(self, plan: QueryPlan, start: QueryStart, left_out: RowNumbers) -> FrameFactory:
-        """Return a function that returns the stream of a source of this query, without the rows in `left_out`."""
+        """Return a function that makes the stream of a source of this query, without the rows in `left_out`."""
         names = plan.reader_names
         return lambda source: without(self._rows.stream(self.spark, source, start, names[source.name]), left_out)
 
@@ -154,7 +147,8 @@ class RunContext:
                 results = bool(self.catalog.declarations[source].options["include_pipeline"])
                 commit.report_progress(address, name, name, offset, retry_s=retry_s, results=results)
         except JournalError as error:
-            self.report(f"{plan.name}: its progress did not reach the journal's retention: {error}")
+            # The query continues: retention keeps more rows than necessary, and the next report includes this one.
+            self.report(f"{plan.name}: its progress can't be reported to the journal's retention: {error}")
 
     def reference(self, declaration: Declaration) -> DataFrame:
         """Return the table of a reference."""
@@ -186,10 +180,11 @@ def lag_seconds(
             firsts = (
                 ResultRows(journal, known).first_others(ends) if ignores(name) else journal.behind_gaps(ends, known)
             )
-            times_us = [_time_us(journal, node, seq) for node, seq in firsts.items()]
+            # A row that has not been written yet has no time of arrival.
+            first_rows = (next(journal.rows({node: seq}, {node: seq + 1}), None) for node, seq in firsts.items())
+            waiting_us = [row.ts_us for row in first_rows if row is not None]
         except (SmqrtError, OSError):
-            return None  # the hub is away, or a segment was just removed; the next call is soon
-        waiting_us = [time_us for time_us in times_us if time_us is not None]
+            return None  # the hub is unreachable, or a segment was just removed; the next call is soon
         return max(0.0, time.time() - min(waiting_us) / 1e6) if waiting_us else 0.0
 
     return seconds
@@ -198,7 +193,7 @@ def lag_seconds(
 def lag_rows(
     location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool]
 ) -> LagRows:
-    """Return a function for `StatusWriter` that counts the rows between two offsets that wait for a query.
+    """Return a function for `StatusWriter` that counts the rows between two offsets that a query has not processed.
 
     Args:
         location, token, cafile, ignores: as for `lag_seconds`.
@@ -215,8 +210,3 @@ def lag_rows(
             return None
 
     return rows
-
-
-def _time_us(journal: Journal | RemoteJournal, node: str, seq: int) -> int | None:
-    """Return the time of arrival of a row; None when the row is not there yet."""
-    return next((row.ts_us for row in journal.rows({node: seq}, {node: seq + 1})), None)

@@ -27,7 +27,7 @@ from smqrt.pipeline.graph import QueryPlan, plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
 from smqrt.pipeline.smq_source import scan
-from smqrt.pipeline.status import LagRows, Status, StatusWriter
+from smqrt.pipeline.status import LagRows, StatusWriter
 from smqrt.process import early_signals
 
 if TYPE_CHECKING:
@@ -36,17 +36,18 @@ if TYPE_CHECKING:
 
 _POLL_S, _FINISH_POLL_S = 0.2, 0.02
 _SIGNAL_WAIT_S = 10.0
-"""A signal may reach this process so much later than the JVM, on a busy machine."""
+"""The maximum delay between the arrival of a signal in the JVM and in this process, on a busy machine."""
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
-    """Run queries until all have ended or a signal (SIGTERM, SIGINT) arrives. A signal stops them after the micro-batch
-    under way; a second SIGINT ends the process at once.
+    """Run queries until all have ended or a signal (SIGTERM, SIGINT) arrives.
+
+    A signal stops them after the current micro-batch; a second SIGINT ends the process immediately.
 
     Args:
         catalog: the pipelines.
         names: the names of the queries; empty means all.
-        options: how they run.
+        options: the options of the run.
 
     Returns:
         0, or 1 when a query has failed.
@@ -56,7 +57,7 @@ def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
         JournalError: there is no such journal.
     """
     stopping = threading.Event()
-    # Not in the main thread, where pyspark would replace our handler of SIGINT by its own.
+    # In a separate thread: in the main thread pyspark would replace the handler of SIGINT.
     with _signals(stopping), ThreadPoolExecutor(1, "pipelines") as thread:
         running = thread.submit(Runner(catalog, options, stopping).run, names)
         # Polls, because a signal that another thread receives does not interrupt a wait without a timeout.
@@ -71,7 +72,7 @@ class Runner:
     Args:
         catalog, options: as for `run`.
         stopping: set it to end the run.
-        spark: a session to use, which keeps running; None starts one and stops it at the end.
+        spark: a session to use, which is not stopped; None starts one and stops it at the end.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Runner:
     def run_queries(self, queries: list[Query]) -> int:
         """Run these queries in the session of their context; return 0, or 1 when a query has failed."""
         try:
-            for query in queries:  # all of them first: one that is stopped while others start needs a status too
+            for query in queries:  # before any starts: a query that is stopped while others start needs a status too
                 query.claim()
             for query in queries:
                 if not self._stopping.is_set():
@@ -126,7 +127,8 @@ class Runner:
                 for query in queries:
                     query.poll()
             if not all(query.over for query in queries):
-                self._options.report("Stopping after the micro-batch under way; Ctrl-C once more ends it at once.")
+                self._options.report("Stopping after the current micro-batch; press Ctrl-C again to stop immediately.")
+            # A query is over after its current micro-batch, or after `query.FINISH_S`.
             while not all(query.over for query in queries):
                 for query in queries:
                     query.finish()
@@ -139,11 +141,10 @@ class Runner:
 
 @contextmanager
 def _signals(stopping: threading.Event) -> Iterator[None]:
-    """Set the event on SIGTERM, SIGINT and SIGHUP; a second SIGINT ends the process at once, which loses nothing.
+    """Set the event on SIGTERM, SIGINT and SIGHUP; a second SIGINT ends the process immediately, which loses nothing.
 
     A second SIGTERM does not end it: service managers send SIGTERM to all processes of a service, and `smqrt serve`
-    sends another one to its pipelines. A closed terminal sends SIGHUP, which is not handled where it is ignored
-    (`nohup`).
+    sends another one to its pipelines. A closed terminal sends SIGHUP. An ignored SIGHUP stays ignored (`nohup`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -151,14 +152,14 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stopping.is_set() and number == signal.SIGINT:
-            os._exit(128 + number)
+            os._exit(128 + number)  # the exit code of shells for a signal
         stopping.set()
 
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     earlier = {number: signal.signal(number, handle) for number in numbers}
-    if signal.SIGHUP in early_signals.take():
+    if signal.SIGHUP in early_signals.take():  # it arrived while the modules were imported
         stopping.set()
     try:
         yield
@@ -167,13 +168,13 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# ---- Queries without progress: their status says so, since when, and why. Spark sends an event after a micro-batch,
-# and every ten seconds while there is nothing to do. Without these events the watchdog compares the journal with the
-# checkpoint. It does not call Spark, which may have no memory left to answer.
+# ---- Queries without progress: their status has the reason and the duration. Spark sends an event after a micro-batch,
+# and every ten seconds while it is idle. Without these events the watchdog compares the journal with the checkpoint. It
+# does not call Spark, which may have no memory left to respond.
 
 STUCK_AFTER_S = 60.0
 STUCK_AFTER_BATCHES = 10
-"""A query without events for this many usual micro-batches, and for `STUCK_AFTER_S` at least, is stuck."""
+"""A query without events is stuck after this many usual durations of a micro-batch, and after `STUCK_AFTER_S`."""
 _MAX_GARBAGE_SHARE = 0.5
 """A JVM that spends more of its time on garbage collection has too little memory."""
 _WATCH_INTERVAL_S = 1.0
@@ -191,8 +192,8 @@ class ProgressWatchdog:
         state: folder with one folder for each query.
         end: returns the end of the journal.
         least_s: see `STUCK_AFTER_S`.
-        java: the garbage collection of Spark's JVM; found if it is not given.
-        count: counts the rows between two offsets; lag_rows: counts only those that wait for a query.
+        java: the garbage collection of Spark's JVM; None finds it.
+        count: counts the rows between two offsets; lag_rows: counts only those that a query has not processed.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class ProgressWatchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Call `check` every second while inside."""
+        """Call `check` every second in the `with` block."""
         over = threading.Event()
 
         def watch() -> None:
@@ -232,24 +233,22 @@ class ProgressWatchdog:
                 folder = self._state / status.name
                 done = checkpoint.committed_offsets(folder) or checkpoint.start_offsets(folder)
                 rows = self._rows_between(status.name, done, dict(self._end())) if done else 0
-            except (SmqrtError, OSError, ValueError):  # the hub is away, or a file was just removed
+            except (SmqrtError, OSError, ValueError):  # the hub is unreachable, or a file was just removed
                 rows = None
             lag_rows = status.lag_rows or 1 if rows is None else rows
-            if lag_rows:
-                usual_s = status.batch_ms / 1000
-                is_stuck = silent_s > max(self._least_s, STUCK_AFTER_BATCHES * usual_s)
-                trouble = self._trouble(status, silent_s, usual_s, garbage_share) if is_stuck else ""
-                self._status.set_batch_running(status.name, lag_rows, trouble)
-
-    @staticmethod
-    def _trouble(status: Status, silent_s: float, usual_s: float, garbage_share: float) -> str:
-        if status.trouble:
-            return status.trouble
-        before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
-        why = "A function of it may hang, such as a UDF that waits without a timeout; or it has too many rows"
-        if garbage_share > _MAX_GARBAGE_SHARE:
-            why = f"The JVM collects garbage, {garbage_share:.0%} of the time: its memory is too small for these rows"
-        return (
-            f"micro-batch {status.batch + 1} has been under way for {silent_s:.0f} s; {before}. {why}: "
-            "set a smaller max_bytes on @source, or --driver-memory; both also help with this micro-batch."
-        )
+            if not lag_rows:
+                continue
+            usual_s, trouble = status.batch_ms / 1000, ""
+            if silent_s > max(self._least_s, STUCK_AFTER_BATCHES * usual_s):
+                before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
+                why = "A function may hang, such as a UDF that waits without a timeout; or there are too many rows"
+                if garbage_share > _MAX_GARBAGE_SHARE:
+                    why = (
+                        f"The JVM spends {garbage_share:.0%} of the time on garbage collection: its memory is too small"
+                    )
+                # An earlier trouble, such as an unreachable hub, explains the delay better.
+                trouble = status.trouble or (
+                    f"micro-batch {status.batch + 1} has been running for {silent_s:.0f} s; {before}. {why}: "
+                    "set a smaller max_bytes on @source, or --driver-memory; both also help with this micro-batch."
+                )
+            self._status.set_batch_running(status.name, lag_rows, trouble)

@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,7 +37,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
-EVERYWHERE = {
+COMMON_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.structuredLogging.enabled": "false",
@@ -45,12 +45,12 @@ EVERYWHERE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Of a repeated key the last value counts, as in other JSON parsers; by default there is no VARIANT at all.
+    # With a repeated key the last value is used, as in other JSON parsers. By default such JSON has no VARIANT value.
     "spark.sql.variant.allowDuplicateKeys": "true",
-    # With Arrow, a function's result of another type than declared is converted or fails instead of becoming NULL.
+    # With Arrow, a result of another type than declared would be converted or fail, instead of becoming NULL.
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }
-LOCAL = {
+LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -60,14 +60,14 @@ LOCAL = {
     "spark.sql.streaming.checkpointFileManagerClass": _FILES,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
-"""For one machine only: on HDFS and object stores Spark's own checkpoint files are the safe ones."""
+"""For one machine only: on HDFS and object stores only Spark's default checkpoint files are safe."""
 
 
 def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark.
 
     Args:
-        master: "local[*]" or a cluster's, such as "spark://host:7077"; empty uses that of spark-submit.
+        master: "local[*]", or that of a cluster, such as "spark://host:7077"; empty uses that of spark-submit.
         app_name: the name that the cluster shows.
         state: folder of the state of pipelines, also for Spark's temporary files.
         extra: settings that override these.
@@ -82,7 +82,7 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
     remote = master if master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
     if remote:
         raise PipelineError(
-            f"{remote} is a server of Spark Connect, and pipelines run in a Spark of their own: name another --master, "
+            f"{remote} is a Spark Connect server, which can't run pipelines: use another --master, "
             'and unset SPARK_REMOTE. Programs for Spark Connect use format("smq").'
         )
     found = jvm.find_java()
@@ -99,13 +99,16 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
         from pyspark import SparkConf
         from pyspark.sql import SparkSession
 
+        # `extra` comes last, so that it overrides the other settings.
         conf = SparkConf().setAll(list((settings | _settings(master, state, found, dict(extra or {}))).items()))
-        jvm.start(conf)  # before the session, which would begin to work in the JVM at once
+        jvm.start(conf)  # before the session, which uses the JVM immediately
         jvm.handle_signals()
         session = SparkSession.builder.config(conf=conf).getOrCreate()
         _sessions[:] = [session]
     except Exception as error:
-        raise PipelineError(f"Spark doesn't start: {first_line(error)} smqrt pipeline doctor looks for why.") from error
+        raise PipelineError(
+            f"Spark doesn't start: {first_line(error)} Run smqrt pipeline doctor to find the cause."
+        ) from error
     if not is_local(master):
         from smqrt.pipeline.smq_source import register
 
@@ -118,18 +121,33 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
     return session
 
 
-def cancel_jobs() -> None:
-    """Cancel the jobs of the session that this process has started, from any thread; do nothing without a session.
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str | bool) -> Iterator[None]:
+    """Change a setting of Spark in the `with` block.
 
-    pyspark itself knows only the active session of a thread.
+    Args:
+        spark: the session.
+        name: the name of the setting, which has a default.
+        value: its value in the block.
     """
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def cancel_jobs() -> None:
+    """Cancel the jobs of the session that this process has started, from any thread; do nothing without a session."""
+    # pyspark's own `SparkSession.active` returns only the session of the current thread.
     with suppress(Exception):
         for session in _sessions:
             session.sparkContext.cancelAllJobs()
 
 
 def _silence_pyspark() -> None:
-    """Switch off pyspark's logs, which have whole stacks; the runner reports an error in one sentence."""
+    """Disable pyspark's logs, which contain whole stacks; the runner reports an error in one sentence."""
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -150,11 +168,11 @@ def is_local(master: str) -> bool:
 
 def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str]) -> dict[str, str]:
     if not is_local(master):
-        return EVERYWHERE | dict(extra)
+        return COMMON_SETTINGS | dict(extra)
     scratch = state.absolute() / ".spark"
     scratch.mkdir(parents=True, exist_ok=True)
     log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
-    # Out of memory, one thread of Spark would end alone, and others would wait for it for ever: the JVM ends instead.
+    # Without these options only one thread of Spark ends when memory runs out, and others wait for it without end.
     marker = scratch / OUT_OF_MEMORY
     marker.unlink(missing_ok=True)
     memory = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(marker))}"', "-XX:+ExitOnOutOfMemoryError"]
@@ -167,7 +185,7 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
     }
     given = dict(extra)
     given[_JAVA_OPTIONS] = " ".join([*options, *filter(None, [extra.get(_JAVA_OPTIONS)])])
-    return EVERYWHERE | LOCAL | own | given
+    return COMMON_SETTINGS | LOCAL_SETTINGS | own | given
 
 
 def driver_bytes(spark: SparkSession) -> int:
@@ -179,7 +197,7 @@ def check_master(master: str) -> None:
     """Raise PipelineError for a master that Spark would reject with a Java stack."""
     if master and not _MASTER.fullmatch(master):
         raise PipelineError(
-            f"--master {master!r} is not one of Spark's: write local[*] for all cores, local[2] for two; clusters are "
+            f"--master {master!r} is not a Spark master: write local[*] for all cores, local[2] for two; clusters are "
             "spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
         )
 
@@ -196,7 +214,7 @@ def memory_bytes(text: str, name: str = "") -> int:
     """
     found = re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", text.strip().lower())
     if not found:
-        raise PipelineError(f"{name}{text!r} is not a size of memory; write it as Spark does, such as 512m or 4g.")
+        raise PipelineError(f"{name}{text!r} is not a size of memory; use Spark's syntax, such as 512m or 4g.")
     return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
 
 
@@ -204,27 +222,27 @@ def _check_pyspark() -> None:
     try:
         import pyspark
     except ImportError:
-        raise PipelineError("pyspark isn't installed: pip install 'smqrt[spark]' brings it.") from None
+        raise PipelineError("pyspark isn't installed: pip install 'smqrt[spark]' installs it.") from None
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if not (4, 2) <= version < (5, 0):
         raise PipelineError(
             f"pyspark {pyspark.__version__} is not supported: 4.2 or newer, below 5, is needed; "
-            "pip install 'smqrt[spark]' brings it."
+            "pip install 'smqrt[spark]' installs it."
         )
 
 
-# ---- Interruptible work: Ctrl-C cancels its jobs and closes what it has opened
+# ---- Interruptible work: Ctrl-C cancels its jobs
 
 _Result = TypeVar("_Result")
 _CANCEL_INTERVAL_S = 0.1
 
 
 def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = cancel_jobs) -> _Result:
-    """Run work until it is done or KeyboardInterrupt is raised; a second Ctrl-C then ends the process at once.
+    """Run work until it is done or KeyboardInterrupt is raised; a second Ctrl-C then ends the process immediately.
 
     Args:
-        work: called in its own thread, with an event that is set to end it. In the main thread pyspark would replace
-            our handler of SIGINT by its own.
+        work: called in a separate thread, with an event that is set to end it. In the main thread pyspark would replace
+            the handler of SIGINT.
         cancel: cancels the work; called repeatedly until it is done. By default it cancels Spark's jobs.
 
     Returns:
@@ -247,5 +265,5 @@ def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[
                     cancel()  # repeatedly: after a cancelled job the next one may begin
                     wait([running], _CANCEL_INTERVAL_S)
             except KeyboardInterrupt:
-                os._exit(128 + signal.SIGINT)
+                os._exit(128 + signal.SIGINT)  # without waiting for the thread, which may never end
             raise

@@ -1,8 +1,8 @@
 """Sinks of queries: idempotent commits of messages, and rows of tables.
 
 A micro-batch of messages is one commit. The hub stores (query, number of the micro-batch) in the same write as the
-rows. When a pipeline ends between that write and Spark's own record of it, Spark repeats the micro-batch, and the hub
-recognises it.
+rows. When a pipeline ends between this write and the entry in Spark's checkpoint, Spark repeats the micro-batch, and
+the hub recognises it.
 
 (help: exactly-once)
 """
@@ -43,7 +43,7 @@ JSON_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
 
 
 def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Return the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
+    """Return the messages of a query, with the columns `topic`, `subtopic` and `payload` (binary).
 
     Args:
         frame: its result.
@@ -57,10 +57,24 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
     options = declaration.options
     subtopic = options.get("subtopic")
     topic = F.nullif(_filled_template(frame, declaration, options["to"]), F.lit(""))
+    if "payload" in frame.columns:
+        kind = dict(frame.dtypes)["payload"]
+        if kind in ("binary", "string"):
+            payload = F.col("payload")
+        elif kind.startswith(("struct", "array", "map", "variant")):
+            payload = F.to_json("payload", JSON_TIMES)
+        else:
+            payload = F.col("payload").cast("string")
+    else:
+        columns = frame.columns
+        # A result with all columns of the journal did not select them; one with some of them did.
+        if set(columns) >= JOURNAL_COLUMNS:
+            columns = [name for name in columns if name not in JOURNAL_COLUMNS] or columns
+        payload = F.to_json(F.struct(*map(column, columns)), JSON_TIMES)
     return frame.select(
         F.coalesce(topic, F.lit("null")).alias("topic"),  # a row without a topic must not end the query
         (_filled_template(frame, declaration, subtopic) if subtopic else F.lit(None).cast("string")).alias("subtopic"),
-        _payload(frame).alias("payload"),
+        payload.cast("binary").alias("payload"),
     )
 
 
@@ -70,26 +84,10 @@ def sink_frame(frame: DataFrame, declaration: Declaration) -> DataFrame:
 
 
 def collect_messages(frame: DataFrame) -> Iterator[OutRow]:
-    """Yield the messages of what `as_messages` returned, through Arrow."""
+    """Yield the messages of a frame from `as_messages`, through Arrow."""
     for batch in frame.toArrow().to_batches():
         for topic, subtopic, payload in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
-
-
-def _payload(frame: DataFrame) -> Column:
-    from pyspark.sql import functions as F
-
-    if "payload" in frame.columns:
-        kind = dict(frame.dtypes)["payload"]
-        if kind in ("binary", "string"):
-            return F.col("payload").cast("binary")
-        nested = kind.startswith(("struct", "array", "map", "variant"))
-        return (F.to_json("payload", JSON_TIMES) if nested else F.col("payload").cast("string")).cast("binary")
-    columns = frame.columns
-    # A result with all columns of the journal did not select them; one with some of them did.
-    if set(columns) >= JOURNAL_COLUMNS:
-        columns = [name for name in columns if name not in JOURNAL_COLUMNS] or columns
-    return F.to_json(F.struct(*map(column, columns)), JSON_TIMES).cast("binary")
 
 
 def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> Column:
@@ -107,16 +105,16 @@ def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> C
         F.coalesce(columns[piece].cast("string"), F.lit("null")) if is_column else F.lit(piece)
         for is_column, piece in template.parts
     ]
-    return F.make_valid_utf8(F.concat(*pieces))  # a column may hold arbitrary bytes
+    return F.make_valid_utf8(F.concat(*pieces))  # a string column may contain arbitrary bytes
 
 
 _QUERY_ID = "sql.streaming.queryId"
 _RETRY_INTERVAL_S = 0.5
 MAX_COLLECTED_ROWS = 50_000
-"""A larger micro-batch isn't collected on the driver."""
+"""The maximum size of a micro-batch that is collected on the driver."""
 _NULLABLE = (("subtopic", "string"), ("payload", "binary"))
 RETRY_S = 60.0
-"""A micro-batch waits so long for a hub that is away before the query is started again."""
+"""The time that a micro-batch waits for an unreachable hub before the query is started again."""
 
 
 class Stopped(PipelineError):
@@ -130,11 +128,11 @@ class CommitClient:
     Attributes:
         journal: path or URL of its journal.
         token: the hub's token; None uses the one in the journal's folder.
-        retry_s: how many seconds to wait for a hub that is away.
-        stopping: set to end the waiting.
-        on_unreachable: called with the reason while the hub is away.
+        retry_s: how many seconds to wait for an unreachable hub.
+        stopping: an event that ends the wait.
+        on_unreachable: called with the reason while the hub is unreachable.
         cafile: as for `HubAddress.of`.
-        dead_letter_topic: topic for rows that are too long for a message; None when they are only left out.
+        dead_letter_topic: topic for rows that are too long for a message; None only leaves them out.
         on_left_out: called with the number of these rows.
     """
 
@@ -148,42 +146,57 @@ class CommitClient:
     on_left_out: Callable[[int], None] = lambda rows: None
 
     def fitting(self, rows: Sequence[OutRow]) -> Sequence[OutRow]:
-        """Return the rows, with those that are too long for a message left out or replaced by dead letters."""
+        """Return the rows; those that are too long for a message are left out or replaced by dead letters."""
         if not (unfit := sum(map(is_too_long, rows))):
             return rows
         self.on_left_out(unfit)
-        if self.dead_letter_topic is None:
-            return [row for row in rows if not is_too_long(row)]
-        return [_too_long_letter(self.dead_letter_topic, row) if is_too_long(row) else row for row in rows]
+        fitting: list[OutRow] = []
+        for row in rows:
+            if not is_too_long(row):
+                fitting.append(row)
+            elif self.dead_letter_topic is not None:
+                shown = re.sub(_NOT_IN_JSON, "?", row[0].decode(errors="replace")[:_SHOWN_CHARACTERS])
+                letter = _TOO_LONG % (shown, len(row[0]), len(row[2]))
+                fitting.append((self.dead_letter_topic.encode(), None, letter.encode()))
+        return fitting
 
     def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
         """Publish the results of a micro-batch; repeated calls publish them once.
 
         Args:
-            query: Spark's id of the query, which is kept as long as its checkpoint.
+            query: Spark's id of the query, which stays the same as long as its checkpoint exists.
             batch: number of the micro-batch.
             rows: the messages.
 
         Returns:
-            How many of them were new to the hub.
+            The number of messages that were new to the hub.
 
         Raises:
-            Unreachable: the hub is away for longer than `retry_s`.
+            Unreachable: the hub is unreachable for longer than `retry_s`.
             Stopped: `stopping` was set meanwhile.
             JournalError: the hub rejects them.
         """
         deadline, stored = time.monotonic() + self.retry_s, 0
         for name, part in commit.parts(query, rows):
-            while (new := self._once(name, batch, part, deadline)) is None:
-                pass
-            stored += len(part) if new else 0
+            is_new: bool | None = None
+            while is_new is None:
+                try:
+                    # The address is looked up each time: a restarted hub may have another port.
+                    is_new = commit.commit(self._address, name, batch, part, retry_s=0)
+                except Unreachable as error:
+                    if time.monotonic() > deadline:
+                        raise Unreachable(f"{error} The results to publish stay in the journal.") from error
+                    self.on_unreachable(str(error))
+                    if self.stopping.wait(_RETRY_INTERVAL_S):
+                        raise Stopped("It was stopped while the hub was unreachable.") from error
+            stored += len(part) if is_new else 0
         return stored
 
     def has(self, query: str, batch: int) -> bool:
         """Return whether a micro-batch is published; arguments as for `commit`.
 
         Raises:
-            Unreachable: the hub is away.
+            Unreachable: the hub is unreachable.
             JournalError: its list of commits can't be read.
         """
         return commit.last_batch(self._address, query) >= batch
@@ -192,21 +205,9 @@ class CommitClient:
     def _address(self) -> HubAddress:
         return HubAddress.of(self.journal, self.token, self.cafile)
 
-    def _once(self, query: str, batch: int, rows: Sequence[OutRow], deadline: float) -> bool | None:
-        try:
-            # The address is looked up each time: a restarted hub may have another port.
-            return commit.commit(self._address, query, batch, rows, retry_s=0)
-        except Unreachable as error:
-            if time.monotonic() > deadline:
-                raise Unreachable(f"{error} What is to be published waits in the journal.") from error
-            self.on_unreachable(str(error))
-            if self.stopping.wait(_RETRY_INTERVAL_S):
-                raise Stopped("It was stopped while the hub was away.") from error
-            return None
-
 
 class PublishSink:
-    """Function for `foreachBatch` that publishes micro-batches of what `as_messages` returned.
+    """Function for `foreachBatch` that publishes micro-batches of a frame from `as_messages`.
 
     Args:
         hub: the client.
@@ -214,7 +215,7 @@ class PublishSink:
         published: called with the number of rows that the hub accepted.
 
     Attributes:
-        error: the exception of the last call, of which Spark gets only the type.
+        error: the exception of the last call. Spark gets only its type.
     """
 
     def __init__(
@@ -224,32 +225,30 @@ class PublishSink:
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Publish one micro-batch. An old one is only computed, for the state of windows and the like."""
+        """Publish one micro-batch. An old one is only computed, for the state of windows and joins."""
         try:
             if self._gate.is_old(batch):
                 frame.write.format("noop").mode("overwrite").save()
-            else:
-                self._publish(frame, batch)
+                return
+            query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+            self._gate.save_commit(query, batch)
+            # Without the sync a power failure could lose Spark's record of a micro-batch that the hub has stored.
+            checkpoint.sync_batch(self._gate.query, batch)
+            many = self._many or self._gate.rows(batch) > MAX_COLLECTED_ROWS
+            stored = publish(frame, self._hub, query, batch, many)
+            self._many = stored > MAX_COLLECTED_ROWS  # the next micro-batch is probably of a similar size
+            self._published(stored)
         except Exception as error:
             self.error = error
             # Spark applies a regular expression to this text, which overflows the stack when the text is long.
             raise RuntimeError(type(error).__name__) from None
 
-    def _publish(self, frame: DataFrame, batch: int) -> None:
-        query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
-        self._gate.save_commit(query, batch)
-        checkpoint.sync_batch(self._gate.query, batch)
-        many = self._many or self._gate.rows(batch) > MAX_COLLECTED_ROWS
-        stored = publish(frame, self._hub, query, batch, many)
-        self._many = stored > MAX_COLLECTED_ROWS
-        self._published(stored)
-
 
 def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: bool) -> int:
-    """Publish the rows of what `as_messages` returned; repeated calls publish them once.
+    """Publish the rows of a frame from `as_messages`; repeated calls publish them once.
 
-    Few rows are collected on the driver, which is fast. Many rows are sorted by Spark and published by one of its
-    tasks, so that no process holds all of them in memory. Both ways publish the same parts.
+    Few rows are collected on the driver, which is fast. Many rows are sorted by Spark and published by one task, so
+    that no process needs memory for all of them. Both ways publish the same parts.
 
     Args:
         frame, query, batch: the rows and their key, as for `CommitClient.commit`.
@@ -257,7 +256,7 @@ def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: b
         many: whether many rows are expected.
 
     Returns:
-        How many of few rows were new to the hub; the number of many rows.
+        The number of rows that were new to the hub; with many rows, the number of all rows.
 
     Raises:
         JournalError, Stopped: as `CommitClient.commit`.
@@ -268,6 +267,7 @@ def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: b
         except Exception as error:
             if not is_too_large(error):
                 raise
+            # More rows than expected: a task publishes them.
         else:
             if not rows:
                 return 0
@@ -282,15 +282,28 @@ def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # NULL is published as empty. Replaced here, because Spark sorts NULL apart from empty values.
+    # NULL is published as empty. It is replaced here, because Spark sorts NULL and empty values separately.
     whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
     names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
-    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (names > MOST_NAME_BYTES)  # as `is_too_long`
-    # Counted before the filter: Spark moves filters forward, and would compute each payload twice.
+    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (
+        names > MOST_NAME_BYTES
+    )  # the same rule as `is_too_long`
+    # The rows are counted before the filter: Spark moves filters forward, and would compute each payload twice.
     counted = Observation()
     kept = whole.observe(counted, F.count(F.lit(1)).alias("rows"), F.count_if(unfit).alias("unfit"))
     letters = hub.dead_letter_topic
-    kept = kept.where(~unfit) if letters is None else kept.select(*_with_letters(letters, unfit))
+    if letters is None:
+        kept = kept.where(~unfit)
+    else:
+        # The same bytes as in `CommitClient.fitting`: a repeated micro-batch may be published on the driver.
+        shown = F.regexp_replace(F.substring("topic", 1, _SHOWN_CHARACTERS), F.lit(_NOT_IN_JSON), F.lit("?"))
+        letter = F.format_string(_TOO_LONG, shown, F.octet_length("topic"), F.octet_length("payload"))
+        kept = kept.select(
+            F.when(unfit, F.lit(letters)).otherwise(F.col("topic")).alias("topic"),
+            F.when(unfit, F.lit("")).otherwise(F.col("subtopic")).alias("subtopic"),
+            F.when(unfit, letter.cast("binary")).otherwise(F.col("payload")).alias("payload"),
+        )
+    # One sorted partition, so that a repeated micro-batch has the same parts.
     ordered = kept.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
     writer = ordered.write.format("smq").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
@@ -321,26 +334,6 @@ def is_too_long(row: OutRow) -> bool:
     topic, subtopic, payload = row
     names = max(len(topic), len(subtopic or b""))
     return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
-
-
-def _too_long_letter(topic: str, row: OutRow) -> OutRow:
-    shown = re.sub(_NOT_IN_JSON, "?", row[0].decode(errors="replace")[:_SHOWN_CHARACTERS])
-    return topic.encode(), None, (_TOO_LONG % (shown, len(row[0]), len(row[2]))).encode()
-
-
-def _with_letters(topic: str, unfit: Column) -> list[Column]:
-    """Return the columns with letters like those of `_too_long_letter`, byte by byte: a repeated micro-batch may be
-    published the other way.
-    """
-    from pyspark.sql import functions as F
-
-    shown = F.regexp_replace(F.substring("topic", 1, _SHOWN_CHARACTERS), F.lit(_NOT_IN_JSON), F.lit("?"))
-    letter = F.format_string(_TOO_LONG, shown, F.octet_length("topic"), F.octet_length("payload"))
-    return [
-        F.when(unfit, F.lit(topic)).otherwise(F.col("topic")).alias("topic"),
-        F.when(unfit, F.lit("")).otherwise(F.col("subtopic")).alias("subtopic"),
-        F.when(unfit, letter.cast("binary")).otherwise(F.col("payload")).alias("payload"),
-    ]
 
 
 class TableSink:
@@ -399,7 +392,7 @@ def partitioned(frame: DataFrame, declaration: Declaration) -> DataFrame:
             continue
         if name not in made or "ts" not in frame.columns:
             raise PipelineError(
-                f"{declaration.where}: {declaration.name} is partitioned by {name!r}, which its result doesn't have; "
+                f"{declaration.where}: {declaration.name} is partitioned by {name!r}, which is missing in its result; "
                 f"it has {', '.join(frame.columns)}."
             )
         frame = frame.withColumn(name, made[name])

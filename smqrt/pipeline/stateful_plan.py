@@ -1,8 +1,8 @@
-"""Stateful operators of a query, read from Spark's analysed plan: what its checkpoint holds, and for how long.
+"""Stateful operators of a query, read from Spark's analysed plan.
 
 Spark compares the types of a checkpoint's state, but not its meaning: `count` and `max`, or windows of three and of
 five seconds, have the same types. A description of the operators is therefore stored beside the checkpoint (see
-`changes`). It uses names of source columns, without Spark's expression ids and without the names of result columns.
+`changes`). It has the names of source columns, without Spark's expression ids and the names of result columns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SOURCE_ALIAS = "_smqrt_source_"
-"""`Graph` gives the frame of a source this alias and the source's name. Below it is how this version parses messages,
-which another version may change."""
+"""Prefix of the alias that `Graph` gives the frame of a source. The plan below it parses messages, and another version
+of this package may parse them differently."""
 
 GROUP, DISTINCT, DISTINCT_WITHIN, JOIN, CUSTOM, LIMIT = "groupBy", "dropDuplicates", "dedupe", "join", "state", "limit"
 _KINDS = {
@@ -43,7 +42,7 @@ _SHOWN = {DISTINCT_WITHIN: "dropDuplicatesWithinWatermark", CUSTOM: "a state by 
 _WATERMARK = "spark.watermarkDelayMs"
 _TIME_WINDOW, _SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
 _MAX_LENGTH = 200
-"""Characters of a description; longer ones are cut, and get a hash of the whole."""
+"""The maximum number of characters of an expression. A longer expression is cut, with a hash of the whole."""
 _IGNORED = re.compile(r"#\d+L?(?:-T\d+ms)?|, Some\([\w/+:-]*\)")
 """Spark's expression ids, and the time zone of the session."""
 _SLIDE, _LENGTH, _SHIFT = (
@@ -69,13 +68,13 @@ class Operator:
     """A stateful operator of a query.
 
     Attributes:
-        kind: GROUP and the like.
+        kind: GROUP or another constant of this module.
         keys: the keys of the state, in order, as functions of source columns.
-        values: what is stored for each key: aggregates, the condition of a join, the clock of timers.
-        watermark: names of the source columns with a watermark below it; the delay of a watermark may change.
-        unbounded: keys with which Spark never removes state; None where it does, or where the state is limited.
-        lost: those of `unbounded` that are computed from a column with a watermark, by the name of the column.
-        rate: of an @alert, the expression whose latest values are stored.
+        values: the state of each key: aggregates, the condition of a join, the clock of timers.
+        watermark: names of the source columns with a watermark that it reads; the delay of a watermark may change.
+        unbounded: keys with which Spark never removes state; None if Spark removes it, or if the state is limited.
+        lost: the keys in `unbounded` that are computed from a column with a watermark, by the name of the column.
+        rate: the expression of an @alert whose latest values are stored.
     """
 
     kind: str
@@ -93,7 +92,7 @@ class Operator:
 
 
 def operators(frame: DataFrame) -> list[Operator]:
-    """Return the stateful operators of a streaming frame, those nearest to its sources last."""
+    """Return the stateful operators of a streaming frame, from the result to the sources."""
     return list(_Plan(jvm.analysed_plan(frame)).operators())
 
 
@@ -134,7 +133,11 @@ def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> 
     found: list[str] = []
     for old, new in zip(before, now, strict=True):
         for part in ("keys", "values"):
-            found += _differences(old[part], new[part])
+            was, now_is = list(old[part]), list(new[part])
+            if sorted(was) != sorted(now_is) and len(was) == len(now_is):
+                found += [f"{one} → {other}" for one, other in zip(was, now_is, strict=True) if one != other]
+            elif was != now_is:  # another order, or another number
+                found.append(f"{', '.join(was) or 'nothing'} → {', '.join(now_is) or 'nothing'}")
         if old.get("rate") and new.get("rate") and old["rate"] != new["rate"]:
             found.append(f"rate of {old['rate']} → rate of {new['rate']}")
         if old["watermark"] and new["watermark"] and old["watermark"] != new["watermark"]:
@@ -142,14 +145,8 @@ def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> 
     return found
 
 
-def _differences(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    if sorted(old) == sorted(new) or len(old) != len(new):
-        return [] if list(old) == list(new) else [f"{', '.join(old) or 'nothing'} → {', '.join(new) or 'nothing'}"]
-    return [f"{one} → {other}" for one, other in zip(old, new, strict=True) if one != other]
-
-
 def endless(found: Sequence[Operator], mode: str) -> str:
-    """Return a warning when state grows without bound; empty when it doesn't, or the output mode needs all of it.
+    """Return a warning when state grows without bound; empty otherwise, or if the output mode needs the whole state.
 
     Args:
         found: the operators.
@@ -157,15 +154,15 @@ def endless(found: Sequence[Operator], mode: str) -> str:
     """
     for each in found if mode != "complete" else ():
         if each.unbounded is not None and not (mode == "append" and each.kind == GROUP):  # which Spark rejects
-            return f"what it remembers grows for ever: {_without_watermark(each)}"
+            return f"its state grows without bound: {_without_watermark(each)}"
     return ""
 
 
 def never_final(found: Sequence[Operator]) -> str:
-    """Return why groups are never final, as mode "append" needs it; empty when they are, or Spark reports it."""
+    """Return why groups are never final, which mode "append" needs; empty when they are, or when Spark reports it."""
     for each in found:
         if each.kind == GROUP and each.watermark and (each.unbounded is not None or not each.keys):
-            return f"mode='append' publishes what is final, and nothing ever is: {_without_watermark(each)}"
+            return f"mode='append' publishes only final rows, and no row becomes final: {_without_watermark(each)}"
     return ""
 
 
@@ -181,8 +178,8 @@ def _without_watermark(operator: Operator) -> str:
     keys = f"by {', '.join(operator.unbounded)}" if operator.unbounded else "without a key"
     if operator.kind == JOIN:
         return (
-            f"the join of two streams {keys} compares no times that have a watermark; give each @source a watermark=, "
-            "and the join a condition on both times."
+            f"the join of two streams {keys} has no condition on times with a watermark; give each @source a "
+            "watermark=, and the join a condition on both times."
         )
     if not operator.watermark:
         return f"{shown} {keys} has no watermark; give the @source a watermark=, and {_remedy(operator)}."
@@ -194,7 +191,7 @@ def _remedy(operator: Operator) -> str:
         return f"write dropDuplicatesWithinWatermark, or add {_column(operator)}"
     time = next((found[1] for key in operator.keys if (found := _WINDOW_OF.match(key))), None)
     if time is not None and not operator.lost:
-        return f"put it on the time of the windows: event_time={time!r} on the @source"
+        return f"set it on the time of the windows: event_time={time!r} on the @source"
     return f'group by F.window("{_column(operator)}", …)'
 
 
@@ -219,7 +216,7 @@ class _Plan:
 
     def operators(self) -> Iterator[Operator]:
         nodes = list(_nodes(self._root))
-        for node in reversed(nodes):
+        for node in reversed(nodes):  # from the sources to the result
             self._define(node)
         needed = {_id(one) for one in _list(self._root.output())}
         for node in nodes:
@@ -232,13 +229,24 @@ class _Plan:
                 yield made
 
     def _operator(self, node: Any, kind: str, needed: set[int]) -> Operator | None:
-        watermark = tuple(sorted({name for each in _marked_below(node) for name in self._watermarks(each)}))
+        # A watermark is declared in its own node, or below the alias of a source.
+        below = [each for each in _nodes(node) if each.nodeName() == "EventTimeWatermark" or _source_of(each)]
+        marked = [one for each in below for one in filter(_is_marked, _list(each.output()))]
+        watermark = tuple(sorted({name for one in marked for name in self._watermarks(one)}))
         if kind == GROUP:
             return self._group(node, needed, watermark)
         if kind == JOIN:
             return self._join(node, watermark)
         if kind == CUSTOM:
-            return Operator(kind, self._texts_of(_state_keys(node)), tuple(_state_clock(node)), watermark)
+            if node.nodeName() == "TransformWithStateInPySpark":
+                keys = _list(_list(node.children())[0].output())[: node.groupingAttributesLen()]
+            else:
+                keys = _list(node.groupingAttributes())
+            is_older = node.nodeName().startswith("FlatMapGroups")
+            clock = [f"timers: {(node.timeout() if is_older else node.timeMode()).toString()}"]
+            if node.nodeName() == "FlatMapGroupsInPandasWithState":  # Spark knows the type of its state
+                clock.append(str(node.stateType().simpleString()))
+            return Operator(kind, self._texts_of(keys), tuple(clock), watermark)
         if kind == LIMIT:
             return Operator(kind, watermark=watermark)
         keys = _list(node.output() if node.nodeName() == "Distinct" else node.keys())
@@ -253,6 +261,7 @@ class _Plan:
         results = [one for one in _list(node.aggregateExpressions()) if _id(one) in needed]
         values = dict.fromkeys(f"{self._text(one)} {_type(one)}" for each in results for one in _aggregates(each))
         texts = self._texts_of(keys)
+        # Without keys there is one group; with a watermark on a key, Spark removes old groups.
         if not keys or any(map(_is_marked, keys)):
             return Operator(GROUP, texts, tuple(values), watermark)
         names = {
@@ -263,7 +272,7 @@ class _Plan:
     def _join(self, node: Any, watermark: tuple[str, ...]) -> Operator | None:
         sides = [node.left(), node.right()]
         if not all(side.isStreaming() for side in sides):
-            return None
+            return None  # a join with a table keeps no state
         condition = [node.condition().get()] if node.condition().isDefined() else []
         texts = tuple(map(self._text, condition))
         used = {_id(one) for each in condition for one in _references(each) if _is_marked(one)}
@@ -272,7 +281,7 @@ class _Plan:
         return Operator(JOIN, texts, (kind,), watermark, None if bounded else texts)
 
     def _lost(self, keys: Sequence[Any], names: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the keys that are computed from a column with a watermark, but have none themselves."""
+        """Return the keys that are computed from a column with a watermark and have no watermark."""
         texts = {self._text(one): one for one in keys if self._watermarks(one)}
         named = {text: (names or {}).get(text) or str(one.sql()).replace("`", "") for text, one in texts.items()}
         return {named[text]: text for text in texts}
@@ -280,21 +289,32 @@ class _Plan:
     # ---- Expressions as functions of source columns
 
     def _define(self, node: Any) -> None:
+        """Record the columns that a node computes; those of a source by their names."""
         if name := _source_of(node):
             for one in _list(node.output()):
                 own = str(one.name())
                 self._texts[_id(one)] = f"{name}.{own}" if len(self._sources) > 1 else own
                 self._marked[_id(one)] = frozenset([self._texts[_id(one)]] if _is_marked(one) else [])
             return
-        for number, expression in _definitions(node):
+        kind, found = node.nodeName(), list[tuple[int, Any]]()
+        if kind in ("Project", "Aggregate"):
+            named = _list(node.projectList() if kind == "Project" else node.aggregateExpressions())
+            found = [(_id(one), one.child()) for one in named if _is_alias(one)]
+        elif kind == "Expand":  # of overlapping windows; its projections differ only in the shift
+            pairs = zip(_list(node.output()), _list(node.projections().apply(0)), strict=True)
+            found = [(_id(one), made) for one, made in pairs if not _is_attribute(made) or _id(made) != _id(one)]
+        elif kind == "Generate":
+            found = [(_id(one), node.generator()) for one in _list(node.generatorOutput())]
+        elif kind == "Union":  # its columns are those of its first child
+            pairs = zip(_list(node.output()), _list(_list(node.children())[0].output()), strict=True)
+            found = [(_id(one), made) for one, made in pairs if _id(made) != _id(one)]
+        for number, expression in found:
             self._defined.setdefault(number, expression)
 
     def _texts_of(self, expressions: Sequence[Any]) -> tuple[str, ...]:
-        return tuple(self._typed(one) for one in expressions)
-
-    def _typed(self, expression: Any) -> str:
-        text = self._text(expression)
-        return text if text.startswith(("window(", "session_window(")) else f"{text} {_type(expression)}"
+        texts = [(self._text(one), one) for one in expressions]
+        is_window = ("window(", "session_window(")  # whose text has no type
+        return tuple(text if text.startswith(is_window) else f"{text} {_type(one)}" for text, one in texts)
 
     def _text(self, expression: Any) -> str:
         if _is_attribute(expression):
@@ -302,6 +322,7 @@ class _Plan:
         text = str(expression.toString())
         for one in _references(expression):
             shown, definition = str(one.toString()), self._text_of_attribute(one)
+            # The text of an attribute ends with its id: `n#1` is not a part of `n#12`.
             text = definition.join(re.split(re.escape(shown) + r"(?!\d)", text))
         text = _IGNORED.sub("", text)
         if len(text) <= _MAX_LENGTH:
@@ -339,18 +360,17 @@ class _Plan:
 
     def _watermarks(self, expression: Any) -> frozenset[str]:
         """Return the source columns with a watermark from which an expression is computed."""
-        references = [expression] if _is_attribute(expression) else _references(expression)
-        return reduce(frozenset.union, map(self._watermarks_of_attribute, references), frozenset())
-
-    def _watermarks_of_attribute(self, attribute: Any) -> frozenset[str]:
-        number = _id(attribute)
-        if number not in self._marked:
-            self._marked[number] = frozenset()
-            made = self._defined.get(number)
-            found = self._watermarks(made) if made is not None else frozenset()
-            own = frozenset([self._text_of_attribute(attribute)] if _is_marked(attribute) else [])
-            self._marked[number] = found or own
-        return self._marked[number]
+        result: frozenset[str] = frozenset()
+        for attribute in [expression] if _is_attribute(expression) else _references(expression):
+            number = _id(attribute)
+            if number not in self._marked:
+                self._marked[number] = frozenset()  # in case its definition refers to itself
+                made = self._defined.get(number)
+                found = self._watermarks(made) if made is not None else frozenset()
+                own = frozenset([self._text_of_attribute(attribute)] if _is_marked(attribute) else [])
+                self._marked[number] = found or own
+            result |= self._marked[number]
+        return result
 
 
 # ---- Access to Scala's objects
@@ -366,13 +386,6 @@ def _nodes(root: Any) -> Iterator[Any]:
     if not _source_of(root):
         for child in _list(root.children()):
             yield from _nodes(child)
-
-
-def _marked_below(node: Any) -> Iterator[Any]:
-    """Yield the columns with a watermark, where it is declared."""
-    for each in _nodes(node):
-        if each.nodeName() == "EventTimeWatermark" or _source_of(each):
-            yield from filter(_is_marked, _list(each.output()))
 
 
 def _source_of(node: Any) -> str:
@@ -421,27 +434,8 @@ def _aggregates(expression: Any) -> Iterator[Any]:
         yield from _aggregates(child)
 
 
-def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the ids of the columns that a node computes, each with its expression."""
-    name = node.nodeName()
-    if name in ("Project", "Aggregate"):
-        named = _list(node.projectList() if name == "Project" else node.aggregateExpressions())
-        yield from ((_id(one), one.child()) for one in named if _is_alias(one))
-    elif name == "Expand":  # of overlapping windows; its projections differ only in the shift
-        for one, made in zip(_list(node.output()), _list(node.projections().apply(0)), strict=True):
-            if not (_is_attribute(made) and _id(made) == _id(one)):
-                yield _id(one), made
-    elif name == "Generate":
-        yield from ((_id(one), node.generator()) for one in _list(node.generatorOutput()))
-    elif name == "Union":
-        first = _list(_list(node.children())[0].output())
-        for one, made in zip(_list(node.output()), first, strict=True):
-            if _id(made) != _id(one):
-                yield _id(one), made
-
-
 def _used(node: Any, needed: set[int]) -> set[int]:
-    """Return the columns that a node reads for its needed results. Spark drops other results, also aggregates."""
+    """Return the columns that a node reads for its needed results. Spark drops other results, including aggregates."""
     if node.nodeName() == "Project":
         made = [one for one in _list(node.projectList()) if _id(one) in needed]
     elif node.nodeName() == "Aggregate":
@@ -451,20 +445,6 @@ def _used(node: Any, needed: set[int]) -> set[int]:
         if node.nodeName() in ("Distinct", "Union"):
             return {_id(one) for child in _list(node.children()) for one in _list(child.output())}
     return {_id(one) for each in made for one in _references(each)}
-
-
-def _state_keys(node: Any) -> list[Any]:
-    if node.nodeName() == "TransformWithStateInPySpark":
-        return _list(_list(node.children())[0].output())[: node.groupingAttributesLen()]
-    return _list(node.groupingAttributes())
-
-
-def _state_clock(node: Any) -> Iterator[str]:
-    """Yield the clock of timers, and the type of a state that Spark knows."""
-    is_older = node.nodeName().startswith("FlatMapGroups")
-    yield f"timers: {(node.timeout() if is_older else node.timeMode()).toString()}"
-    if node.nodeName() == "FlatMapGroupsInPandasWithState":
-        yield str(node.stateType().simpleString())
 
 
 def _duration(micros: str) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # ---- Query process: pid file, stop file, crash points
 #
-# <state>/<query>/pid     "4711 83541 HOST": the process, when the kernel started it, and its machine. The start
+# <state>/<query>/pid     "4711 83541 HOST": the process, its start time in the kernel, and its machine. The start
 #                         time distinguishes it from a later process with the same number.
 # <state>/<query>/stop    a request to stop the query; its runner removes it
 
@@ -47,7 +47,7 @@ def claim(query: Path) -> None:
     """
     query.mkdir(parents=True, exist_ok=True)
     (query / _STOP).unlink(missing_ok=True)
-    temporary = query / (_PID + ".new")
+    temporary = query / (_PID + ".new")  # renamed, so that readers never see an incomplete file
     temporary.write_text(f"{os.getpid()} {_started(os.getpid())} {_host()}\n")
     temporary.rename(query / _PID)
 
@@ -61,7 +61,7 @@ def release(query: Path) -> None:
 
 
 def running(query: Path) -> int | None:
-    """Return the process of this machine that runs the query; None when there is none, or it has ended."""
+    """Return the process of this machine that runs the query; None without one, or when it has ended."""
     words = _read(query)
     if len(words) != 3 or words[2] != _host() or not words[0].isdigit():
         return None
@@ -75,7 +75,7 @@ def elsewhere(query: Path) -> str | None:
 
 
 def request_stop(query: Path) -> None:
-    """Ask the process that runs the query to stop this query, and no other."""
+    """Request a stop of this query from the process that runs it."""
     (query / _STOP).touch()
 
 
@@ -96,7 +96,7 @@ def _read(query: Path) -> list[str]:
 
 
 def _started(pid: int) -> str:
-    """Return when the process started; empty when it has ended or is a zombie."""
+    """Return the start time of a process; empty when it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -114,8 +114,8 @@ def crash_at(name: str, number: int, of_worker: bool = False) -> None:
     """Kill the pipeline's process and its child processes if the environment names this crash point.
 
     Args:
-        name: "before_commit" or "after_commit": before or after the hub stores the results, which Spark does not know
-            yet; "before_part": after the preceding parts of the results.
+        name: "before_commit" or "after_commit": before or after the hub stores the results, and before Spark records
+            the micro-batch; "before_part": after the preceding parts of the results.
         number: the number of the micro-batch or of the part.
         of_worker: whether this is a Python worker of Spark, whose process group isn't the pipeline's.
     """
@@ -125,7 +125,7 @@ def crash_at(name: str, number: int, of_worker: bool = False) -> None:
         if of_worker:
             # The parent of the first process of the workers' group is the JVM.
             parent = Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[1]
-            os.killpg(os.getpgid(int(parent)), signal.SIGKILL)
+            os.killpg(os.getpgid(int(parent)), signal.SIGKILL)  # the JVM is in the group of the pipeline
         os.killpg(group, signal.SIGKILL)
 
 
@@ -135,14 +135,14 @@ LIVE = ("starting", "running", "waiting", "stuck", DISK_FULL)
 """The states in which a process runs the query; the others are finished, stopped, failed and dead."""
 
 _EPOCH = "1970-01-01T00:00:00"
-"""The watermark of Spark before the first row."""
+"""Spark's watermark before the first row."""
 _LAG_INTERVAL_S = 1.0
 _NO_TROUBLE: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 LagSeconds = Callable[[str, dict[str, int]], float | None]
-"""Takes a query and the next row number per node; returns how many seconds the oldest waiting row has waited."""
+"""Takes a query and the next row number per node; returns the seconds since the oldest unprocessed row arrived."""
 LagRows = Callable[[str, dict[str, int], dict[str, int]], int | None]
-"""Takes a query and two offsets; returns how many rows between them wait for the query."""
+"""Takes a query and two offsets; returns the number of rows between them that the query has not processed."""
 
 
 @dataclass(frozen=True)
@@ -151,28 +151,28 @@ class Status:
 
     Attributes:
         name, kind: the query and its kind: publish, table or alert.
-        state: starting, running, waiting (for rows), stuck (rows wait, but it makes no progress), disk full (it waits
+        state: starting, running, waiting (for rows), stuck (no progress despite unprocessed rows), disk full (it waits
             for disk space), finished, stopped, failed, or dead (its process ended without setting a state).
         pid: the process.
-        since, updated: when the process started the query, and when the status last changed, in Unix seconds.
+        since, updated: the times of the query's start and of the last change of the status, in Unix seconds.
         query_id: Spark's id of the query, the key of its commits.
-        batch: number of the last micro-batch; batch_ms: how long it took.
+        batch: number of the last micro-batch; batch_ms: its duration.
         offset: the next sequence number of each node that it reads.
         rows: rows read since `since`; rows_per_s: rows that arrived per second before the last micro-batch.
         processed_rows_per_s: rows that the last micro-batch processed per second.
-        lag_rows: rows in the journal that wait to be read; lag_s: for how many seconds the oldest of them has waited.
-        state_rows, state_bytes: the state of windows, joins and the like.
-        watermark: ISO time before which rows are too late; empty without one.
+        lag_rows: unprocessed rows in the journal; lag_s: the seconds since the oldest of them arrived.
+        state_rows, state_bytes: the state of windows, joins and other operators.
+        watermark: ISO time before which rows are too late; empty without a watermark.
         dropped_by_watermark: rows, or groups of them, that were too late for a window or a join since `since`.
         future: rows that were left out since `since` because their time was in the future.
         published: rows published since `since`.
         bad_json: payloads since `since` that were not a JSON object; wrong_type: rows with a field of another type.
-        expectations: rows that failed one since `since`, by its name. "on_error" counts rows that make a function fail,
-            "fits the table" and "fits a message" those that can't be stored or published.
-        ui: address of Spark's own user interface; empty when it is off.
-        error: why it failed, one sentence.
-        warning: a problem of a running query, one sentence: state that grows without bound.
-        trouble: what prevents progress, one sentence; stuck_since: since when it is stuck, Unix seconds, else 0.
+        expectations: rows since `since` that failed an expectation, by its name. "on_error" counts rows that make a
+            function fail; "fits the table" and "fits a message" count rows that can't be stored or published.
+        ui: address of Spark's user interface; empty when it is disabled.
+        error: the cause of a failure, one sentence.
+        warning: a problem of a running query, one sentence, such as state that grows without bound.
+        trouble: the obstacle to progress, one sentence; stuck_since: Unix seconds since when it is stuck, else 0.
     """
 
     name: str
@@ -213,8 +213,8 @@ def read(query: Path) -> Status | None:
         query: the folder of its state, `<state>/<name>`.
 
     Returns:
-        Its status; "dead" when its process has ended without setting a state, which only its own machine can detect;
-        None when it never ran.
+        Its status; None when it never ran. Its state is "dead" when its process on this machine has ended without
+        setting a state.
     """
     try:
         values = dict(json.loads((query / FILE).read_text("utf-8")))
@@ -236,8 +236,8 @@ class StatusWriter:
 
     Args:
         state: folder with one folder for each query.
-        lag_seconds: measures how long the oldest waiting row has waited; called at most once a second for each query.
-        lag_rows: counts the waiting rows; without it every number that Spark has not read counts.
+        lag_seconds: measures the age of the oldest unprocessed row; called at most once a second for each query.
+        lag_rows: counts the unprocessed rows; without it, the lag is the difference of the row numbers.
     """
 
     def __init__(self, state: Path, lag_seconds: LagSeconds | None = None, lag_rows: LagRows | None = None) -> None:
@@ -257,26 +257,26 @@ class StatusWriter:
             trigger_s: the shortest time between its micro-batches.
         """
         claim(self._state / name)
-        before = read(self._state / name) or Status(name)  # its position stays visible if this process fails early
+        before = read(self._state / name) or Status(name)  # keeps its position visible if this process fails early
         now = Status(name, kind, pid=os.getpid(), since=time.time(), ui=self._ui)
         with self._lock:
             self._last_event_s[name], self._trigger_s[name] = time.monotonic(), trigger_s
             self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
 
     def set_position(self, name: str, batch: int, offset: dict[str, int]) -> None:
-        """Set the last micro-batch of a query that has ended; Spark may not have reported it yet."""
+        """Set the last micro-batch of a query; Spark may not have reported it yet."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._put(replace(now, batch=batch, offset=offset))
 
     def add_published(self, name: str, published: int) -> None:
-        """Add to the published rows of a query. The file has them after the next event of Spark."""
+        """Add to the published rows of a query. The next event of Spark writes them to the file."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, published=now.published + published)
 
     def add_left_out(self, name: str, why: str, rows: int) -> None:
-        """Add to the rows that a query has left out. The file has them after the next event of Spark."""
+        """Add to the rows that a query has left out. The next event of Spark writes them to the file."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, expectations=_sums(now.expectations, {why: rows}))
@@ -286,7 +286,7 @@ class StatusWriter:
 
         Args:
             state: "finished" (all rows are processed), "stopped" or "failed".
-            error: why it failed.
+            error: the cause of the failure.
         """
         with self._lock:
             if now := self._statuses.get(name):
@@ -299,7 +299,7 @@ class StatusWriter:
         return now.batch if now and now.state == "waiting" else None
 
     def set_trouble(self, name: str, trouble: str) -> None:
-        """Set what prevents the progress of a query; the next completed micro-batch clears it."""
+        """Set the obstacle to a query's progress; the next completed micro-batch clears it."""
         with self._lock:
             if (now := self._statuses.get(name)) and now.trouble != trouble:
                 self._put(replace(now, trouble=trouble))
@@ -318,8 +318,8 @@ class StatusWriter:
                 self._put(replace(now, warning=warning))
 
     def silent(self, least_s: float) -> list[tuple[Status, float]]:
-        """Return the live queries without an event of Spark for `least_s` seconds beyond their trigger, and for how
-        long they have been silent.
+        """Return the live queries without an event of Spark for `least_s` seconds beyond their trigger, and the time
+        without events.
         """
         with self._lock:
             now_s = time.monotonic()
@@ -329,10 +329,10 @@ class StatusWriter:
         return [(now, silent_s) for now, silent_s in silences if now.state in LIVE and silent_s >= least_s]
 
     def set_batch_running(self, name: str, lag_rows: int, trouble: str) -> None:
-        """Set that rows wait while a micro-batch is under way.
+        """Set that a micro-batch is running while rows are unprocessed.
 
         Args:
-            trouble: why it takes too long; empty while it does not.
+            trouble: why it takes too long; empty otherwise.
         """
         with self._lock:
             now = self._statuses[name]
@@ -356,13 +356,13 @@ class StatusWriter:
             spark: the session.
 
         Returns:
-            A function that ends this.
+            A function that removes the listener.
         """
         self._ui = spark.sparkContext.uiWebUrl or ""
         return jvm.listen(spark, _Listener(self))
 
     def started(self, query_id: str, name: str) -> None:
-        """Handle that Spark has started a query."""
+        """Handle the event that Spark has started a query."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._names[query_id] = name
@@ -371,17 +371,22 @@ class StatusWriter:
                 self._put(replace(now, state=state, query_id=query_id))
 
     def progressed(self, progress: Mapping[str, object]) -> None:
-        """Handle that Spark has completed a micro-batch, or has found no rows.
+        """Handle the event that Spark has completed a micro-batch, or has found no rows.
 
         Args:
             progress: the JSON of a StreamingQueryProgress.
         """
         name = str(progress.get("name"))
         ends = _ends(progress)
-        lag_rows = self._lag_rows(name, progress)
+        sources: Any = progress.get("sources") or []
+        ranges = [(_offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))) for one in sources]
+        lag_rows = sum(max(0, seq - end.get(node, 0)) for end, latest in ranges for node, seq in latest.items())
+        if lag_rows and self._rows_between is not None:
+            found = [self._rows_between(name, *each) for each in ranges]
+            lag_rows = lag_rows if None in found else sum(filter(None, found))
         lag_s: float | None = 0.0
         if lag_rows:
-            now_s, lag_s = time.monotonic(), None  # None: the last measurement stays
+            now_s, lag_s = time.monotonic(), None  # None keeps the last measurement
             if self._lag_seconds and now_s - self._lag_measured_s.get(name, -_LAG_INTERVAL_S) >= _LAG_INTERVAL_S:
                 self._lag_measured_s[name] = now_s
                 lag_s = self._lag_seconds(name, ends)
@@ -393,24 +398,12 @@ class StatusWriter:
                 self._put(after if now.state in LIVE else replace(after, state=now.state, rows_per_s=0.0))
 
     def idle(self, query_id: str) -> None:
-        """Handle that Spark has found no rows for a while."""
+        """Handle the event that Spark has found no rows for ten seconds."""
         with self._lock:
             now = self._statuses.get(self._names.get(query_id, ""))
             if now and now.state in LIVE:
                 self._last_event_s[now.name] = time.monotonic()
                 self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_NO_TROUBLE))
-
-    def _lag_rows(self, name: str, progress: Mapping[str, Any]) -> int:
-        lag = sum(
-            max(0, latest - _offsets(source.get("endOffset")).get(node, 0))
-            for source in progress.get("sources") or []
-            for node, latest in _offsets(source.get("latestOffset")).items()
-        )
-        if not lag or self._rows_between is None:
-            return lag
-        ranges = [(_offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))) for one in progress["sources"]]
-        found = [self._rows_between(name, *each) for each in ranges]
-        return lag if None in found else sum(filter(None, found))
 
     def _put(self, status: Status) -> None:
         self._statuses[status.name] = status = replace(status, updated=time.time())
@@ -420,8 +413,8 @@ class StatusWriter:
             temporary.write_text(text, "utf-8")
             temporary.rename(folder / FILE)
         except OSError:
-            with suppress(OSError):  # a full disk must not end a query that could continue
-                # Without space for a second file, the first is overwritten as far as its blocks reach.
+            with suppress(OSError):  # a full disk must not end a query that can continue
+                # Without space for a second file, the first one is overwritten if the text fits into its blocks.
                 data = text.encode()
                 with (folder / FILE).open("r+b", buffering=0) as file:
                     found = os.fstat(file.fileno())
@@ -445,7 +438,7 @@ class _Listener:
         self._status.idle(event.id().toString())
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Do nothing: the runner, which has the exception, sets how a query ended."""
+        """Do nothing: the runner has the exception and sets the final state of a query."""
 
     class Java:
         implements = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
@@ -456,7 +449,7 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
     operators = progress.get("stateOperators") or []
     observed = progress.get("observedMetrics") or {}
     watermark = str((progress.get("eventTime") or {}).get("watermark", ""))
-    # Before the first micro-batch there is no time in which rows could have arrived.
+    # The first micro-batch has no arrival rate, because no earlier trigger exists.
     rows_per_s = progress.get("inputRowsPerSecond") or progress.get("processedRowsPerSecond") or 0.0
     return replace(
         now,
@@ -494,7 +487,7 @@ def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ends(progress: Mapping[str, Any]) -> dict[str, int]:
-    """Return the position of the query: for each node the next row of its slowest source."""
+    """Return the position of the query: for each node, the next row of its slowest source."""
     ends: dict[str, int] = {}
     for source in progress.get("sources") or []:
         for node, end in _offsets(source.get("endOffset")).items():
@@ -503,7 +496,7 @@ def _ends(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _offsets(value: Any) -> dict[str, int]:
-    """Return the offsets of our own source, which Spark passes as an object or as text; empty for other sources."""
+    """Return the offsets of the source `smq`, which Spark passes as an object or as text; empty for other sources."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -513,9 +506,7 @@ def _offsets(value: Any) -> dict[str, int]:
     return {str(node): seq for node, seq in numbers if isinstance(seq, int) and not isinstance(seq, bool)}
 
 
-# ---- Metrics for Prometheus
-#
-# Each request reads the status files.
+# ---- Metrics for Prometheus, read from the status files at each request
 
 _GAUGES = {
     "rows_per_s": ("smqrt_pipeline_rows_per_second", "Rows that arrived per second before the last micro-batch."),
@@ -636,5 +627,5 @@ def serve(state: Path, names: Iterable[str], port: int, journal: str = "") -> in
     try:
         server, _ = start_http_server(port, "127.0.0.1", registry)
     except OSError as error:
-        raise PipelineError(f"--metrics: port {port} can't be used ({error.strerror}); choose another.") from None
+        raise PipelineError(f"--metrics: port {port} can't be used ({error.strerror}); use another port.") from None
     return int(server.server_port)

@@ -2,7 +2,7 @@
 
 <app>/.pipelines/submit/smqrt.zip      smqrt, pyspark_smq and the application's pipelines, for --py-files
 <app>/.pipelines/submit/driver.py      the program that the cluster runs; it calls `main`
-<app>/.pipelines/submit/token.conf     with a token: readable by its owner only, so that process lists don't show it
+<app>/.pipelines/submit/token.conf     the hub's token, readable only by its owner; process lists don't show it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWN_SUFFIXES = (".py", ".properties")
 _APP = "smqrt_app"
 _PIPELINES = f"{_APP}/pipelines"
 CAFILE = "cafile.pem"
-"""The file's name in the application's folder of a driver in the cluster."""
+"""Name of the file with certificates, in the application's folder of a driver in the cluster."""
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _DRIVER = "from smqrt.pipeline.submit import main\n\nmain()\n"
 
@@ -46,15 +46,16 @@ class Submission:
         names: the names of the queries; empty means all.
         master: spark://host:port, k8s://https://host:port, yarn, or local….
         app: the application's folder; its pipelines are in `pipelines`.
-        journal: a path that every machine can read, or an http(s) URL.
-        state: folder of checkpoints and status, which every machine can access under this path.
+        journal: a path that all machines can read, or an http(s) URL.
+        state: folder of checkpoints and status, which all machines can access under this path.
         tables: folder or URI for tables with a relative path; None uses `.tables` of the application.
-        deploy_mode: "client" runs the driver here, "cluster" somewhere in the cluster.
+        deploy_mode: "client" runs the driver on this machine, "cluster" on a machine of the cluster.
         token: the hub's token; None uses the one in the journal's folder.
         cafile: PEM file with certificates to trust instead of the system's; the archive contains it.
-        python: the path of the workers' Python; None uses the path of the present one, in a cluster that of the image.
+        python: the path of the workers' Python; None uses that of this process with "client", of the image with
+            "cluster".
         start, once, republish: as for `smqrt pipeline run`.
-        extra: further arguments for spark-submit.
+        extra: additional arguments for spark-submit.
     """
 
     names: tuple[str, ...]
@@ -78,7 +79,7 @@ class Command:
     """A command that is ready to run.
 
     Attributes:
-        words: the command; environment: further environment variables.
+        words: the command; environment: additional environment variables.
     """
 
     words: list[str]
@@ -101,7 +102,8 @@ def prepare(submission: Submission) -> Command:
         submission: the options.
 
     Raises:
-        PipelineError: the cluster can't run it this way, Java or pyspark is missing, or a file can't be written.
+        PipelineError: the cluster doesn't support these options, Java or pyspark is missing, or a file can't be
+            written.
     """
     _check(submission)
     folder = submission.app / ".pipelines" / "submit"
@@ -110,7 +112,19 @@ def prepare(submission: Submission) -> Command:
         package = pack(folder / "smqrt.zip", submission.app / "pipelines", submission.cafile)
         (folder / "driver.py").write_text(_DRIVER, "utf-8")
         words = [*_spark_words(submission, package), *submission.extra, str(folder / "driver.py")]
-        return Command([*words, *_driver_words(submission)], _environment(submission))
+        words += ["--journal", submission.journal, "--state", str(submission.state), "--from", submission.start]
+        is_client = submission.deploy_mode == "client"
+        words += ["--app", str(submission.app.resolve())] if is_client else []
+        words += ["--tables", submission.tables] if submission.tables else []
+        if submission.cafile:
+            words += ["--cafile", submission.cafile if is_client else CAFILE]
+        words += ["--once"] if submission.once else []
+        words += ["--republish"] if submission.republish else []
+        environment = {"JAVA_HOME": str(jvm.find_java().home)}
+        if python := _python(submission):
+            # Spark searches for data sources with this Python, before it reads any setting.
+            environment["PYSPARK_PYTHON"] = python
+        return Command([*words, *submission.names], environment)
     except OSError as error:
         raise PipelineError(f"{error.filename or folder} can't be written: {error.strerror}.") from None
 
@@ -126,7 +140,7 @@ def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
     Returns:
         `path`.
     """
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh = path.with_suffix(f".{os.getpid()}.new")  # renamed, since an earlier submission may read the archive
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in _OWN_PACKAGES:
             spec = util.find_spec(name)
@@ -149,11 +163,11 @@ def _check(submission: Submission) -> None:
     master, mode = submission.master, submission.deploy_mode
     if not master.startswith(_CLUSTERS):
         raise PipelineError(
-            f"--master {master} is not a cluster: name spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
+            f"--master {master} is not a cluster: use spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
         )
     if mode == "cluster" and not master.startswith(("k8s://", "yarn")):
         raise PipelineError(
-            f"--deploy-mode cluster: {master} runs Python drivers only where you submit; use --deploy-mode client."
+            f"--deploy-mode cluster: {master} runs Python drivers only on this machine; use --deploy-mode client."
         )
     if mode == "cluster" and submission.tables and not files.is_elsewhere(submission.tables):
         _check_absolute("--tables", submission.tables, "or a URI")
@@ -165,7 +179,7 @@ def _check(submission: Submission) -> None:
         )
     if urlsplit(submission.journal).hostname in _LOCAL_HOSTS and mode == "cluster":
         raise PipelineError(
-            f"--journal {submission.journal} is another machine there: name the hub as the cluster reaches it."
+            f"--journal {submission.journal} is another machine in the cluster: use the hub's address there."
         )
 
 
@@ -176,7 +190,7 @@ def unreachable_hub(journal: str, master: str) -> str | None:
         journal: path or URL; master: of `Submission`.
 
     Returns:
-        A sentence; None when they can, or no hub runs that could be asked.
+        A sentence; None when they can reach it, or the hub is not running.
     """
     if files.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _LOCAL_HOSTS:
         return None
@@ -187,16 +201,15 @@ def unreachable_hub(journal: str, master: str) -> str | None:
     if urlsplit(url).hostname not in _LOCAL_HOSTS:
         return None
     return (
-        f"the journal {journal} names its hub as {url}, which is another machine in the cluster: what is published "
-        "from there, all results of more than some MiB, does not reach it. Name the hub as the cluster reaches it, "
-        "with --journal and --token."
+        f"the journal {journal} has the hub's address {url}, which is another machine in the cluster: large results, "
+        "which workers publish, do not reach the hub. Give its address in the cluster with --journal and --token."
     )
 
 
 def _check_absolute(option: str, path: str, otherwise: str) -> None:
     if not Path(path).is_absolute():
         raise PipelineError(
-            f"{option} {path}: with --deploy-mode cluster give a path that every machine can access, {otherwise}."
+            f"{option} {path}: with --deploy-mode cluster give a path that all machines can access, {otherwise}."
         )
 
 
@@ -205,43 +218,26 @@ def _spark_words(submission: Submission, package: Path) -> list[str]:
     if not home:
         spec = util.find_spec("pyspark")
         if spec is None or not spec.submodule_search_locations:
-            raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+            raise PipelineError("pyspark is not installed; run: pip install 'smqrt[spark]'")
         home = spec.submodule_search_locations[0]
     words = [str(Path(home) / "bin" / "spark-submit"), "--master", submission.master]
     words += ["--deploy-mode", submission.deploy_mode, "--name", "smqrt " + (" ".join(submission.names) or "pipelines")]
     words += ["--py-files", str(package)]
     words += ["--conf", f"spark.pyspark.python={python}"] if (python := _python(submission)) else []
     if submission.deploy_mode == "client":
-        # Spark's log is written where `smqrt pipeline run` writes it; workers keep their cluster's settings.
+        # The driver logs to the same file as `smqrt pipeline run`; workers use the settings of their cluster.
         logging = Path(__file__).parent / "log4j2.properties"
         java = [f"-Dlog4j2.configurationFile={logging}", f"-Dsmqrt.log={submission.state}/.spark/spark.log"]
         words += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
         words += ["--driver-java-options", " ".join([*java, "-Duser.timezone=UTC"])]
     if submission.token:
         path = package.parent / "token.conf"
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # the mode below has an effect only on a new file
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(f"{TOKEN_CONF} {submission.token}\n")
+        # A properties file alone would replace Spark's default settings.
         words += ["--load-spark-defaults", "--properties-file", str(path)]
     return words
-
-
-def _driver_words(submission: Submission) -> list[str]:
-    words = ["--journal", submission.journal, "--state", str(submission.state), "--from", submission.start]
-    if submission.deploy_mode == "client":
-        words += ["--app", str(submission.app.resolve())]
-    words += ["--tables", submission.tables] if submission.tables else []
-    if submission.cafile:
-        words += ["--cafile", submission.cafile if submission.deploy_mode == "client" else CAFILE]
-    words += ["--once"] if submission.once else []
-    words += ["--republish"] if submission.republish else []
-    return [*words, *submission.names]
-
-
-def _environment(submission: Submission) -> dict[str, str]:
-    variables = {"JAVA_HOME": str(jvm.find_java().home)}
-    # Spark searches for data sources with this Python, before it reads any setting.
-    return variables | ({"PYSPARK_PYTHON": python} if (python := _python(submission)) else {})
 
 
 def _python(submission: Submission) -> str | None:
@@ -256,7 +252,7 @@ def _files(root: Path, suffixes: Sequence[str]) -> list[Path]:
     )
 
 
-# ---- The driver: takes the same arguments, and unpacks the pipelines from the archive
+# ---- The driver: parses the same arguments, and unpacks the pipelines from the archive
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -278,7 +274,27 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            sys.exit(_run_packed(given, Path(given.app) if given.app else unpack(sys.path, Path(folder))))
+            app = Path(given.app) if given.app else unpack(sys.path, Path(folder))
+            from pyspark import SparkConf
+
+            from smqrt.pipeline.discover import load
+            from smqrt.pipeline.run_context import RunOptions
+            from smqrt.pipeline.runner import run
+
+            jvm.start()  # SparkConf needs it to read the settings of spark-submit
+            options = RunOptions(
+                journal=given.journal,
+                app=app,
+                state=files.state_folder(given.state),
+                master="",
+                start=given.start,
+                once=given.once,
+                republish=given.republish,
+                token=SparkConf().get(TOKEN_CONF, None),
+                cafile=str(app / given.cafile) if given.cafile else None,
+                tables=given.tables,
+            )
+            sys.exit(run(load(app / "pipelines"), given.names, options))
     except SmqrtError as error:
         sys.exit(f"Error: {error}")
 
@@ -298,26 +314,3 @@ def unpack(path: list[str], folder: Path) -> Path:
             with zipfile.ZipFile(entry) as archive:
                 archive.extractall(folder, [name for name in archive.namelist() if name.startswith(f"{_APP}/")])
     return folder / _APP
-
-
-def _run_packed(given: argparse.Namespace, app: Path) -> int:
-    from pyspark import SparkConf
-
-    from smqrt.pipeline.discover import load
-    from smqrt.pipeline.run_context import RunOptions
-    from smqrt.pipeline.runner import run
-
-    jvm.start()  # SparkConf needs it to read the settings of spark-submit
-    options = RunOptions(
-        journal=given.journal,
-        app=app,
-        state=files.state_folder(given.state),
-        master="",
-        start=given.start,
-        once=given.once,
-        republish=given.republish,
-        token=SparkConf().get(TOKEN_CONF, None),
-        cafile=str(app / given.cafile) if given.cafile else None,
-        tables=given.tables,
-    )
-    return run(load(app / "pipelines"), given.names, options)

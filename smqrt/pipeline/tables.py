@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 FOLDER = ".tables"
-"""The name in the application's folder. Because of the dot it isn't served."""
+"""The folder of tables in the application's folder. Files are not served from names with a dot."""
 
 BACKFILL = "@"
-"""Between the name of a table's folder and the key of a backfill, or of a later stream: `silver/readings@3f2a…`."""
+"""Separates the name of a table's folder from the key of a backfill or a later stream: `silver/readings@3f2a…`."""
 
 VERSION = "@v."
-"""Between the name of a table's folder and the key of a backfill that replaces rows. `VERSIONS_FILE` lists the folders
-whose rows are shown."""
+"""Separates the name of a table's folder from the key of a backfill that replaces rows. `VERSIONS_FILE` lists the
+folders whose rows are shown."""
 
 VERSIONS_FILE = "@versions.json"
-"""After the name of a table's folder: {"version": 3, "shown": [folders with VERSION], "hidden": [other folders]}."""
+"""Suffix of a file beside the table's folder: {"version": 3, "shown": [folders with VERSION], "hidden": [others]}."""
 
 _LOG = "_spark_metadata"
 _EMPTY_ENTRY = "v1"
-"""An entry of `_LOG` without files: the version of its format."""
+"""Content of an entry of `_LOG` without files: the version of its format."""
 _SUCCESS = "_SUCCESS"
 """Spark writes it after all other files."""
 
@@ -67,7 +67,7 @@ def is_relative(declaration: Declaration) -> bool:
 
 
 def frame(spark: SparkSession, path: Path | str) -> DataFrame:
-    """Return the rows of a table, those of backfills included.
+    """Return the rows of a table, including those of backfills.
 
     Args:
         spark: the session, which can access the file systems.
@@ -85,32 +85,30 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, folder: str) -> DataFrame:
-    """Read one folder with the columns of all its files; files without a newer column have NULL there.
-
-    Spark alone takes the schema of one file, and treats a column without NULL in that file as one of all files.
-    """
+    """Read one folder with the columns of all its files; files without a newer column have NULL there."""
     from pyspark.sql.types import StructField, StructType
 
+    # Without the merged schema Spark uses the schema of one file, and its columns without NULL for all files.
     merged = spark.read.option("mergeSchema", "true").parquet(folder).schema
     return spark.read.schema(StructType([StructField(one.name, one.dataType) for one in merged])).parquet(folder)
 
 
 def make_parent(location: str) -> None:
-    """Make the parent folder of a table, unless only Spark can access it.
+    """Create the parent folder of a table, unless only Spark can access it.
 
     Raises:
-        PipelineError: the folder can't be made or written.
+        PipelineError: the folder can't be created or written.
     """
     if locations.is_elsewhere(location):
         return
     parent = Path(location).parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        why = "" if os.access(parent, os.W_OK) else "may not be written by this user"
+        problem = "" if os.access(parent, os.W_OK) else "can't be written by this user"
     except OSError as error:
-        why = f"can't be made: {error.strerror}"
-    if why:
-        raise PipelineError(f"The folder of tables {parent} {why}; name another with --tables, or in @table(…).")
+        problem = f"can't be created: {error.strerror}"
+    if problem:
+        raise PipelineError(f"The folder of tables {parent} {problem}; use another one with --tables or in @table(…).")
 
 
 def check_types(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:
@@ -129,19 +127,20 @@ def check_types(frame: DataFrame, path: str, partition_by: Sequence[str]) -> Non
     for folder in _readable(frame.sparkSession, path):
         try:
             known = dict(frame.sparkSession.read.parquet(folder).dtypes)
-        except AnalysisException:  # there is no file yet
+        except AnalysisException:  # the folder has no file yet
             known = {}
         for name, kind in frame.dtypes:
-            is_compared = name not in partition_by and "variant" not in kind  # which Parquet stores as a struct
+            # Parquet stores a VARIANT as a struct.
+            is_compared = name not in partition_by and "variant" not in kind
             if is_compared and known.get(name, kind) != kind:
                 raise PipelineError(
                     f"The table in {path} has the column {name} as {known[name]}, and the result has it as {kind}: "
-                    "give it another name, or the table another path."
+                    "use another name for the column, or another path for the table."
                 )
 
 
 def folders(path: Path | str) -> list[Path]:
-    """Return the folders of a table: its stream's, those of later streams, and those of backfills, also interrupted.
+    """Return the folders of a table: those of its streams and of its backfills, including interrupted backfills.
 
     Args:
         path: the table's folder.
@@ -153,8 +152,8 @@ def folders(path: Path | str) -> list[Path]:
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
 
 
-def is_whole(folder: Path) -> bool:
-    """Return whether the rows in a folder are valid: those of a stream, or of a backfill that was completed."""
+def is_complete(folder: Path) -> bool:
+    """Return whether the rows in a folder are valid: those of a stream or of a completed backfill."""
     return (folder / _SUCCESS).exists() or (folder / _LOG).is_dir()
 
 
@@ -180,10 +179,10 @@ def last_batch(location: str) -> int:
 
 
 def files(path: Path | str) -> list[Path]:
-    """Return the committed Parquet files of a table, those of backfills included.
+    """Return the committed Parquet files of a table, including those of backfills.
 
-    Spark itself reads no others. Other programs should use this list: after a crash, files of a repeated micro-batch
-    may exist beside them.
+    Spark reads only these files, and other programs should use this list: after a crash, files of a repeated
+    micro-batch may exist beside them.
 
     Args:
         path: the table's folder.
@@ -196,14 +195,14 @@ def files(path: Path | str) -> list[Path]:
     return sorted(file for folder in _local_folders(path) for file in _files(folder))
 
 
-def counts(folder: Path) -> bool:
+def is_shown(folder: Path) -> bool:
     """Return whether the rows in a folder are rows of the table: they are complete, and not replaced."""
     shown, hidden = set[str](), set[str]()
     for file in folder.parent.glob(f"*{VERSIONS_FILE}"):
         found = _versions(file)
         shown.update(found["shown"])
         hidden.update(found["hidden"])
-    return is_whole(folder) and folder.name not in hidden and (VERSION not in folder.name or folder.name in shown)
+    return is_complete(folder) and folder.name not in hidden and (VERSION not in folder.name or folder.name in shown)
 
 
 def _local(path: Path | str) -> Path:
@@ -212,13 +211,13 @@ def _local(path: Path | str) -> Path:
 
 def _local_folders(path: Path | str) -> list[Path]:
     replaced = versions_file(_local(path)).exists()
-    return [folder for folder in folders(path) if counts(folder) or (folder == _local(path) and not replaced)]
+    return [folder for folder in folders(path) if is_shown(folder) or (folder == _local(path) and not replaced)]
 
 
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:
-    """Return the folders with valid rows."""
     if not locations.is_elsewhere(path):
         return [str(folder) for folder in _local_folders(path) if any(_files(folder))]
+    # In other file systems a marker file shows that a folder is valid. Versions exist only on this machine.
     marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_SUCCESS, _LOG))
     return sorted({mark.rpartition("/")[0] for pattern in marks for mark in jvm.glob(spark, pattern)})
 
@@ -239,7 +238,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(unquote(urlsplit(status["path"]).path))
 
 
-# ---- Versions of tables of plain files. One file lists the folders that are shown, and is replaced atomically.
+# ---- Versions of tables of plain files. One file lists the shown folders; it is replaced atomically.
 
 
 def versions_file(path: Path) -> Path:
@@ -253,7 +252,7 @@ def _versions(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {"version": 0, "shown": [], "hidden": []}
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{file} can't be read ({error}): the valid folders of the table are unknown.") from None
+        raise PipelineError(f"{file} can't be read ({error}): the shown folders of the table are unknown.") from None
 
 
 def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
@@ -262,7 +261,7 @@ def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
     Args:
         location: folder of the table.
         folder: a folder with `VERSION` in its name.
-        replaced: the folders whose rows it replaces. They are kept until the next replacement, for present readers.
+        replaced: the folders whose rows it replaces. Current readers can use them until the next replacement.
 
     Returns:
         The number of the version.
@@ -276,13 +275,13 @@ def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
     with fresh.open("w", encoding="utf-8") as opened:
         json.dump(now, opened)
         opened.flush()
-        os.fsync(opened.fileno())
+        os.fsync(opened.fileno())  # before the rename, so that a power failure leaves a complete list
     fresh.rename(file)
     return int(now["version"])
 
 
 def remove_hidden(location: str) -> None:
-    """Remove the folders of the version before last, and the remains of interrupted replacements."""
+    """Remove the folders that earlier replacements have hidden, and those of interrupted replacements."""
     found = _versions(versions_file(Path(location)))
     for folder in folders(location):
         is_leftover = VERSION in folder.name and folder.name not in found["shown"]
@@ -291,12 +290,12 @@ def remove_hidden(location: str) -> None:
 
 
 def continue_log(folder: str, fresh: str) -> None:
-    """Make a folder in which the stream of another folder can continue.
+    """Create a folder in which the stream of another folder can continue.
 
-    Spark's sink expects the numbers of all its micro-batches in its log; the entries here are empty.
+    Spark's sink expects the numbers of all its micro-batches in its log; the entries in the new log are empty.
 
     Args:
-        folder: the folder that it has written to.
+        folder: the previous folder of the stream.
         fresh: the new folder.
     """
     log = Path(fresh) / _LOG
@@ -342,7 +341,7 @@ def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None
         location: its folder or URI.
 
     Raises:
-        PipelineError: a library is missing, or the folder holds something else.
+        PipelineError: a library is missing, or the folder contains a table of another format.
     """
     table_class = LAKE_FORMATS.get(declaration.options["format"])
     return table_class(location, declaration.options["partition_by"]) if table_class else None
@@ -389,11 +388,11 @@ def lake_table_files(location: str) -> list[str]:
 # ---- Maintenance: small files are joined, and unused files are removed
 
 MIN_RETENTION = timedelta(hours=1)
-"""A vacuum keeps files that are younger: a micro-batch under way has written files that no commit names yet."""
+"""A vacuum keeps younger files: the current micro-batch may have written files that are not committed yet."""
 
 
 def retention(text: str) -> timedelta:
-    """Return the time that files are kept after they have been replaced.
+    """Return the time for which replaced files are kept.
 
     Raises:
         ArgumentError: it is not a duration.
@@ -401,7 +400,7 @@ def retention(text: str) -> timedelta:
     """
     found = timedelta(seconds=parse_duration(text))
     if found < MIN_RETENTION:
-        raise PipelineError(f"--vacuum {text}: give 1h or more, since a query may be writing files that are newer.")
+        raise PipelineError(f"--vacuum {text}: use 1h or more, since a query may be writing newer files.")
     return found
 
 
@@ -413,12 +412,12 @@ def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | No
         app, root: as for `tables.location`.
 
     Raises:
-        PipelineError: there is none, or a library is missing.
+        PipelineError: none of them is one, or a library is missing.
     """
     chosen = [one for one in queries if one.kind == "table" and one.options["format"] in LAKE_FORMATS]
     if not chosen:
         raise PipelineError(
-            "None of these is a Delta or Iceberg table: that is a query with @table(…, format='delta' or 'iceberg')."
+            "None of these queries has a Delta or Iceberg table: use @table(…, format='delta' or 'iceberg')."
         )
     for query in chosen:
         path = location(query, app, root)
@@ -455,11 +454,11 @@ def optimized(table: LakeTable, condition: str | None, retain: timedelta | None)
 
 @contextmanager
 def _as_pipeline_errors(location: str) -> Iterator[None]:
-    """Convert errors to PipelineError; the libraries raise their own, the system's and those of object stores."""
+    """Convert errors of the libraries, of the system and of object stores to PipelineError."""
     try:
         yield
     except SmqrtError:
         raise
     except Exception as error:
-        why = one_line(error)
-        raise PipelineError(f"The table in {location} can't be opened or written: {why}. It stays as it was.") from None
+        reason = one_line(error)
+        raise PipelineError(f"The table in {location} can't be opened or written: {reason}. It is unchanged.") from None

@@ -1,8 +1,8 @@
 """`smqrt pipeline test`: runs queries on recorded messages and compares the results with golden files.
 
-It needs no hub and one Spark. Each query runs as a stream, in one micro-batch over all recorded messages, so its
-results depend on these messages only: an update publishes each group once, and the silence that an alert waits for is
-measured by the times of the messages.
+A test works without a hub and starts Spark once. Each query runs as a stream, in one micro-batch over all recorded
+messages, so its results depend only on these messages: an update publishes each group once, and the silence of an alert
+is measured by the times of the messages.
 (help: pipeline-rules)
 """
 
@@ -25,6 +25,7 @@ from smqrt.journal import arrow, segment
 from smqrt.journal.record import Flag, Row
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import alerts, checkpoint, discover, failing_rows, session, sinks
+from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog, column, load
 from smqrt.pipeline.failing_rows import FailingRow
@@ -36,20 +37,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Files of `smqrt pipeline init` and `test`: a pipeline to start from, recorded messages, and expected results.
-#
-# Golden files are a list with one JSON object a line, for short diffs. Rows have no order, and numbers that differ by
-# rounding are equal.
-
 FOLDER = "tests"
-"""In the folder of pipelines: the recorded messages, and one golden file for each query."""
+"""The folder, in that of the pipelines, of the recorded messages and of one golden file for each query."""
 
 
-# ---- Golden files
+# ---- Golden files: a list with one JSON object per line, for short diffs. Rows have no order, and numbers that differ
+# by rounding are equal.
 
 TOLERANCE = 1e-9
-"""Relative tolerance of numbers; sums in another order round differently."""
+"""Relative tolerance of numbers, because the order of a sum changes its rounding."""
 _MAX_SHOWN = 10
+_MIN_SIMILARITY = 0.5
+"""The share of equal fields from which two rows are shown as one difference."""
 
 
 def load_golden(file: Path) -> list[object]:
@@ -61,14 +60,14 @@ def load_golden(file: Path) -> list[object]:
     try:
         rows = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{file} can't be read: {error}; smqrt pipeline test --update writes it anew.") from None
+        raise PipelineError(f"{file} can't be read: {error}; smqrt pipeline test --update rewrites it.") from None
     if not isinstance(rows, list):
-        raise PipelineError(f"{file} must hold a JSON list of rows; smqrt pipeline test --update writes it anew.")
+        raise PipelineError(f"{file} must contain a JSON list of rows; smqrt pipeline test --update rewrites it.")
     return rows
 
 
 def save_golden(file: Path, rows: Sequence[object]) -> None:
-    """Write a golden file: rows sorted, one a line."""
+    """Write a golden file: the sorted rows, one per line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = sorted(_text(row) for row in rows)
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "utf-8")
@@ -97,7 +96,7 @@ def differences(expected: Sequence[object], found: Sequence[object]) -> tuple[li
 
 
 def equal(one: object, other: object) -> bool:
-    """Return whether two JSON values are equal but for rounding."""
+    """Return whether two JSON values are equal except for rounding."""
     if isinstance(one, float) or isinstance(other, float):
         return _is_number(one) and _is_number(other) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -111,38 +110,32 @@ def explain(missing: Sequence[object], extra: Sequence[object]) -> Iterator[str]
     """Yield lines about differences: "-" was expected, "+" was found. Similar rows are listed together."""
     unpaired, pairs = list(extra), list[tuple[object, object]]()
     for row in missing:
-        similarities = [_similarity(row, other) for other in unpaired]
+        similarities = []
+        for other in unpaired:
+            left, right = dict(_leaves("", row)), dict(_leaves("", other))
+            names = left.keys() | right.keys()
+            same = sum(name in left and name in right and equal(left[name], right[name]) for name in names)
+            similarities.append(same / len(names) if names else 0.0)
         best = max(similarities, default=0.0)
-        pairs.append((row, unpaired.pop(similarities.index(best)) if best >= 0.5 else None))
+        pairs.append((row, unpaired.pop(similarities.index(best)) if best >= _MIN_SIMILARITY else None))
     pairs += [(None, row) for row in unpaired]
     for expected, found in pairs[:_MAX_SHOWN]:
         if expected is not None:
             yield f"  - {_text(expected)}"
         if found is not None:
             yield f"  + {_text(found)}"
-        if expected is not None and found is not None:
-            yield from (f"      {line}" for line in _field_differences(expected, found))
+        if expected is None or found is None:
+            continue
+        left, right = dict(_leaves("", expected)), dict(_leaves("", found))
+        for name in sorted(left.keys() | right.keys()):
+            if name not in right:
+                yield f"      {name}: expected {_text(left[name])}, it is missing"
+            elif name not in left:
+                yield f"      {name}: {_text(right[name])} was not expected"
+            elif not equal(left[name], right[name]):
+                yield f"      {name}: expected {_text(left[name])}, found {_text(right[name])}"
     if len(pairs) > _MAX_SHOWN:
         yield f"  ... and {len(pairs) - _MAX_SHOWN} more"
-
-
-def _similarity(one: object, other: object) -> float:
-    """Return the share of equal fields, from 0 to 1."""
-    left, right = dict(_leaves("", one)), dict(_leaves("", other))
-    names = left.keys() | right.keys()
-    same = sum(1 for name in names if name in left and name in right and equal(left[name], right[name]))
-    return same / len(names) if names else 0.0
-
-
-def _field_differences(expected: object, found: object) -> Iterator[str]:
-    left, right = dict(_leaves("", expected)), dict(_leaves("", found))
-    for name in sorted(left.keys() | right.keys()):
-        if name not in right:
-            yield f"{name}: expected {_text(left[name])}, it is missing"
-        elif name not in left:
-            yield f"{name}: {_text(right[name])} was not expected"
-        elif not equal(left[name], right[name]):
-            yield f"{name}: expected {_text(left[name])}, found {_text(right[name])}"
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
@@ -161,7 +154,7 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-# ---- Recorded messages, as written by `smqrt journal export FILE.jsonl`: one JSON object a line. The minimum is:
+# ---- Recorded messages, as written by `smqrt journal export FILE.jsonl`: one JSON object per line. The minimum is:
 #     {"topic": "site1/a", "ts": "2026-11-21T12:00:00Z", "payload": {"device": "a", "temp": 21.5}}
 
 NODE = "n1"
@@ -169,14 +162,14 @@ NODE = "n1"
 _BATCH_ROWS = 4096
 _FIELDS = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags")
 _IGNORED_FIELDS = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
-"""Fields that are valid for one connection or one start of a broker only."""
+"""Fields that are valid only for one connection or one start of a broker."""
 
 
 def write_journal(file: Path, to: Path) -> int:
     """Write a journal with the messages of a file, in their order.
 
     Args:
-        file: a file with one JSON object a line; empty lines are ignored.
+        file: a file with one JSON object per line; empty lines are ignored.
         to: folder of the journal, which is created.
 
     Returns:
@@ -197,7 +190,7 @@ def write_journal(file: Path, to: Path) -> int:
             except ValueError as error:
                 raise PipelineError(f"{file}:{number}: {error}; a line is like {_EXAMPLE}") from None
     if not rows:
-        raise PipelineError(f"{file} holds no message; write one JSON object a line: {_EXAMPLE}")
+        raise PipelineError(f"{file} contains no message; write one JSON object per line: {_EXAMPLE}")
     written = segment.SegmentFile.open(to / "wal" / NODE, 0, NODE, "recorded")
     try:
         for first in range(0, len(rows), _BATCH_ROWS):
@@ -217,8 +210,13 @@ def _journal_row(seq: int, values: Any) -> Row:
         raise ValueError("it isn't a JSON object")
     for name in values:
         if name not in _FIELDS and name not in _IGNORED_FIELDS:
-            raise ValueError(f"there is no {name!r} in a message; it has {', '.join(_FIELDS)}")
-    topic, flags = values.get("topic"), _flags(values.get("flags"))
+            raise ValueError(f"a message has no field {name!r}; its fields are {', '.join(_FIELDS)}")
+    topic, given = values.get("topic"), values.get("flags") or 0
+    try:
+        flags = given if isinstance(given, int) else int(sum(Flag[str(word).upper()] for word in given))
+    except (KeyError, TypeError):
+        known = ", ".join(flag.name.lower() for flag in Flag if flag.name)
+        raise ValueError(f"flags={given!r}: there are {known}") from None
     if topic is None:
         flags |= Flag.DIRECT
     if "payload_hex" in values:
@@ -228,31 +226,19 @@ def _journal_row(seq: int, values: Any) -> Row:
         payload = (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
     else:
         raise ValueError("there is no payload")
-    ts_us, subtopic, uid = _time_us(values.get("ts")), values.get("subtopic"), values.get("uid")
+    subtopic, uid = values.get("subtopic"), values.get("uid")
+    ts: Any = values.get("ts")
+    if isinstance(ts, int | float) and not isinstance(ts, bool):
+        ts_us = round(ts * 1_000_000)
+    else:
+        try:
+            moment = datetime.fromisoformat(ts)
+        except (TypeError, ValueError):
+            raise ValueError(f"ts={ts!r} is neither an ISO time nor seconds since 1970") from None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        # Whole seconds and microseconds separately: a float would round the microseconds.
+        ts_us = int(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond
     return Row(seq, ts_us, topic, None, subtopic, None, None, uid, flags, payload, None)
-
-
-def _time_us(value: Any) -> int:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return round(value * 1_000_000)
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"ts={value!r} is neither an ISO time nor seconds since 1970") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    whole = int(moment.replace(microsecond=0).timestamp())
-    return whole * 1_000_000 + moment.microsecond
-
-
-def _flags(value: Any) -> int:
-    if value is None or isinstance(value, int):
-        return value or 0
-    try:
-        return int(sum(Flag[str(word).upper()] for word in value))
-    except (KeyError, TypeError):
-        raise ValueError(
-            f"flags={value!r}: there are {', '.join(flag.name.lower() for flag in Flag if flag.name)}"
-        ) from None
 
 
 # ---- A pipeline to start from
@@ -275,7 +261,7 @@ def NAME_readings(rows):
 
 @publish(to="NAME/{device}", mode="update")
 def NAME(NAME_readings):
-    # The window itself carries the watermark, and so is forgotten when it is over; a column made of it does not.
+    # The window column has the watermark, so Spark removes its state after its end. A column computed from it has none.
     windows = NAME_readings.groupBy("device", F.window("ts", "1 minute").alias("minute"))
     means = windows.agg(F.round(F.avg("temp"), 2).alias("mean"), F.count("*").alias("n"))
     return means.select("device", F.col("minute.start").alias("minute"), "mean", "n")
@@ -294,22 +280,22 @@ _DAY = "2026-11-21T"
 
 
 def make_pipeline(folder: Path, name: str) -> list[Path]:
-    """Make a pipeline file, and the messages and the expected results of its test.
+    """Create a pipeline file, and the messages and the expected results of its test.
 
-    Existing messages are kept: then check the results yourself, and save them with `--update`.
+    Existing messages are kept: check the results, and save them with `--update`.
 
     Args:
         folder: the folder of pipelines, usually `<application>/pipelines`; created when it is missing.
         name: the name of the file and of its query.
 
     Returns:
-        The files that were made.
+        The created files.
 
     Raises:
-        PipelineError: `name` is not a valid function name, the file exists already, or a file can't be written.
+        PipelineError: `name` is not a valid function name, the file already exists, or a file can't be written.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith(("_", "test_")):
-        raise PipelineError(f"{name!r} names a Python function too: use letters, digits and '_', as in per_minute.")
+        raise PipelineError(f"{name!r} is not a function name: use letters, digits and '_', as in per_minute.")
     files = {folder / f"{name}.py": _PIPELINE_TEXT.replace("NAME", name)}
     if not list((folder / FOLDER).glob("*.jsonl")):
         rows = ({"topic": topic, "ts": f"{_DAY}{time}Z", "payload": payload} for time, topic, payload in _EXAMPLE_ROWS)
@@ -324,7 +310,7 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
         files[folder / FOLDER / f"{name}.json"] = "[\n" + ",\n".join(map(json.dumps, means)) + "\n]\n"
     for path in files:
         if path.exists():
-            raise PipelineError(f"{path} exists already: choose another name.")
+            raise PipelineError(f"{path} already exists: choose another name.")
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -334,9 +320,10 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
     return list(files)
 
 
+# A test ends before Java's optimising compiler is useful, and parallel collectors start more threads.
 _FAST_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
-"""One micro-batch takes all recorded messages."""
+"""Limits with which one micro-batch has all recorded messages."""
 
 
 def run(
@@ -357,7 +344,7 @@ def run(
         update: write the golden files instead of comparing.
         names: the queries, such as "hot" or "readings.dead_letters"; empty means all.
         say: prints a line.
-        spark: a session to use, which keeps running; None starts one and stops it at the end.
+        spark: a session to use, which is not stopped; None starts one and stops it at the end.
         stopping: set to end the test before the next query, without further output.
 
     Returns:
@@ -376,7 +363,7 @@ def run(
     catalog = _test_catalog(folder_catalog)
     found = plans(catalog, catalog.select())
     letters = [plan.name for plan in found if plan.shared]
-    catalog.select([name for name in names if name not in letters])  # raises for an unknown name
+    catalog.select([name for name in names if name not in letters])  # raises PipelineError for an unknown name
     wanted = [plan for plan in found if plan.name in names] if names else found
     golden = catalog.folder / FOLDER
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
@@ -391,10 +378,10 @@ def run(
         finally:
             if spark is None:
                 own.stop()
-    if not names:
+    if not names:  # otherwise the files of the other queries would be reported
         for file in sorted(golden.glob("*.json")):
             if file.stem not in [plan.name for plan in wanted]:
-                say_unless_stopped(f"unused   {file}: there is no query of that name")
+                say_unless_stopped(f"unused   {file}: no query has this name")
     return 0 if all(passed) else 1
 
 
@@ -407,13 +394,20 @@ class _Test:
     def rows(self, plan: QueryPlan, say: Callable[[str], None]) -> list[dict[str, object]]:
         """Return the results of a query in the format of golden files; `say` reports the rows that are left out.
 
-        The result of a table is its rows. Otherwise it is messages: `topic`, `subtopic` if there is one, and `payload`
-        as JSON or text, or `payload_hex` when it is neither.
+        The results of a table are its rows. Those of other queries are messages: `topic`, `subtopic` unless it is NULL,
+        and `payload` as JSON or text, or `payload_hex` when it is neither.
         """
-        left_out = failing_rows.LeftOutRows()
+        left_out, start = failing_rows.LeftOutRows(), checkpoint.QueryStart({}, None)
+
+        def stream(source: Declaration) -> DataFrame:
+            rows = self._journal.stream(self._spark, source, start, f"test.{plan.name}")
+            return failing_rows.without(rows, left_out.rows)
+
         while True:
             try:
-                return self._run(self._frame(plan, left_out.rows), plan)
+                frame = plan.make(self._graph(stream))
+                frame = frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
+                return self._run(frame, plan)
             except PipelineError:
                 raise
             except Exception as error:
@@ -446,33 +440,31 @@ class _Test:
             lambda reference: discover.table(self._spark, reference, self._catalog.folder),
         )
 
-    def _frame(self, plan: QueryPlan, left_out: failing_rows.RowNumbers) -> DataFrame:
-        start = checkpoint.QueryStart({}, None)
-        graph = self._graph(
-            lambda source: failing_rows.without(
-                self._journal.stream(self._spark, source, start, f"test.{plan.name}"), left_out
-            )
-        )
-        frame = plan.make(graph)
-        return frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
-
     def _run(self, frame: DataFrame, plan: QueryPlan) -> list[dict[str, object]]:
+        from pyspark.sql import functions as F
+
         is_table = plan.declaration.kind == "table"
+        times = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "false"}
         found: list[dict[str, object]] = []
         raised: list[Exception] = []
 
         def take(batch: DataFrame, number: int) -> None:
-            if plan.declaration.options["mode"] == "complete":
+            if plan.declaration.options["mode"] == "complete":  # each micro-batch has all rows
                 found.clear()
             try:
-                found.extend(_table_rows(batch) if is_table else message_rows(batch))
+                if is_table:
+                    columns = F.struct(*(column(name) for name in batch.columns))
+                    rows = batch.select(F.to_json(columns, times).alias("row")).collect()
+                    found.extend([json.loads(row.row) for row in rows])
+                else:
+                    found.extend(message_rows(batch))
             except Exception as error:
                 raised.append(error)
                 # Spark applies a regular expression to this text, which overflows the stack when the text is long.
                 raise RuntimeError(type(error).__name__) from None
 
         writer = frame.writeStream.outputMode(plan.declaration.options["mode"]).foreachBatch(take)
-        # Each time another folder: an earlier attempt may have failed inside its only micro-batch.
+        # A new folder each time: an earlier attempt may have failed in its only micro-batch.
         writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=self._scratch))
         query = writer.trigger(availableNow=True).start()
         try:
@@ -510,12 +502,12 @@ def _recorded_journal(folder: Path, journal: Path | None, scratch: Path) -> Path
         if len(found) != 1:
             there = f"There are {len(found)} .jsonl files" if found else "There is no .jsonl file"
             raise PipelineError(
-                f"{there} in {folder / FOLDER}; say with --journal on which rows to test. "
-                f"smqrt journal export --to {folder / FOLDER}/messages.jsonl records some."
+                f"{there} in {folder / FOLDER}; select the rows of the test with --journal. "
+                f"smqrt journal export --to {folder / FOLDER}/messages.jsonl records messages."
             )
         [recorded] = found
     if not recorded.exists():
-        raise PipelineError(f"There is no {recorded}; give --journal a journal's folder or a .jsonl file.")
+        raise PipelineError(f"{recorded} does not exist; give --journal a journal's folder or a .jsonl file.")
     if recorded.is_dir():
         return recorded
     write_journal(recorded, scratch / "journal")
@@ -537,7 +529,7 @@ def _test_query(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: C
         say(f"{'the same' if same else 'written '} {plan.name}: {_count(rows)} in {file}")
         return True
     if expected is None:
-        say(f"FAILED   {plan.name}: there is no {file}; check its {_count(rows)}, then save them with --update:")
+        say(f"FAILED   {plan.name}: {file} does not exist; check the results ({_count(rows)}) and use --update:")
         missing, extra = list[object](), list[object](rows)
     else:
         missing, extra = differences(expected, rows)
@@ -554,16 +546,8 @@ def _count(rows: Sequence[object]) -> str:
     return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
 
 
-def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
-    from pyspark.sql import functions as F
-
-    times = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "false"}
-    columns = F.struct(*(column(name) for name in batch.columns))
-    return [json.loads(row.row) for row in batch.select(F.to_json(columns, times).alias("row")).collect()]
-
-
 def message_rows(batch: DataFrame) -> Iterator[dict[str, object]]:
-    """Yield the messages that `sinks.as_messages` returned, in the format of golden files."""
+    """Yield the messages of a frame from `sinks.as_messages`, in the format of golden files."""
     for row in batch.collect():
         message: dict[str, object] = {"topic": row.topic}
         if row.subtopic is not None:

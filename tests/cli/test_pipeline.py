@@ -208,10 +208,10 @@ def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], ap
 
 
 def test_status_tells_what_grows_for_ever(smqrt: Callable[..., Result], app: Path) -> None:
-    keep(app, replace(STATUS, warning="what it remembers grows for ever: groupBy by device string has no watermark."))
+    keep(app, replace(STATUS, warning="its state grows without bound: groupBy by device string has no watermark."))
     result = smqrt("status")
-    assert "means: what it remembers grows for ever: groupBy by device string has no watermark." in result.output
-    assert json.loads(smqrt("status", "--json").output)["warning"].startswith("what it remembers")
+    assert "means: its state grows without bound: groupBy by device string has no watermark." in result.output
+    assert json.loads(smqrt("status", "--json").output)["warning"].startswith("its state grows")
 
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
@@ -350,7 +350,7 @@ def test_reset_refuses_while_the_query_runs(
     running = queries("means")
     result = smqrt("reset", "means")
     assert result.exit_code == 1
-    assert f"means is running, as process {running.pid}: end it first with smqrt pipeline stop means." in result.output
+    assert f"means is running as process {running.pid}: stop it first with smqrt pipeline stop means." in result.output
     assert (app / ".pipelines" / "means" / FILE).exists()
 
 
@@ -390,14 +390,14 @@ def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -
 def test_init_with_a_name_that_no_function_can_have(smqrt: Callable[..., Result], app: Path, name: str) -> None:
     result = smqrt("init", name)
     assert result.exit_code == 1
-    assert f"{name!r} names a Python function too: use letters, digits and '_'" in result.output
+    assert f"{name!r} is not a function name: use letters, digits and '_'" in result.output
     assert [path.name for path in (app / "pipelines").iterdir()] == ["plant.py"]
 
 
 def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("init", "plant")
     assert result.exit_code == 1
-    assert f"{app}/pipelines/plant.py exists already: choose another name." in result.output
+    assert f"{app}/pipelines/plant.py already exists: choose another name." in result.output
     assert (app / "pipelines" / "plant.py").read_text() == PIPELINES
     assert not (app / "pipelines" / "tests").exists()
 
@@ -493,7 +493,7 @@ def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, .
     ("words", "sentence"),
     [
         (("nonsense",), "There is no pipeline 'nonsense'"),
-        (("readings",), "readings is a source, which doesn't run by itself"),
+        (("readings",), "readings is a source and not a query"),
         ((), ".journal is not the folder of a journal"),
         (("--journal", "http://127.0.0.1:9/rtl/journal/plant"), "needs a token"),
         (("--journal", "ftp://nowhere"), "ftp://nowhere is not a folder of this machine: name its folder, or the http"),
@@ -519,9 +519,7 @@ def test_backfill_publishes_nothing_unasked(smqrt: Callable[..., Result], app: P
 def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("test")
     assert result.exit_code == 1
-    assert (
-        f"There is no .jsonl file in {app}/pipelines/tests; say with --journal on which rows to test." in result.output
-    )
+    assert f"There is no .jsonl file in {app}/pipelines/tests; select the rows of the test" in result.output
     assert "There is no pipeline 'nonsense'" in smqrt("test", "nonsense").output
     assert "There is no pipeline 'nonsense'" in smqrt("test", str(app / "pipelines"), "nonsense").output
 
@@ -665,14 +663,14 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
     """Joins, deletes and vacuums tables; says what else there is none of."""
     refused = smqrt("optimize")
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("Error: None of these is a Delta or Iceberg table: that is a query with @table(")
+    assert refused.stderr.startswith("Error: None of these queries has a Delta or Iceberg table: use @table(")
     text = PIPELINES.replace('@table("silver/readings")', '@table("silver/readings", format="delta")')
     (app / "pipelines" / "plant.py").write_text(text)
     assert "There is no Delta table in" in smqrt("optimize").stderr
     for number in range(3):
         rows = pyarrow.table({"temp": [float(number)]})
         deltalake.write_deltalake(app / ".tables" / "silver" / "readings", rows, mode="append")
-    assert smqrt("optimize", "--vacuum", "5m").stderr.startswith("Error: --vacuum 5m: give 1h or more")
+    assert smqrt("optimize", "--vacuum", "5m").stderr.startswith("Error: --vacuum 5m: use 1h or more")
     done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
     assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output
     text = PIPELINES.replace('@table("silver/readings")', '@table("iceberg/readings", format="iceberg")')
@@ -707,7 +705,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
     no_room()
     refused = smqrt("optimize").stderr
     assert refused.startswith(f"Error: The table in {place} can't be opened or written: ")
-    assert refused.endswith("File too large (os error 27). It stays as it was.\n")
+    assert refused.endswith("File too large (os error 27). It is unchanged.\n")
     assert refused.count("\n") == 1
     assert "\x1b" not in refused
     assert deltalake.DeltaTable(place).version() == 1
@@ -721,10 +719,10 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
     ("options", "told"),
     [
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
-        (["--from", '{"n1": "x"}'], "is not an offset: write JSON"),
+        (["--from", '{"n1": "x"}'], "is not an offset: use JSON"),
         (["--trigger", "5parsecs"], "--trigger '5parsecs' is not a duration; write a number and a unit"),
-        (["--master", "foo"], "--master 'foo' is not one of Spark's: write local[*]"),
-        (["--master", "local[0]"], "--master 'local[0]' is not one of Spark's"),
+        (["--master", "foo"], "--master 'foo' is not a Spark master: write local[*]"),
+        (["--master", "local[0]"], "--master 'local[0]' is not a Spark master"),
         (["--driver-memory", "lots"], "--driver-memory 'lots' is not a size of memory"),
         (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
         (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),

@@ -20,7 +20,11 @@ JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Duser.timezone=UTC "
     f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
 )
-CONF = session.EVERYWHERE | session.LOCAL | {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": JVM}
+CONF = (
+    session.COMMON_SETTINGS
+    | session.LOCAL_SETTINGS
+    | {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": JVM}
+)
 """As pipelines have it on one machine, with a quick start; what a test needs besides, it sets and unsets itself."""
 HELPERS_PATH = os.pathsep.join(
     [str(HERE.parent.parent / "smqrt" / "pipeline" / "helper"), os.environ.get("PYTHONPATH", "")]

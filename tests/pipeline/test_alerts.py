@@ -201,7 +201,7 @@ def test_with_the_clock_of_the_messages_the_watermark_tells_silence() -> None:
 )
 def test_a_rate_that_cannot_be_read_is_one_sentence(text: str) -> None:
     with pytest.raises(
-        PipelineError, match=r"test_alerts\.py:\d+: rate=.* can't be read; write a rise as 'temp > 5 per 1"
+        PipelineError, match=r"test_alerts\.py:\d+: rate=.* is invalid; write a rise as 'temp > 5 per 1"
     ):
         alerts.rules(declared(rate=text))
 
@@ -301,5 +301,5 @@ def test_a_key_that_is_called_as_a_column_of_the_result_is_one_sentence(readings
 
     declaration = declaration_of(hot)
     assert declaration
-    with pytest.raises(PipelineError, match="has a key called 'state', like a column of its result; rename"):
+    with pytest.raises(PipelineError, match="has a key 'state', which is a column of its result too; rename"):
         alerts.apply(readings.withColumnRenamed("device", "state"), declaration)

@@ -105,8 +105,8 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a", trigger="often"), "trigger: 'often' is not a duration"),
         (lambda: alert(to="a", key="device"), "@alert needs a condition that raises it: when=, absent= or rate="),
         (lambda: expect("a", on_fail="panic"), "on_fail='panic' must be one of 'drop', 'dead_letter', 'fail'."),
-        (lambda: expect("a", on_fail="dead_letter"), "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
-        (lambda: expect("a", on_fail="drop", topic="dlq"), "on_fail='drop' and topic='dlq' don't go together"),
+        (lambda: expect("a", on_fail="dead_letter"), "use on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
+        (lambda: expect("a", on_fail="drop", topic="dlq"), "on_fail='drop' and topic='dlq' don't match"),
         (lambda: reference("d.csv", header=True), "@reference has no option 'header'; its options are path, schema."),
     ],
 )
@@ -118,7 +118,7 @@ def test_wrong_options(decorate: Any, message: str) -> None:
 
 
 def test_two_kinds() -> None:
-    with pytest.raises(PipelineError, match=r"both is a @table and a @publish; write a second function"):
+    with pytest.raises(PipelineError, match=r"both is a @table and a @publish; use a second function"):
 
         @publish(to="a")
         @table("b")
@@ -139,7 +139,7 @@ def test_wrong_parameters(function: Any, message: str) -> None:
 
 
 def test_source_takes_one_frame() -> None:
-    with pytest.raises(PipelineError, match="takes 2 parameters; a @source takes one, the DataFrame"):
+    with pytest.raises(PipelineError, match="has 2 parameters; a @source has one, the DataFrame"):
         source()(lambda one, two: one)
 
 

@@ -224,7 +224,7 @@ ENDLESS = {
     "no time": (publishing("rows.groupBy('k').count()"), ["groupBy by k string has no key with the watermark"]),
     "windows of another time": (
         publishing("rows.groupBy(F.window('ts', '1 minute')).count()"),
-        ["window(ts, 1 minute) has no key with the watermark; put it on the time of the windows: event_time='ts'"],
+        ["window(ts, 1 minute) has no key with the watermark; set it on the time of the windows: event_time='ts'"],
     ),
     "duplicates": (publishing("rows.dropDuplicates(['k'])"), ["write dropDuplicatesWithinWatermark, or add at"]),
     "duplicates of an hour": (
@@ -233,7 +233,7 @@ ENDLESS = {
     ),
     "a join": (
         publishing("rows.join(rows.select(F.col('k').alias('k2')), F.expr('k = k2'))", "append"),
-        ["compares no times"],
+        ["has no condition on times"],
     ),
 }
 BOUNDED = [
@@ -257,7 +257,7 @@ BOUNDED = [
 def test_what_remembers_for_ever_is_told(app: Application) -> None:
     for name, (body, told) in ENDLESS.items():
         warning = warned(app, text(app, body))
-        assert warning.startswith("what it remembers grows for ever"), name
+        assert warning.startswith("its state grows without bound"), name
         assert [one for one in told if one not in warning] == [], name
     for body in BOUNDED:
         assert warned(app, text(app, body)) == "", body
@@ -288,13 +288,13 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     app.send({"k": "a", "at": "2026-11-21T10:00:00Z"})
     assert app.run() == 0
     [told] = app.told
-    assert "counts: Warning: what it remembers grows for ever" in told
+    assert "counts: Warning: its state grows without bound" in told
     assert "minute (window(at, 1 minute).start)" in app.status("counts").warning
     app.write(text(app, START.replace("'update'", "'append'")), "p.py")
     options = DoctorOptions(app.folder, app.folder / ".pipelines", app.journal)
     [check] = check_plans(options, app.spark)
     assert not check.ok
-    assert "mode='append' publishes what is final, and nothing ever is" in check.detail + check.remedy
+    assert "mode='append' publishes only final rows, and no row becomes final" in check.detail + check.remedy
     assert "minute (window(at, 1 minute).start) has lost; group by F.window" in check.detail + check.remedy
     app.write(text(app, publishing("rows.groupBy().count()", "append")), "p.py")
     [check] = check_plans(options, app.spark)
@@ -304,4 +304,7 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
 def test_a_watermark_needs_its_column(app: Application) -> None:
     app.write(text(app, publishing("rows.select('k')"), json="k string"))
     assert app.run() == 1
-    assert "watermark='10 seconds' for the column 'at', which neither its messages nor its function have" in app.told[0]
+    assert (
+        "watermark='10 seconds' for the column 'at', which is missing in its messages and in the result of its function"
+        in app.told[0]
+    )

@@ -128,7 +128,7 @@ def test_a_program_of_spark_connect_reads_and_publishes(place: Place) -> None:
     program.write_text(program.read_text().replace("spark.stop()", ASKS))
     told = place.run(sys.executable, "connect.py")
     assert "2 readings" in told
-    assert "this session is one of Spark Connect: make one with" in told
+    assert "this session uses Spark Connect: create a session with" in told
     copies = [("copy/site1/d1", b'{"device": "d1", "temp": 20}'), ("copy/site1/d2", b'{"device": "d2", "temp": 30}')]
     wait_until(lambda: place.published("copy/#") == copies, "the stream's rows are published", 30)
     wait_until(lambda: place.published("site2/#") == [("site2/d9", b"hello")], "the batch is published", 30)
@@ -153,8 +153,8 @@ def test_a_declarative_pipeline_publishes_each_message_once(place: Place) -> Non
 
 
 def test_pipelines_say_that_they_have_a_spark_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PipelineError, match="sc://there is a server of Spark Connect, and pipelines run in a Spark"):
+    with pytest.raises(PipelineError, match="sc://there is a Spark Connect server, which can't run pipelines"):
         session.start_spark("sc://there", "test", tmp_path)
     monkeypatch.setenv("SPARK_REMOTE", "sc://here")
-    with pytest.raises(PipelineError, match="sc://here is a server of Spark Connect.*unset SPARK_REMOTE"):
+    with pytest.raises(PipelineError, match="sc://here is a Spark Connect server.*unset SPARK_REMOTE"):
         session.start_spark("local[2]", "test", tmp_path)

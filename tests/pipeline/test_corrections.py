@@ -16,7 +16,7 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import backfill as backfills
 from smqrt.pipeline import checkpoint, resume, sinks, status, tables
 from smqrt.pipeline.backfill import Corrections
-from smqrt.pipeline.session import EVERYWHERE
+from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -26,9 +26,9 @@ Backfill = Callable[..., str]
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Iterator[Application]:
     """An application whose queries keep their state as `smqrt pipeline run` would."""
-    before = {name: spark.conf.get(name, None) for name in EVERYWHERE if "stateStore" in name}
+    before = {name: spark.conf.get(name, None) for name in COMMON_SETTINGS if "stateStore" in name}
     for name in before:
-        spark.conf.set(name, EVERYWHERE[name])
+        spark.conf.set(name, COMMON_SETTINGS[name])
     yield Application(tmp_path, hub, spark)
     for name, value in before.items():
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)
@@ -104,7 +104,7 @@ def test_what_is_out_already_is_not_published_again(app: Application, backfill: 
         f"backfill.x.v{number}" for number in (1, 2, 3, 4)
     }
     doubled(app, "rows.where('n > 99').select('n')")
-    assert backfill("x", republish=True) == "x: nothing published: there are no results in this range"
+    assert backfill("x", republish=True) == "x: nothing published: this range has no results"
 
 
 def test_ranges_that_have_no_row_in_common_are_not_compared(app: Application, backfill: Backfill) -> None:
@@ -150,7 +150,7 @@ def test_two_at_a_time_are_refused(app: Application, spark: Any) -> None:
     query = app.folder / ".pipelines" / "x"
     versions = Corrections(spark, query, lambda frame, key, many: 0)
     status.claim(query / "versions")
-    with pytest.raises(PipelineError, match="being published already, by process"):
+    with pytest.raises(PipelineError, match=r"process \d+ is already publishing results"):
         next(versions.publish(spark.range(1), {}, {}))
 
 
@@ -190,7 +190,7 @@ def test_rows_are_replaced_and_the_stream_goes_on(app: Application, backfill: Ba
     assert app.run() == 0, app.told
     app.send({"n": 4})  # not read yet: the stream's own
     keeps(app, table_format, fixed)
-    with pytest.raises(PipelineError, match="--replace computes these rows once more"):
+    with pytest.raises(PipelineError, match="--replace computes these rows again"):
         backfill("kept", start=str(first))
     assert "rows replaced in" in backfill("kept", replace=True, start=str(first), until=middle)
     assert rows(app) == [3, 10, 20], "those of a part"
@@ -236,7 +236,7 @@ def test_what_can_not_be_replaced_is_said(app: Application, backfill: Backfill) 
     app.send({"n": 1}, {"n": 2})
     first, middle = app.end - 2, app.end - 1
     assert app.run(start=str(first)) == 0
-    with pytest.raises(PipelineError, match="only columns node and seq of the result would tell") as error:
+    with pytest.raises(PipelineError, match="without columns node and seq in the result") as error:
         backfill("kept", replace=True, start=str(first), until=str(middle))
     assert f"""--from '{{"n1": {first}}}' --to '{{"n1": {first + 2}}}'.""" in str(error.value)
     assert rows(app) == [1, 2]
@@ -245,7 +245,7 @@ def test_what_can_not_be_replaced_is_said(app: Application, backfill: Backfill) 
     last = commits / str(checkpoint.last_batch(state))
     text = last.read_text()
     last.unlink()
-    with pytest.raises(PipelineError, match="its last micro-batch is not done: smqrt pipeline run kept --once"):
+    with pytest.raises(PipelineError, match="its last micro-batch is not complete: run smqrt pipeline run kept --once"):
         backfill("kept", replace=True)
     last.write_text(text)
     app.write(
@@ -254,10 +254,10 @@ def test_what_can_not_be_replaced_is_said(app: Application, backfill: Backfill) 
         "@table('kept')\n"
         "def kept(rows): return rows.groupBy(F.window('at', '1 hour')).count()\n"
     )
-    with pytest.raises(PipelineError, match="remembers rows in its checkpoint \\(groupBy\\)"):
+    with pytest.raises(PipelineError, match="has a state in its checkpoint \\(groupBy\\)"):
         backfill("kept", replace=True)
     (state / "pid").write_text(f"{os.getppid()} {status._started(os.getppid())} {status._host()}\n")
-    with pytest.raises(PipelineError, match="is running, as process"):
+    with pytest.raises(PipelineError, match="is running as process"):
         backfill("kept", replace=True)
 
 
@@ -271,7 +271,9 @@ def test_a_backfill_takes_its_place_among_others(app: Application, backfill: Bac
     assert "written to" in backfill("kept", start=str(first), until=middle)
     assert "written to" in backfill("kept", start=middle, until=str(first + 2))
     keeps(app, "parquet", "rows.select((F.col('n') * 10).alias('n'), 'ts')")
-    assert "nothing written: an earlier backfill has done it" in backfill("kept", start=str(first), until=middle)
+    assert "nothing written: an earlier backfill has written these rows" in backfill(
+        "kept", start=str(first), until=middle
+    )
     assert rows(app) == [1, 2]
     backfill("kept", replace=True, start=str(first), until=middle)
     assert rows(app) == [2, 10]

@@ -86,7 +86,7 @@ def test_a_backfill_comes_once(app: LakeApplication) -> None:
     for _ in range(2):
         assert backfill(app.catalog, "kept", app.options(start=str(first), until=str(middle)), app.spark) == 0
     assert kept(app) == [1, 2, 3]
-    with pytest.raises(PipelineError, match="holds rows of that range already"):
+    with pytest.raises(PipelineError, match="already has rows of this range"):
         backfill(app.catalog, "kept", app.options(start=str(first + 1), until=str(middle)), app.spark)
 
 

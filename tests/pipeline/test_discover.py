@@ -18,8 +18,8 @@ READINGS = HEAD + "@source(topics='site1/#')\ndef readings(df): return df\n"
 
 Write = Callable[..., Catalog]
 EARLY = (
-    "this needs Spark, which starts when all pipelines have been read: give a function's type as an object, such as "
-    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and do the rest inside of the query."
+    "this needs Spark, which starts after all pipelines are read: give a function's type as an object, such as "
+    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and move other calls into the query."
 )
 
 
@@ -129,7 +129,7 @@ def test_another_file_may_import_a_source(write: Write) -> None:
         (
             READINGS
             + "@alert(to='x', key='k', when='a')\ndef al(readings): return readings\n@view\ndef v(al): return al\n",
-            "v reads the alert al; let it read what al reads.",
+            "v reads the alert al; read the inputs of al instead.",
         ),
     ],
 )
@@ -147,15 +147,15 @@ def test_mistakes_in_python(write: Write, tmp_path: Path, text: str, message: st
         ("\n-- @publish to=x trigger='1\nSELECT * FROM readings", "a.sql:2: \"to=x trigger='1\" can't be read"),
         ("-- @publish to=x tto=y\nSELECT * FROM readings", "a.sql:1: @publish has no option 'tto'; did you mean 'to'?"),
         ("-- @publish\nSELECT * FROM readings", "a.sql:1: @publish: missing 1 required positional argument: 'to'."),
-        ("-- @publish to=x\n-- @view\nSELECT * FROM readings", "a SQL file declares one thing, and this one 2."),
+        ("-- @publish to=x\n-- @view\nSELECT * FROM readings", "a SQL file has one declaration, and this one 2."),
         ("-- @publish to=x\n", "a.sql:1: @publish needs a query below it."),
-        ("-- @source topics=x\nSELECT 1 FROM b", "a.sql:1: @source takes no query."),
+        ("-- @source topics=x\nSELECT 1 FROM b", "a.sql:1: @source must not have a query."),
         ("-- @publish to=x\nSELECT * FROM reading", "a reads 'reading', which no @source"),
         (
             "-- @publish to=x\n-- @expect 'a' on_fail=never\nSELECT * FROM readings",
             "a.sql:2: on_fail='never' must be one of",
         ),
-        ("-- @publish to=x\nSELECT 1", "a.sql:1: a reads no @source: there is nothing to run."),
+        ("-- @publish to=x\nSELECT 1", "a.sql:1: a reads no @source, and so has no rows."),
     ],
 )
 def test_mistakes_in_sql(write: Write, text: str, message: str) -> None:
@@ -170,12 +170,12 @@ def test_two_of_one_name(write: Write) -> None:
 
 
 def test_no_folder_and_no_query(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(PipelineError, match="There is no .*absent: pipelines are its .py and .sql files"):
+    with pytest.raises(PipelineError, match="absent does not exist: pipelines are its .py and .sql files"):
         load(tmp_path / "absent")
     catalog = write(a_py=READINGS)
     with pytest.raises(PipelineError, match="There is no query in"):
         catalog.select()
-    with pytest.raises(PipelineError, match="readings is a source, which doesn't run by itself"):
+    with pytest.raises(PipelineError, match="readings is a source and not a query"):
         catalog.select(["readings"])
     with pytest.raises(PipelineError, match="There is no pipeline 'reading'.*did you mean 'readings'"):
         catalog.select(["reading"])

@@ -51,15 +51,15 @@ def test_the_path_is_empty(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(doctor.jvm.find_java, "__defaults__", (None, tmp_path))
     check = found(place)["java"]
-    assert check == Check("java", False, "Java 17 or 21 is needed. As root, type", INSTALL)
+    assert check == Check("java", False, "Java 17 or 21 is needed. Run as root", INSTALL)
 
 
 def test_java_home_is_wrong(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check = found(place)["java"]
     assert not check.ok
-    assert check.detail == f"JAVA_HOME is {tmp_path}, where there is no bin/java"
-    assert check.remedy == "unset it, or name Java 17 or 21."
+    assert check.detail == f"JAVA_HOME is {tmp_path}, which has no bin/java"
+    assert check.remedy == "unset it, or set it to Java 17 or 21."
 
 
 def test_java_11(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
     check = doctor.disk(tmp_path / "not/yet/there", 1 << 60)
     assert not check.ok
     assert check.detail.endswith(f" free in {tmp_path}")
-    assert check.remedy.startswith("1,073,741,824.0 GB are needed: make room")
+    assert check.remedy.startswith("1,073,741,824.0 GB are needed: free some space")
 
 
 def test_the_state_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check = doctor.writable(tmp_path / "file" / "state")
     assert check.detail == f"{tmp_path}/file/state can't be written: Not a directory"
-    assert check.remedy == f"let user {os.getuid()} write there"
+    assert check.remedy == f"give user {os.getuid()} write access"
 
 
 def test_nothing_runs_from_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_queries_wait_for_room(
             wait_until(lambda: all(_state(state, name) == "disk full" for name in QUERIES), told, PATIENCE_S)
             found = status.read(state / "out")
             assert found
-            assert "the disk is full: make room" in found.trouble
+            assert "the disk is full: free space" in found.trouble
             assert found.stuck_since > 0
             monkeypatch.setattr(query, "_MAX_FAILURES", 0)  # from now on any other error ends a query
             threading.Event().wait(2)

@@ -96,7 +96,7 @@ def test_counts_are_observed(spark: Any, catalog: Any, frames: Any) -> None:
 def test_fields_called_as_columns_of_the_journal(catalog: Any, frames: Any) -> None:
     text = JSON.replace("'device string, temp double'", "'device string, ts string'")
     declared = catalog(text)
-    with pytest.raises(PipelineError, match=r"p\.py:2: the JSON field 'ts' is called as a column.*prefix='m_'"):
+    with pytest.raises(PipelineError, match=r"p\.py:2: the JSON field 'ts' has the name of a column.*prefix='m_'"):
         frames(declared).frame(declared.get("readings"))
     declared = catalog(text.replace("ts string'", "ts string', prefix='m_'"))
     assert found(frames(declared).frame(declared.get("readings")), "m_device", "m_ts")[0] == ("d0", None)
@@ -139,7 +139,7 @@ def test_sql(catalog: Any, frames: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("@publish(to='x')\ndef f(readings): pass\n", r"p\.py:4: f: .*returns NoneType and not a DataFrame; is there"),
+        ("@publish(to='x')\ndef f(readings): pass\n", r"p\.py:4: f: .*returns NoneType and not a DataFrame; is its"),
         (
             "@publish(to='x')\ndef f(readings):\n    return readings.where('hot')\n",
             r"p\.py:6: f: .*`hot` cannot be resolved",

@@ -181,11 +181,11 @@ def test_a_backfill_and_other_columns(app: LakeApplication) -> None:
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PipelineError, match="needs a catalog that others see"):
+    with pytest.raises(PipelineError, match="needs a shared catalog"):
         IcebergTable("s3://bucket/kept")
     with pytest.raises(PipelineError, match="There is no Iceberg table in .*: run its query first"):
         IcebergTable(str(tmp_path / "kept")).optimize()
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
     with pytest.raises(PipelineError, match=r"pip install 'smqrt\[iceberg\]'"):
         IcebergTable(str(tmp_path / "kept"))
-    assert iceberg.NEEDS_ICEBERG.endswith("brings it.")
+    assert iceberg.NEEDS_ICEBERG.endswith("installs it.")

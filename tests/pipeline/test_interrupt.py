@@ -50,7 +50,7 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
     for _ in range(2):
         assert terminal.process
         terminal.process.terminate()
-        wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+        wait_until(lambda: "Ctrl-C again" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     finishes_its_micro_batch(terminal, everybody)
 
 
@@ -65,7 +65,7 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
         for pid in everybody:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+        wait_until(lambda: "Ctrl-C again" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     assert set(terminal.everybody()) >= set(everybody), terminal.printed
     finishes_its_micro_batch(terminal, everybody)
 
@@ -114,7 +114,7 @@ def test_a_jvm_that_dies(terminal: Terminal) -> None:
     assert terminal.wait() == 1, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("failed", "failed", [])
     assert not terminal.traces
-    told = [line for line in terminal.printed.splitlines() if "Spark is gone" in line and "batch" not in line]
+    told = [line for line in terminal.printed.splitlines() if "Spark has ended" in line and "batch" not in line]
     assert len(told) == 2, terminal.printed
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(termin
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
-    wait_until(lambda: "once more" in terminal.printed, "it says what it does", STOP_S)
+    wait_until(lambda: "Ctrl-C again" in terminal.printed, "it says what it does", STOP_S)
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 128 + signal.SIGINT, terminal.printed
     assert terminal.results == []
@@ -131,7 +131,7 @@ def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(termin
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
-    wait_until(lambda: terminal.printed.count("once more") == 2, "it says what it does", STOP_S)
+    wait_until(lambda: terminal.printed.count("Ctrl-C again") == 2, "it says what it does", STOP_S)
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle")) == ("stopped", "stopped")

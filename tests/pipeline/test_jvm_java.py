@@ -50,7 +50,7 @@ def test_an_old_one_on_the_path_is_passed_over(tmp_path: Path) -> None:
 def test_no_java(tmp_path: Path, variables: dict[str, str]) -> None:
     with pytest.raises(PipelineError) as caught:
         jvm.find_java(variables, tmp_path)
-    assert str(caught.value) == f"Java 17 or 21 is needed. As root, type: {INSTALL}"
+    assert str(caught.value) == f"Java 17 or 21 is needed. Run as root: {INSTALL}"
 
 
 @pytest.mark.parametrize(("version", "shown"), [("11.0.21", "11.0.21"), ("1.8.0_392", "8.0_392"), ("25", "25")])
@@ -58,27 +58,25 @@ def test_only_another_java(tmp_path: Path, version: str, shown: str) -> None:
     command = fake(tmp_path / "path", version)
     with pytest.raises(PipelineError) as caught:
         jvm.find_java({"PATH": str(command.parent)}, tmp_path)
-    assert (
-        str(caught.value) == f"Java 17 or 21 is needed; found only Java {shown} ({command}). As root, type: {INSTALL}"
-    )
+    assert str(caught.value) == f"Java 17 or 21 is needed; found only Java {shown} ({command}). Run as root: {INSTALL}"
 
 
 def test_java_home_that_is_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=rf"JAVA_HOME is {tmp_path}, where there is no bin/java: unset it"):
+    with pytest.raises(PipelineError, match=rf"JAVA_HOME is {tmp_path}, which has no bin/java: unset it"):
         jvm.find_java({"JAVA_HOME": str(tmp_path)}, tmp_path)
     fake(tmp_path / "eleven", "11.0.21")
     with pytest.raises(PipelineError, match=r"eleven, which is Java 11.0.21, and Spark needs 17 or 21: unset it, or"):
         jvm.find_java({"JAVA_HOME": str(tmp_path / "eleven")}, tmp_path)
     command = fake(tmp_path / "mute", "17")
     command.write_text("#!/bin/sh\n")
-    with pytest.raises(PipelineError, match=r"mute, whose bin/java doesn't tell its version: name Java 17 or 21"):
+    with pytest.raises(PipelineError, match=r"mute, whose bin/java prints no version: set it to Java 17 or 21"):
         jvm.find_java({"JAVA_HOME": str(tmp_path / "mute")}, tmp_path)
 
 
 def test_what_cannot_be_started_is_no_java(tmp_path: Path) -> None:
     command = fake(tmp_path / "path", "17")
     command.write_bytes(b"\x7fELF nonsense")
-    with pytest.raises(PipelineError, match="Java 17 or 21 is needed. As root"):
+    with pytest.raises(PipelineError, match="Java 17 or 21 is needed. Run as root"):
         jvm.find_java({"PATH": str(command.parent)}, tmp_path)
 
 

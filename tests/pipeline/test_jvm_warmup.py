@@ -72,13 +72,13 @@ def test_another_java_or_spark_has_another_one(spark_home: Path) -> None:
 def test_without_spark(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jvm.util, "find_spec", lambda name: None)
     assert jvm.archive_options(JAVA) == []
-    with pytest.raises(PipelineError, match="pyspark is not installed; type: pip install"):
+    with pytest.raises(PipelineError, match="pyspark is not installed; run: pip install"):
         jvm.archive(JAVA)
 
 
 def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
     """spark-submit isn't even there."""
-    with pytest.raises(PipelineError, match=r"Spark did not start \(.*\); look with: smqrt pipeline doctor"):
+    with pytest.raises(PipelineError, match=r"Spark did not start \(.*\); run: smqrt pipeline doctor"):
         jvm._train(JAVA, [])
 
 

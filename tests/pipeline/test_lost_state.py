@@ -102,7 +102,7 @@ def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> No
     assert app.run() == 0
     assert kept(app) == [1, 2, 3, 3]
     [told] = app.told
-    assert "; its last micro-batch may be in it twice; the state of windows" in told
+    assert "; the table may have its last micro-batch twice; the state of windows" in told
 
 
 def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> None:
@@ -115,7 +115,7 @@ def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> No
     assert [result["n"] for result in app.results()] == [1, 2, 1, 2], "a new query, of which nothing is dropped"
     [told] = app.told
     assert told.endswith(
-        f"echo: the checkpoint in {state(app, 'echo')} is missing; it begins anew, and may publish again."
+        f"echo: the checkpoint in {state(app, 'echo')} is missing; it starts again, and may publish results twice."
     )
 
 
@@ -186,7 +186,9 @@ def test_a_query_that_was_given_up_says_what_is_gone(app: Application, tmp_path:
     retention.remove(recorded.path, retention.expired(recorded.path, kept, now_us))
     assert app.run() == 1
     [told] = app.told
-    assert "Rows 20 to 49 of node n1 are gone (retention has removed them): it was away for longer than" in told
+    assert (
+        "Rows 20 to 49 of node n1 are gone (retention has removed them): the query was stopped for longer than" in told
+    )
     list(resume.reset(app.folder / ".pipelines", "late", app.journal, None))
     assert app.run() == 0
     assert "Later rows that retention has removed are missing." in app.told[1]

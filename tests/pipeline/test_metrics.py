@@ -80,5 +80,5 @@ def test_only_the_queries_of_this_run(state: Path) -> None:
 
 def test_a_port_that_is_taken(state: Path) -> None:
     port = status.serve(state, (), 0)
-    with pytest.raises(PipelineError, match=f"^--metrics: port {port} can't be used .*; choose another"):
+    with pytest.raises(PipelineError, match=f"^--metrics: port {port} can't be used .*; use another port"):
         status.serve(state, (), port)

@@ -40,5 +40,5 @@ def test_a_folder_that_cannot_be_made(app: Application, tmp_path: Path) -> None:
         text = KEPT.format(source=app.source, columns="'n', 'k'").replace("'kept', ", f"'kept', format='{kind}', ")
         app.write(text, "p.py")
         assert app.run(tables=f"{tmp_path}/file/x") == 1
-        assert f"The folder of tables {tmp_path}/file/x can't be made: Not a directory; name another" in app.told[-1]
+        assert f"The folder of tables {tmp_path}/file/x can't be created: Not a directory; use another" in app.told[-1]
         (app.folder / ".pipelines" / "kept" / "query.json").unlink()

@@ -150,10 +150,10 @@ def test_it_stands_with_a_kind_or_alone_and_in_any_order(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("@alert(to='x', key='a', when='b')\n{}def f(rows): return rows\n", r"f is a @alert, which has no @stateful;"),
-        ("@source()\n{}def f(df): return df\n", r"f is a @source, which has no @stateful; write it on a function"),
-        ("{}@source()\ndef f(df): return df\n", r"f is a @source, which has no @stateful; write it on a function"),
-        ("{0}{0}def f(rows): return rows\n", r"f has two @stateful; write a second function"),
+        ("@alert(to='x', key='a', when='b')\n{}def f(rows): return rows\n", r"f is a @alert, which can't have"),
+        ("@source()\n{}def f(df): return df\n", r"f is a @source, which can't have @stateful; add it to a function"),
+        ("{}@source()\ndef f(df): return df\n", r"f is a @source, which can't have @stateful; add it to a function"),
+        ("{0}{0}def f(rows): return rows\n", r"f has two @stateful; use a second function"),
         ("@stateful(3, key='a', schema='a int')\ndef f(rows): return rows\n", r"3 is not a StatefulProcessor"),
         (
             "@stateful(P, key='a', schema='a int', time='wall')\ndef f(rows): return rows\n",
@@ -282,7 +282,7 @@ def test_the_clock_on_the_wall_fires_a_timer_without_any_row_and_after_a_restart
             stopping.set()
     assert running.result() == 0
     assert [each["said"] for each in app.results()] == ["here 1", "silent 1", "here 1", "silent 2"]
-    assert app.told == ["Stopping after the micro-batch under way; Ctrl-C once more ends it at once."]
+    assert app.told == ["Stopping after the current micro-batch; press Ctrl-C again to stop immediately."]
 
 
 TICKS = """

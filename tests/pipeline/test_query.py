@@ -93,7 +93,7 @@ def test_for_a_hub_that_is_away_there_is_no_last_time_and_one_sentence(bench: Be
     for _ in range(10):
         bench.ended(Handle(Unreachable("The hub is away.")))
     assert len(bench.told) == 1
-    assert bench.told[0].endswith("p.py:4: out: The hub is away. It is started again in 1 s.")
+    assert bench.told[0].endswith("p.py:4: out: The hub is away. It starts again in 1 s.")
     assert not bench.out.over
 
 
@@ -113,8 +113,8 @@ def test_once_is_once(tmp_path: Path) -> None:
 
 def test_a_spark_that_is_gone(bench: Bench) -> None:
     told = bench.ended(Gone())
-    assert "p.py:4: out: Spark is gone (ConnectionRefusedError), perhaps for want of memory; " in told
-    assert told.endswith(f"{bench.state}/.spark/spark.log may say why.")
+    assert "p.py:4: out: Spark has ended (ConnectionRefusedError), perhaps because memory ran out; " in told
+    assert told.endswith(f"{bench.state}/.spark/spark.log may contain the reason.")
     assert bench.out.failed
 
 
@@ -124,7 +124,7 @@ def test_a_machine_that_is_too_busy_is_tried_again(tmp_path: Path, monkeypatch: 
     bench.out.claim()
     bench.out.start()
     assert bench.told[0].endswith(
-        "p.py:4: out: RuntimeError: Python worker failed to connect back. It is started again in 1 s."
+        "p.py:4: out: RuntimeError: Python worker failed to connect back. It starts again in 1 s."
     )
     assert not bench.out.over
 
@@ -157,5 +157,5 @@ def test_running_elsewhere(bench: Bench) -> None:
         assert query.over
     assert [query.failed for query in (bench.out, bench.letters)] == [True, False]
     assert len(bench.told) == 1
-    assert "out is running already, as process" in bench.told[0]
-    assert "smqrt pipeline stop out ends it" in bench.told[0]
+    assert "out is already running as process" in bench.told[0]
+    assert "smqrt pipeline stop out stops it" in bench.told[0]

@@ -64,7 +64,7 @@ def test_a_folder_is_all_its_files(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "schema", "said"),
     [
-        ("other.csv", CSV, None, r"there is no .*/devices\.csv; a path is relative to the folder of pipelines\."),
+        ("other.csv", CSV, None, r"/devices\.csv does not exist; a path is relative to the folder of pipelines\."),
         ("devices.csv", CSV, "device string, plce string", "has no column 'plce'; it has device, place, floor"),
         ("devices.csv", CSV + "d3,roof,top\n", "device string, floor int", r"Row #4: .*invalid value 'top'\."),
         ("devices.csv", "", None, "can't be read: Empty CSV file"),
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_one_sentence(
 def test_a_file_of_another_kind_is_one_sentence(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "devices.xlsx").write_text("PK")
     with pytest.raises(
-        PipelineError, match=r"devices\.xlsx must be called \.csv, \.json, \.jsonl, \.ndjson, \.parquet\."
+        PipelineError, match=r"the name of .*devices\.xlsx must end with \.csv, \.json, \.jsonl, \.ndjson, \.parquet\."
     ):
         discover.table(spark, declared("devices.xlsx"), tmp_path)
 
@@ -128,6 +128,6 @@ def test_a_file_that_cannot_be_read_is_told_once_and_changes_nothing(
     assert looking.look(4) == [0] * 4
     file.write_text("a,b\n1\n")
     assert looking.look(4) == [0] * 4
-    assert [sentence.endswith("The rows read before stay in use.") for sentence in looking.said] == [True, True]
+    assert [sentence.endswith("The previous rows stay in use.") for sentence in looking.said] == [True, True]
     file.write_text(CSV)
     assert looking.look(3) == [0, 1, 1]

@@ -88,7 +88,7 @@ def test_an_expectation_that_must_hold_ends_the_query_and_shows_the_row(frame: A
     [
         ("tmp > 3", r"p\.py:7: @expect\('tmp > 3'\) can't be checked: .*`tmp`.* The columns are topic, ts,"),
         ("temp >", r"p\.py:7: @expect\('temp >'\) can't be checked: "),
-        ("temp + 1", r"p\.py:7: @expect\('temp \+ 1'\) gives double; write a condition, true or false\."),
+        ("temp + 1", r"p\.py:7: @expect\('temp \+ 1'\) returns double; write a condition, true or false\."),
     ],
 )
 def test_a_wrong_condition_is_one_sentence(frame: Any, condition: str, said: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.journal.record import Flag
 from smqrt.pipeline import status, tables
-from smqrt.pipeline.session import EVERYWHERE
+from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
@@ -33,9 +33,9 @@ ECHO = (
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Iterator[Application]:
     """An application whose queries keep their state as `smqrt pipeline run` would."""
-    before = {name: spark.conf.get(name, None) for name in EVERYWHERE if "stateStore" in name}
+    before = {name: spark.conf.get(name, None) for name in COMMON_SETTINGS if "stateStore" in name}
     for name in before:
-        spark.conf.set(name, EVERYWHERE[name])
+        spark.conf.set(name, COMMON_SETTINGS[name])
     yield Application(tmp_path, hub, spark)
     for name, value in before.items():
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)
@@ -165,10 +165,10 @@ def test_a_query_that_has_changed(app: Application) -> None:
     assert app.run() == 1
     told = app.told.pop()
     assert told.startswith(f"{app.folder}/pipelines/p.py:5: counts: its checkpoint holds the state of another version")
-    assert "smqrt pipeline reset counts forgets it" in told
+    assert "smqrt pipeline reset counts removes it" in told
     app.write(COUNTS.format(source=app.source).replace("'update'", "'complete'"))
     assert app.run() == 1
-    assert "is another query's than counts is now" in app.told.pop()
+    assert "belongs to another version of counts;" in app.told.pop()
 
 
 def test_a_hub_that_is_away(app: Application) -> None:
@@ -207,7 +207,7 @@ def test_no_such_thing(app: Application) -> None:
     assert app.told == [f"{app.folder}/pipelines/p.py:6: echo: Attribute `limt` is not supported."]
     app.write(ECHO.format(source=app.source).replace("rows): return rows", "rows): return rows.groupBy('n').count()"))
     assert app.run() == 1
-    assert "echo: mode='append' publishes what is final, and without a watermark nothing ever is" in app.told[1]
+    assert "echo: mode='append' publishes only final rows, and without a watermark no row becomes final" in app.told[1]
 
 
 def test_a_query_is_started_again(app: Application) -> None:
@@ -221,7 +221,7 @@ def test_a_query_is_started_again(app: Application) -> None:
     app.send({"n": 1})
     runner = Running(app, republish=True)
     wait_until(lambda: app.told, "the failure is told", PATIENCE_S)
-    assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It is started again in 1 s."]
+    assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It starts again in 1 s."]
     broken.unlink()
     wait_until(app.results, "it goes on", PATIENCE_S)
     assert app.status("numbers").state in status.LIVE

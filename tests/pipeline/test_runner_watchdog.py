@@ -52,9 +52,9 @@ def test_numbers_that_were_left_out_after_a_crash_do_not_wait(board: StatusWrite
 def test_too_long_is_stuck_and_says_what_helps(board: StatusWriter, tmp_path: Path) -> None:
     now = looked(board, tmp_path)
     assert (now.state, now.lag_rows) == ("stuck", 500)
-    assert "micro-batch 0 has been under way for 90 s" in now.trouble
+    assert "micro-batch 0 has been running for 90 s" in now.trouble
     assert "max_bytes" in now.trouble
-    assert "A function of it may hang, such as a UDF" in now.trouble
+    assert "A function may hang, such as a UDF" in now.trouble
     since = now.stuck_since
     assert since > 0
     assert looked(board, tmp_path).stuck_since == since
@@ -70,7 +70,7 @@ def test_a_java_that_collects_garbage_is_why(board: StatusWriter, tmp_path: Path
     ProgressWatchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).check()
     now = status.read(tmp_path / NAME)
     assert now
-    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: set a sm" in now.trouble
+    assert "The JVM spends 87% of the time on garbage collection: its memory is too small: set a sm" in now.trouble
 
 
 def test_slow_is_not_stuck(board: StatusWriter, tmp_path: Path) -> None:

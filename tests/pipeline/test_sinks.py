@@ -91,14 +91,14 @@ def test_checkpoint_of_another_query(tmp_path: Path, now: Declaration, sources: 
     with pytest.raises(PipelineError) as caught:
         checkpoint.claim(tmp_path, now, sources)
     assert str(caught.value) == (
-        f"p.py:3: the checkpoint in {tmp_path} is another query's than q is now; "
-        f"rename it, or smqrt pipeline reset q to start anew: {change}"
+        f"p.py:3: the checkpoint in {tmp_path} belongs to another version of q; "
+        f"rename the query, or run smqrt pipeline reset q: {change}"
     )
 
 
 def test_a_checkpoint_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(PipelineError, match=r"another query's than q is now.*it has no query\.json"):
+    with pytest.raises(PipelineError, match=r"belongs to another version of q;.*it has no query\.json"):
         checkpoint.claim(tmp_path, query(), ["readings"])
 
 
@@ -111,12 +111,12 @@ def test_a_broken_file(tmp_path: Path) -> None:
 def test_hub_away(tmp_path: Path) -> None:
     hub = CommitClient(str(tmp_path), None, 0.7, threading.Event())
     began = time.monotonic()
-    with pytest.raises(Unreachable, match="No hub serves .*What is to be published waits in the journal"):
+    with pytest.raises(Unreachable, match="No hub serves .*The results to publish stay in the journal"):
         hub.commit("q", 1, [(b"t", None, b"x")])
     assert 0.6 < time.monotonic() - began < 5
     hub.stopping.set()
     hub.retry_s = 60
-    with pytest.raises(Stopped, match="stopped while the hub was away"):
+    with pytest.raises(Stopped, match="stopped while the hub was unreachable"):
         hub.commit("q", 1, [(b"t", None, b"x")])
 
 
@@ -166,9 +166,9 @@ def test_files_that_count(tmp_path: Path) -> None:
         ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
         ("Traceback\nsmqrt.journal.locations.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
-        ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: make room"),
+        ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: free space"),
         ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk is read-only: mount"),
-        ("java.io.IOException: Input/output error\n\tat java.base/java.io", "the disk is broken: check"),
+        ("java.io.IOException: Input/output error\n\tat java.base/java.io", "the disk reports errors: check"),
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
         (
             "Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)",
@@ -178,7 +178,7 @@ def test_files_that_count(tmp_path: Path) -> None:
         ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOExc"),
         ("An error occurred while calling o1.load.\n: java.io.EOFException\n\tat java", ": EOFException"),
         ("calling o1\n: a.E: EOFException occurred while reading the port number from pyspark.daemon's stdout", "died"),
-        ("There are [1] sources in the checkpoint offsets and now there are [2]", "smqrt pipeline reset q forgets it"),
+        ("There are [1] sources in the checkpoint offsets and now there are [2]", "smqrt pipeline reset q removes it"),
         ("[CANNOT_LOAD_STATE_STORE.UNEXPECTED_FILE_SIZE] An error", "another number of partitions"),
         ("[UNRESOLVED_COLUMN] A column with name `x` cannot be resolved. SQLSTATE: 42703", "`x` cannot be resolved"),
     ],
@@ -192,7 +192,7 @@ def test_one_sentence(text: str, expected: str) -> None:
 
 def test_a_spark_that_ran_out_of_memory_has_left_a_mark(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
-    assert "perhaps for want of memory" in failures.spark_gone(OSError(), log)
+    assert "perhaps because memory ran out" in failures.spark_gone(OSError(), log)
     (tmp_path / failures.OUT_OF_MEMORY).touch()
     assert "--driver-memory" in failures.spark_gone(OSError(), log)
 
@@ -219,4 +219,4 @@ def test_the_cause_is_looked_at_too() -> None:
 
     error, why = Told("Task failed while writing rows to file:/x/.tables/kept."), Told("Job aborted")
     error._cause, why._stackTrace = why, "Caused by: java.io.IOException: No space left on device\n\tat java"
-    assert failures.sentence("kept", error).startswith("the disk is full: make room")
+    assert failures.sentence("kept", error).startswith("the disk is full: free space")

@@ -148,7 +148,7 @@ MESSAGE = "topic string, subtopic string, payload binary"
     [
         ({"topic": "string", "value": "binary"}, False, 'there is no "payload"'),
         ({"topic": "string", "payload": "double"}, False, "payload as string or binary, not double: cast it"),
-        ({"topic": "string", "payload": "string", "device": "string"}, False, 'not "device": put what belongs'),
+        ({"topic": "string", "payload": "string", "device": "string"}, False, 'not "device": put the content'),
         ({"topic": "string", "payload": "binary"}, True, 'use mode."append"'),
     ],
 )

@@ -53,7 +53,7 @@ def test_rows_that_retention_removed_are_an_error_that_says_so() -> None:
 
 
 def test_a_journal_that_is_another_one_is_an_error_that_says_so() -> None:
-    with pytest.raises(JournalError, match="Node n1 ends at row 12, but rows to 20 had been there"):
+    with pytest.raises(JournalError, match="Node n1 ends at row 12, but had rows up to 20"):
         scan.checked({"n1": 3}, {"n1": 20}, {"n1": 0}, {"n1": 12}, fail=True)
 
 

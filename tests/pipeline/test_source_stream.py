@@ -84,7 +84,7 @@ def test_rows_that_are_gone_end_the_query_with_a_sentence(spark: Any, recorded: 
     drained(stream(spark, recorded), tmp_path / "checkpoint")
     shutil.rmtree(recorded.path)
     other = Recorded(recorded.path).add(10)
-    with pytest.raises(Exception, match="Node n1 ends at row 10, but rows to 500 had been there.*failOnDataLoss"):
+    with pytest.raises(Exception, match="Node n1 ends at row 10, but had rows up to 500.*failOnDataLoss"):
         drained(stream(spark, other), tmp_path / "checkpoint")
     assert drained(stream(spark, other, failOnDataLoss="false"), tmp_path / "checkpoint") is not None
     other.add([message(10)])

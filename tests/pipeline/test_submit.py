@@ -158,15 +158,15 @@ def test_what_is_printed_can_be_typed(submission: Submission) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"master": "mesos://host"}, "--master mesos://host is not a cluster: name spark://HOST:PORT"),
-        ({"deploy_mode": "cluster"}, "spark://10.0.0.1:7077 runs Python drivers only where you submit"),
+        ({"master": "mesos://host"}, "--master mesos://host is not a cluster: use spark://HOST:PORT"),
+        ({"deploy_mode": "cluster"}, "spark://10.0.0.1:7077 runs Python drivers only on this machine"),
         (
             {"master": "yarn", "deploy_mode": "cluster", "journal": ".journal"},
-            "--journal .journal: with --deploy-mode cluster give a path that every machine can access, or an http",
+            "--journal .journal: with --deploy-mode cluster give a path that all machines can access, or an http",
         ),
         (
             {"master": "yarn", "deploy_mode": "cluster", "journal": "http://localhost:9357/rtl/journal/app"},
-            "is another machine there: name the hub as the cluster reaches it",
+            "is another machine in the cluster: use the hub's address there",
         ),
         (
             {"token": "a token of sixteen", "extra": ("--properties-file", "mine.conf")},
@@ -208,6 +208,6 @@ def test_a_hub_that_workers_do_not_reach(submission: Submission, master: str, mo
     given = ["submit", "out", "--app", submission.app, "--master", master, "--deploy-mode", mode, "--dry-run"]
     command = [sys.executable, "-m", "smqrt", "pipeline", *map(str, given), "--state", str(submission.state)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (f"names its hub as {url}, which is another machine in the cluster" in ran.stderr) == told
-    assert ("Name the hub as the cluster reaches it, with --journal and --token." in ran.stderr) == told
+    assert (f"has the hub's address {url}, which is another machine in the cluster" in ran.stderr) == told
+    assert ("Give its address in the cluster with --journal and --token." in ran.stderr) == told
     assert ran.returncode == (1 if told and mode == "cluster" else 0)

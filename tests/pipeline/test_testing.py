@@ -155,8 +155,8 @@ def broken(readings): return readings.select("temp")
     (folder / "tests" / "gone.json").write_text("[]")
     code, said = run(folder, spark)
     assert code == 1
-    assert said[0].startswith("FAILED   all: there is no ")
-    assert said[0].endswith("all.json; check its 1 row, then save them with --update:")
+    assert said[0].startswith("FAILED   all: ")
+    assert said[0].endswith("all.json does not exist; check the results (1 row) and use --update:")
     assert said[1] == '  + {"payload": {"temp": 1}, "topic": "all"}'
     assert re.fullmatch(
         r"""FAILED   broken: \S+: broken: a row of broken \(\S+:8\) fails @expect\('temp > 5', on_fail='fail'\): """
@@ -199,18 +199,18 @@ def test_the_slice_may_be_a_journal_or_another_file(spark: Any, updated: Path, t
     testing.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
     passed = run(updated, spark, names=["placed"], journal=tmp_path / "journal")
     assert passed == (0, ["ok       placed: 5 rows"])
-    with pytest.raises(PipelineError, match=r"There is no .*/nowhere; give --journal a journal's folder or a \.jsonl"):
+    with pytest.raises(PipelineError, match=r"/nowhere does not exist; give --journal a journal's folder or a \.jsonl"):
         run(updated, spark, journal=tmp_path / "nowhere")
 
 
 def test_without_a_slice_or_with_two_one_sentence_says_what_to_do(tmp_path: Path) -> None:
     folder = written(tmp_path / "pipelines")
     (folder / "tests" / "more.jsonl").write_text("")
-    with pytest.raises(PipelineError, match=r"There are 2 \.jsonl files in .*/tests; say with --journal on which rows"):
+    with pytest.raises(PipelineError, match=r"There are 2 \.jsonl files in .*/tests; select the rows"):
         testing.run(folder)
     for file in folder.glob("tests/*"):
         file.unlink()
-    with pytest.raises(PipelineError, match=r"There is no \.jsonl file in .*/tests; say with --journal"):
+    with pytest.raises(PipelineError, match=r"There is no \.jsonl file in .*/tests; select the rows"):
         testing.run(folder)
 
 
@@ -241,7 +241,7 @@ def test_rows_that_are_alike_are_shown_together() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[1,"])
 def test_a_golden_file_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "q.json").write_text(text)
-    with pytest.raises(PipelineError, match=r"q\.json .*; smqrt pipeline test --update writes it anew\."):
+    with pytest.raises(PipelineError, match=r"q\.json .*; smqrt pipeline test --update rewrites it\."):
         testing.load_golden(tmp_path / "q.json")
 
 
@@ -289,9 +289,9 @@ def test_a_slice_is_a_journal(tmp_path: Path) -> None:
         ('{"topic": "a", "ts": 1, "payload": 1}\n[]', r"slice\.jsonl:2: it isn't a JSON object;"),
         ('{"topic": "a", "payload": 1}', r"slice\.jsonl:1: ts=None is neither an ISO time nor seconds since 1970;"),
         ('{"topic": "a", "ts": 1}', r"slice\.jsonl:1: there is no payload;"),
-        ('{"topik": "a", "ts": 1}', r"slice\.jsonl:1: there is no 'topik' in a message; it has topic, ts,"),
+        ('{"topik": "a", "ts": 1}', r"slice\.jsonl:1: a message has no field 'topik'; its fields are topic, ts,"),
         ('{"topic": "a", "ts": 1, "payload": 1, "flags": ["old"]}', r"flags=\['old'\]: there are direct, unrouted,"),
-        ("", r"slice\.jsonl holds no message; write one JSON object a line"),
+        ("", r"slice\.jsonl contains no message; write one JSON object per line"),
     ],
 )
 def test_a_slice_that_cannot_be_read_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:

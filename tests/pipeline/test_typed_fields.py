@@ -180,7 +180,7 @@ def test_the_source_gives_fields_in_streams_and_batches(spark: Any, tmp_path: Pa
     assert streamed(read.selectExpr("to_json(json) AS text"), tmp_path / "stream") == expected
     batch = spark.read.format("smq").schema(schema).load(journal)
     assert [one.text for one in batch.orderBy("seq").selectExpr("to_json(json) AS text").collect()] == expected
-    with pytest.raises(Exception, match=r"it's a struct such as json struct<temp: double>"):
+    with pytest.raises(Exception, match=r"it must be a struct such as json struct<temp: double>"):
         spark.read.format("smq").schema("json string").load(journal).count()
 
 

@@ -1,13 +1,14 @@
-"""Spark's Python helpers on this machine take the installed pyspark, with its compiled files, and keep quiet.
+"""Start-up code of Spark's Python workers on this machine. Python imports it when its folder is on the path.
 
-Spark puts pyspark.zip first on the path; there is nothing compiled in it, and every helper would compile it anew: about
-one second each. Python imports this file by itself when its folder is on the path.
+Spark puts pyspark.zip first on the path. The archive has no compiled files, and every worker would compile its modules
+again, which takes about one second. The workers therefore use the installed pyspark.
 
-The helper that asks an alert for its state prints what it does, with the objects it does it with, on the terminal. One
-that reads a stream prints a stack when the JVM, which has no more questions, closes the connection first.
+The worker that inspects the state of an alert prints debug output on the terminal. A worker that reads a stream prints
+a stack when the JVM closes the connection first. Both outputs are suppressed.
 
-A service manager sends SIGTERM to all processes of a service. The daemons that fork helpers would end themselves and
-them, in the middle of the micro-batch that the driver wants to finish; they end when the JVM closes their stdin.
+A service manager sends SIGTERM to all processes of a service. The daemons that fork workers would then end all workers
+in the middle of the micro-batch that the driver wants to finish. They ignore SIGTERM, and end when the JVM closes their
+stdin.
 """
 
 import builtins
@@ -31,18 +32,18 @@ if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
     sys.excepthook = _quiet_end
 
 
-def _go_on(number: int, frame: object) -> None:
-    """A handler, and not SIG_IGN, which programs that a helper starts would inherit."""
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing. SIG_IGN would be inherited by programs that a worker starts."""
 
 
 def _signal(number: int, handler: Any) -> Any:
     spec = sys._getframe(1).f_globals.get("__spec__")
-    patient = number == signal.SIGTERM and getattr(spec, "name", "") == "pyspark.daemon"
-    return _set(number, _go_on if patient else handler)
+    is_daemon_end = number == signal.SIGTERM and getattr(spec, "name", "") == "pyspark.daemon"
+    return _set(number, _ignore if is_daemon_end else handler)
 
 
 if "pyspark.daemon" in sys.orig_argv:
     _set = signal.signal
     signal.signal = _signal  # type: ignore[assignment]
-    # What a helper forks can be ended as usual. The helper itself, which the daemon forks, sets its signals afterwards.
+    # SIGTERM ends the processes that a worker forks. The worker itself, a fork of the daemon, sets its signals later.
     os.register_at_fork(after_in_child=partial(_set, signal.SIGTERM, signal.SIG_DFL))

@@ -3,8 +3,8 @@
     spark.read.format("smq").option("topics", "site1/#").load("app/.journal")
     spark.readStream.format("smq").option("startingOffsets", "earliest").load("app/.journal")
 
-Spark finds it through the package `pyspark_smq` and imports that package in every Python worker. Only pyspark itself is
-therefore imported before the source is used.
+Spark finds it through the package `pyspark_smq` and imports that package in every Python worker. Modules other than
+pyspark are therefore imported when the source is used.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DefaultSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Register the source in a session whose workers have smqrt only through --py-files.
 
-    Workers see registered sources, but not the ones that Spark would find in such files.
+    Workers find registered sources, but no sources in the packages of such files.
 
     Args:
         spark: the session.

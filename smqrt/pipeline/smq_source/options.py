@@ -24,7 +24,7 @@ ROWS_PER_PARTITION = 1 << 19
 BYTES_PER_PARTITION = 64 << 20
 BATCH_ROWS = 8192
 MAX_BYTES = 128 << 20
-"""The maximum of a micro-batch: an eighth of the default memory of Spark's driver (1 GiB)."""
+"""The maximum size of a micro-batch: an eighth of the default memory of Spark's driver (1 GiB)."""
 RETRY_S = 60.0
 
 
@@ -32,9 +32,8 @@ class Splits(NamedTuple):
     """Offsets at which micro-batches end.
 
     Attributes:
-        at: in ascending order; no micro-batch has rows on both sides of one.
-        pauses: whether one trigger at each offset finds no rows, so that Spark closes windows in a micro-batch without
-            rows.
+        at: offsets in ascending order; no micro-batch has rows on both sides of one.
+        pauses: whether one trigger at each offset returns no rows, so that Spark closes windows before the next rows.
     """
 
     at: tuple[Offsets, ...] = ()
@@ -88,7 +87,7 @@ def duration_s(name: str, value: str) -> float:
 
 def names(name: str, value: str) -> tuple[str, ...]:
     """Return topic filters, from a JSON list or names with commas."""
-    if not value.lstrip().startswith("["):
+    if not value.lstrip().startswith("["):  # names with commas need a JSON list
         return tuple(part.strip() for part in value.split(",") if part.strip())
     try:
         found = json.loads(value)
@@ -105,13 +104,14 @@ def seqs(name: str, value: str) -> Offsets:
         found = json.loads(value)
     except ValueError:
         found = None
+    # `type`, because True is an instance of int.
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
         raise wrong(name, value, 'it\'s JSON with a seq for each node, such as {"n1": 12345}')
     return found
 
 
 def splits(name: str, value: str) -> Splits:
-    """Return where micro-batches end, from offsets or a JSON list of offsets."""
+    """Return the ends of micro-batches, from offsets or a JSON list of offsets."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -157,12 +157,12 @@ def text(name: str, value: str) -> str:
 
 
 def certificates(name: str, value: str) -> str | None:
-    """Return the content of a PEM file of the driver's machine, for workers without this file."""
+    """Return the content of a PEM file on the driver's machine, for workers without this file."""
     return files.trusted_certificates(text(name, value))
 
 
 def app_id(name: str, value: str) -> str:
-    """Return an id for commits at a hub, which appends the numbers of parts."""
+    """Return an id of commits; the numbers of parts are appended to it."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
         raise wrong(name, value, "it's 1 to 80 letters, digits, '-', '_' and '.'")
     return value
@@ -202,7 +202,7 @@ KAFKA_NAMES: dict[str, tuple[str, OptionParser]] = {
     "endingTimestamp": ("endingTime", timestamp_us),
     "maxOffsetsPerTrigger": ("maxRowsPerTrigger", positive),
 }
-"""Options with their names in Spark's source for Kafka: the name here, and the parser."""
+"""Options with their names in Spark's source for Kafka: the name in this source, and the parser."""
 OTHER_SOURCES = {
     "subscribe": "topics",
     "subscribepattern": "topics",
@@ -215,13 +215,13 @@ OTHER_SOURCES = {
     "groupidprefix": "queryName",
     "kafka.group.id": "queryName",
 }
-"""Options of other sources, in lower case, and the corresponding options here, for hints in error messages."""
+"""Options of other sources, in lower case, and the corresponding options of this source, for hints in errors."""
 SPARK_OPTIONS = ("checkpointlocation", "queryname")
 """Options that Spark passes to a sink together with the sink's own options."""
 
 
 def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict[str, Any]:
-    """Return the values of the options by name; names are compared like Spark's, without case."""
+    """Return the values of the options by name; names are compared without case, as Spark does."""
     parsers = {name: (name, parser) for name, parser in known.items()}
     parsers |= {name: target for name, target in KAFKA_NAMES.items() if target[0] in known}
     spelling = {name.lower(): name for name in parsers}
@@ -230,25 +230,27 @@ def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict
     for option, value in given.items():
         if (name := spelling.get(option.lower())) is None:
             close = difflib.get_close_matches(option.lower(), spelling, 1)
-            other = OTHER_SOURCES.get(option.lower()) if "topics" in known else None
+            other = OTHER_SOURCES.get(option.lower()) if "topics" in known else None  # only for reads
             suggestion = other or (spelling[close[0]] if close else None)
             hint = f"Did you mean {suggestion}? " if suggestion else ""
-            raise ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {", ".join(sorted(known))}.')
+            listed = ", ".join(sorted(known))
+            raise ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {listed}.')
         target, parser = parsers[name]
         if target in values:
-            raise ArgumentError(f"smq options {given_as[target]} and {name} say the same thing: give one of them.")
+            raise ArgumentError(f"smq options {given_as[target]} and {name} have the same meaning: give one of them.")
         values[target], given_as[target] = parser(name, value), name
     return values
 
 
 def _location(values: dict[str, Any]) -> str:
-    """Return the folder or the address of the journal; the path is made absolute here, on the driver."""
+    """Return the folder or the address of the journal."""
     if ("path" in values) == ("url" in values):
         raise ArgumentError(
-            'The source smq needs to know the journal: load("app/.journal") for a folder, or option '
+            'The source smq needs one journal: load("app/.journal") for a folder, or option '
             'url="http://host:9357/rtl/journal/NAME" for a hub, and not both.'
         )
     where: str = values.pop("path", None) or values.pop("url")
+    # Absolute, because workers may have another current folder than the driver.
     return where if files.is_address(where) else os.path.abspath(files.journal_folder(where))
 
 
@@ -265,20 +267,20 @@ class ReadOptions:
         journal: absolute path of the folder, or the http(s) address.
         token: the hub's token; None uses the one in the journal's folder.
         cafile: certificates to trust instead of the system's, PEM text.
-        topics, exclude: MQTT filters; no topics means every row, also those addressed to an ETID.
+        topics, exclude: MQTT filters; no topics means every row, including those addressed to an ETID.
         starting, ending: "earliest", "latest" or offsets; None is the default of the kind of read.
         starting_us, ending_us: times instead of offsets, microseconds since 1970, UTC.
-        max_rows: the maximum number of rows in a micro-batch; None: no limit.
+        max_rows: the maximum number of rows in a micro-batch; None is unlimited.
         max_bytes: the approximate maximum size of a micro-batch; None is `MAX_BYTES`.
         min_partitions: the minimum number of Spark tasks, if there are as many rows.
         rows_per_partition, bytes_per_partition: the maximum of a task.
-        parallelism: the number of tasks that run at a time, and of the tasks of a micro-batch that is large enough.
-        batch_rows: Arrow batches are merged until they have so many rows.
+        parallelism: the number of tasks that run at the same time, and of the tasks of a large micro-batch.
+        batch_rows: Arrow batches are merged until they have this many rows.
         split_at: offsets at which micro-batches end.
         fail_on_data_loss: whether missing rows are an error; otherwise they are skipped.
         include_pipeline: whether the result has rows that a pipeline published.
         query: the name under which progress is reported to the journal; None reports nothing.
-        retry_s: how many seconds the source waits for a hub that is away.
+        retry_s: how many seconds the source waits for an unreachable hub.
     """
 
     journal: str
@@ -332,12 +334,12 @@ class ReadOptions:
             The options.
 
         Raises:
-            ArgumentError: an unknown option, an invalid value, or two options that exclude each other.
+            ArgumentError: an option is unknown or invalid, or two options exclude each other.
         """
         values = _parsed(given, READ_OPTIONS)
         for edge in ("starting", "ending"):
             if f"{edge}Offsets" in values and f"{edge}Time" in values:
-                raise ArgumentError(f"smq options {edge}Offsets and {edge}Time say the same thing: give one of them.")
+                raise ArgumentError(f"smq options {edge}Offsets and {edge}Time exclude each other: give one of them.")
         where = _location(values)
         options = cls(where, **{cls.FIELDS.get(name, name): value for name, value in values.items()})
         options.filter()
@@ -356,7 +358,7 @@ class WriteOptions:
         journal: absolute path of the folder, or the http(s) address.
         token: the hub's token; None uses the one in the journal's folder.
         cafile: as for `ReadOptions`.
-        retry_s: how many seconds a write waits for a hub that is away.
+        retry_s: how many seconds a write waits for an unreachable hub.
         app_id, version: repeated writes with the same values are done once; the names are Delta's.
     """
 
@@ -378,14 +380,14 @@ class WriteOptions:
             The options.
 
         Raises:
-            ArgumentError: an unknown option or an invalid value.
+            ArgumentError: an option is unknown or invalid.
         """
         values = _parsed(
             {name: value for name, value in given.items() if name.lower() not in SPARK_OPTIONS}, WRITE_OPTIONS
         )
         if ("txnAppId" in values) != ("txnVersion" in values):
             raise ArgumentError(
-                "smq options txnAppId and txnVersion go together: the writer, and the number of its write."
+                "smq options txnAppId and txnVersion need each other: the writer, and the number of its write."
             )
         where, retry_s = _location(values), values.get("retry", RETRY_S)
         by = values.get("txnAppId"), values.get("txnVersion", 0)

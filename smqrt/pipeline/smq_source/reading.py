@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 UNBOUNDED_LOW, UNBOUNDED_HIGH = -(1 << 62), 1 << 62
-"""Ends of a range of microseconds or seqs without a bound."""
+"""Ends of an unlimited range of microseconds or seqs."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class PushedFilters:
 
     Attributes:
         ts_us: first and last microsecond since 1970, both inclusive.
-        seq: first seq and the one after the last.
-        topics: the names, or None for all.
-        nodes: the nodes, or None for all.
+        seq: the first seq, and the seq after the last.
+        topics: the names; None selects all.
+        nodes: the nodes; None selects all.
     """
 
     ts_us: tuple[int, int] = (UNBOUNDED_LOW, UNBOUNDED_HIGH)
@@ -55,7 +55,7 @@ class PushedFilters:
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """The range of microseconds; None without a bound."""
+        """The range of microseconds; None when it is unlimited."""
         return None if self.ts_us == (UNBOUNDED_LOW, UNBOUNDED_HIGH) else self.ts_us
 
 
@@ -92,6 +92,7 @@ def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None
         case ("ts",) if isinstance(value, datetime) and (range_ := bounds_of(kind, epoch_us(value))):
             return replace(pushed, ts_us=intersection(pushed.ts_us, range_))
         case ("seq",) if type(value) is int and (range_ := bounds_of(kind, value)):
+            # The end of `seq` is exclusive.
             return replace(pushed, seq=intersection(pushed.seq, (range_[0], range_[1] + 1)))
         case ("topic",) if (names := remaining_names(pushed.topics, kind, value)) is not None:
             return replace(pushed, topics=names)
@@ -101,11 +102,11 @@ def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None
 
 
 class PushFilters:
-    """A reader's `pushFilters` that does not fail while pushdown is switched off.
+    """A reader's `pushFilters` that does not fail while pushdown is disabled.
 
-    Spark rejects a reader that overrides `pushFilters` while the setting is off, which is the default. It compares the
-    function of the method with the inherited one, so `__func__` is the inherited one here. A read without pushdown is
-    slower but correct.
+    Spark rejects a reader that overrides `pushFilters` while the setting is false, which is the default. It compares
+    `__func__` of the method with the inherited function, so `__func__` is the inherited function here. A read without
+    pushdown is slower but correct.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class PushFilters:
             if (narrower := narrowed(self.pushed, one)) is not None:
                 self.pushed = narrower
             else:
-                yield one
+                yield one  # Spark applies this filter itself
 
 
 class BatchReader(DataSourceReader):
@@ -149,7 +150,7 @@ class BatchReader(DataSourceReader):
 
     @property
     def scan(self) -> Scan:
-        """The scan. Not stored: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
+        """The scan. It is not stored, since Spark sends the reader to the workers before it calls `partitions`."""
         return Scan(self.options, self.schema, named(self.pushed, self.options), self.pushed.times)
 
     @without_traceback
@@ -176,7 +177,7 @@ def named(pushed: PushedFilters, options: ReadOptions) -> frozenset[str] | None:
 def edges(
     journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
 ) -> tuple[Offsets, Offsets]:
-    """Return the offsets of the range in the options; a node that the end doesn't name has no rows."""
+    """Return the offsets of the range in the options; a node that is missing in the end has no rows."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
     if options.ending_us is not None:
         return start, journal.offsets_until(options.ending_us)
@@ -208,14 +209,14 @@ def clipped(start: Offsets, end: Offsets, pushed: PushedFilters) -> tuple[Offset
 
 
 REQUEST_INTERVAL_S = 0.05
-"""Between two requests while the journal grows: a fraction of the shortest useful trigger, and at most 20 requests a
-second, which take the hub about 120 µs each."""
+"""The time between two requests while the journal grows: a fraction of the shortest useful trigger. At most 20 requests
+a second take the hub about 120 µs each."""
 
 
 class JournalFollower:
-    """Keeps one request open at the hub, with its own connection and thread.
+    """Keeps one request open at the hub, with a separate connection and thread.
 
-    Copies in other processes send their own requests.
+    Copies in other processes send separate requests.
 
     Args:
         journal: the journal.
@@ -232,22 +233,24 @@ class JournalFollower:
         return JournalFollower, (self._journal,)
 
     def end(self) -> dict[str, int]:
-        """Return the last known end of the journal: by node, the number of the next row. The first call asks the hub.
+        """Return the last known end of the journal: by node, the number of the next row.
+
+        The first call sends a request to the hub and starts the thread.
 
         Raises:
-            JournalError: the hub is away for too long, or rejects the request.
+            JournalError: the hub is unreachable for too long, or rejects the request.
         """
-        if self._thread is None:
+        if self._thread is None:  # in the first call, or after an error
             self._known = self._journal.end()
             self._thread = threading.Thread(target=self._follow, args=(copy.copy(self._journal),), daemon=True)
             self._thread.start()
-        elif error := self._error:
+        elif error := self._error:  # of the thread, which has ended
             self._thread = self._error = None  # the next call starts again
             raise error
         return dict(self._known)
 
     def stop(self) -> None:
-        """Send no further request. The open one ends within `MOST_WAIT_S`."""
+        """Stop sending requests. The open request ends within `MOST_WAIT_S`."""
         self._stopped.set()
 
     def _follow(self, journal: RemoteJournal) -> None:
@@ -263,7 +266,7 @@ class JournalFollower:
 
 _log = logging.getLogger("smqrt.pipeline")
 REPORT_INTERVAL_S = 1.0
-"""Retention works with hours, while micro-batches end several times a second."""
+"""The interval of reports. Retention has a resolution of hours, while micro-batches end several times a second."""
 
 
 class ProgressReports:
@@ -299,7 +302,7 @@ class ProgressReports:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the journal as a stream. One object is in a child process of the driver; copies read in the workers.
+    """Reads the journal as a stream: one object in a child process of the driver, and copies in the workers.
 
     Args:
         options: the options of the read.
@@ -329,7 +332,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.ordered(edge(journal, options.starting, options.starting_us, begin, last, last))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of bytes: Spark takes one limit, and `latestOffset` applies that of rows too."""
+        """Return the limit of bytes: Spark supports one limit, and `latestOffset` also applies that of rows."""
         return ReadMaxBytes(self.options.max_bytes or MAX_BYTES)
 
     @without_traceback
@@ -340,45 +343,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         last = self._end() if self.target is None else self.target
         start = self._known(start, last)
-        if self._pauses(start):
-            return offsets.ordered(start)
-        end = last
-        for split in self.options.split_at.at:
-            end = offsets.before_split(start, end, split)
-        if not isinstance(limit, ReadAllAvailable):
-            end = self._limited(start, end)
-        self._moved |= offsets.distance(start, end) > 0
-        return offsets.ordered(start | end)
-
-    def _pauses(self, start: Offsets) -> bool:
-        """Return whether this trigger finds no rows: the first one at a split.
-
-        With `availableNow` only if the split was reached in this run, as a trigger without rows may end the query.
-        """
         splits = self.options.split_at
         at = next((one for one in splits.at if all(start.get(node, 0) == seq for node, seq in one.items())), None)
-        first, self._paused = at != self._paused, at
-        return splits.pauses and at is not None and first and (self.target is None or self._moved)
-
-    def _limited(self, start: Offsets, end: Offsets) -> Offsets:
-        first = self.scan.journal.behind_gaps(start, end)
-        if self.options.max_rows:
-            end = offsets.limited(first, end, self.options.max_rows)
-        if not offsets.distance(first, end):
-            return end
-        end, chunks = limited_to_bytes(self.scan.plan, first, end, self.options.max_bytes or MAX_BYTES)
-        self.planned = offsets.spans(start, end), chunks
-        return end
+        is_first, self._paused = at != self._paused, at
+        # The first trigger at a split returns no rows. With `availableNow` a trigger without rows may end the query, so
+        # this applies only to splits that the present run has reached.
+        if splits.pauses and at is not None and is_first and (self.target is None or self._moved):
+            return offsets.ordered(start)
+        end = last
+        for split in splits.at:
+            end = offsets.before_split(start, end, split)
+        if not isinstance(limit, ReadAllAvailable):
+            first = self.scan.journal.behind_gaps(start, end)
+            if self.options.max_rows:
+                end = offsets.limited(first, end, self.options.max_rows)
+            if offsets.distance(first, end):
+                max_bytes = self.options.max_bytes or MAX_BYTES
+                end, chunks = limited_to_bytes(self.scan.plan, first, end, max_bytes)
+                self.planned = offsets.spans(start, end), chunks
+        self._moved |= offsets.distance(start, end) > 0
+        return offsets.ordered(start | end)
 
     def _known(self, start: Offsets, last: Offsets) -> Offsets:
         """Return `start` with new nodes, each from its beginning.
 
         Raises:
-            JournalError: the journal ends before `start`, so it isn't the journal that was read.
+            JournalError: the journal ends before `start`, so it is another journal than before.
         """
-        if what := offsets.ahead(start, last):
+        if problem := offsets.ahead(start, last):
             if self.options.fail_on_data_loss:
-                raise offsets.refused(what)
+                raise offsets.refused(problem)
             start = {node: min(seq, last.get(node, 0)) for node, seq in start.items()}
         return start if last.keys() <= start.keys() else offsets.filled(start, self.scan.journal.begin())
 
@@ -390,14 +384,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
         start, end = offsets.checked(start, end, journal.begin(start), self._end(), self.options.fail_on_data_loss)
-        return self.scan.parts(self._plan(start, end))
-
-    def _plan(self, start: Offsets, end: Offsets) -> Chunks:
-        """Return the chunks of a micro-batch, usually those that were planned when its end was chosen."""
+        # `latestOffset` has usually planned this range already. After a restart Spark repeats an earlier range.
         planned, self.planned = self.planned, None
-        if planned and planned[0] == offsets.spans(start, end):
-            return planned[1]
-        return self.scan.plan(start, end)
+        is_planned = planned is not None and planned[0] == offsets.spans(start, end)
+        return self.scan.parts(planned[1] if planned is not None and is_planned else self.scan.plan(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         return self.scan.read(partition)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # ---- Arithmetic of offsets: the end of a micro-batch, and missing rows. Pure functions.
 #
-# An offset is the next seq of every node; nodes that it does not name start at the begin of the journal.
+# An offset is the next seq of every node; missing nodes start at the begin of the journal.
 
 
 def ordered(offset: Mapping[str, int]) -> Offsets:
@@ -37,9 +37,10 @@ def ordered(offset: Mapping[str, int]) -> Offsets:
 
 
 def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """Return an end so that at most `max_rows` are between, shared fairly by the nodes."""
+    """Return an end so that at most `max_rows` are between, with equal shares of the nodes."""
     waiting = {node: max(0, seq - start.get(node, 0)) for node, seq in end.items()}
     left, reached = max_rows, dict(start)
+    # Nodes with few rows come first, so that the others share the rows that these leave.
     for turn, node in enumerate(sorted(waiting, key=waiting.__getitem__)):
         share = min(waiting[node], -(-left // (len(waiting) - turn)))
         reached[node] = start.get(node, 0) + share
@@ -48,7 +49,7 @@ def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
 
 
 def spans(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
-    """Return, for each node with rows between, the first row and the one after the last."""
+    """Return, for each node with rows between, the first row and the row after the last."""
     return {node: (start.get(node, 0), seq) for node, seq in end.items() if seq > start.get(node, 0)}
 
 
@@ -58,9 +59,9 @@ def distance(start: Offsets, end: Offsets) -> int:
 
 
 def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
-    """Return `end`, or less where a batch from `start` would have rows on both sides of `split`.
+    """Return `end`, or an earlier end if a batch from `start` would have rows on both sides of `split`.
 
-    Nodes that `split` doesn't name are newer: all their rows come after it.
+    Nodes that are missing in `split` are newer: all their rows come after it.
     """
     if all(start.get(node, 0) >= seq for node, seq in split.items()):
         return end
@@ -68,7 +69,7 @@ def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
 
 
 def filled(start: Offsets, begin: Offsets) -> Offsets:
-    """Return `start` with the nodes that it doesn't name, from the begin of the journal."""
+    """Return `start` with its missing nodes, from the begin of the journal."""
     return begin | start
 
 
@@ -85,20 +86,20 @@ def ahead(seen: Offsets, last: Offsets) -> str | None:
     """Return a sentence when `seen` is after the end of the journal, else None."""
     for node, seq in ordered(seen).items():
         if seq > (there := last.get(node, 0)):
-            return f"Node {node} ends at row {there}, but rows to {seq} had been there: the journal was replaced or cut"
+            return f"Node {node} ends at row {there}, but had rows up to {seq}: the journal was replaced or truncated"
     return None
 
 
-def refused(what: str) -> JournalError:
+def refused(problem: str) -> JournalError:
     """Return the error for missing rows."""
     return JournalError(
-        f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to continue with the rows that are "
-        "left, or use a new checkpoint."
+        f"{problem}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to continue with the existing "
+        "rows, or use a new checkpoint."
     )
 
 
 def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: bool) -> tuple[Offsets, Offsets]:
-    """Return the range of rows to read, all of which the journal has.
+    """Return the range of rows to read, which all exist.
 
     Args:
         start, end: the wanted rows.
@@ -112,17 +113,17 @@ def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: b
         JournalError: rows are missing and `fail` is set.
     """
     start = filled(start, begin)
-    what = removed(start, end, begin) or ahead(end, last)
-    if what and fail:
-        raise refused(what)
-    if what:
+    problem = removed(start, end, begin) or ahead(end, last)
+    if problem and fail:
+        raise refused(problem)
+    if problem:
         start = {node: max(seq, begin.get(node, seq)) for node, seq in start.items()}
         end = {node: min(seq, last.get(node, 0)) for node, seq in end.items()}
     return start, end
 
 
 MAX_BATCH_BYTES = 32 << 20
-"""The maximum size of a batch, except for a single larger row: the JVM holds it in memory several times."""
+"""The maximum size of a batch, except for a single larger row: the JVM needs several times this memory."""
 
 
 def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
@@ -130,7 +131,7 @@ def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
 
     Args:
         batches: pyarrow.RecordBatches of one schema, of any size.
-        rows: small batches are joined until they have so many rows (or 32 MiB).
+        rows: small batches are joined until they have this many rows (or 32 MiB).
     """
     waiting: list[RecordBatch] = []
     waiting_rows = waiting_bytes = 0
@@ -188,7 +189,7 @@ def check_schema(schema: StructType) -> list[str]:
             raise ArgumentError(f'The journal has no column "{field.name}". It has: {", ".join(TYPES)}.')
         if here != there:
             raise ArgumentError(
-                f"The journal's column {field.name} is {there}, not {here}: read it as it is, then cast it."
+                f"The journal's column {field.name} is {there}, not {here}: read it with that type, then cast it."
             )
         if not field.nullable and field.name in NULLABLE:
             raise ArgumentError(f"The journal's column {field.name} may be null: leave out NOT NULL.")
@@ -199,7 +200,7 @@ def json_ddl(schema: StructType) -> str | None:
     """Return the DDL of the fields in the column `json` of a schema; None without this column.
 
     Raises:
-        ArgumentError: a field has a type that JSON doesn't have.
+        ArgumentError: a field has a type that JSON does not support.
     """
     found = [field.dataType for field in schema.fields if field.name == payload_schema.JSON_COLUMN]
     return _struct(found[0]).ddl() if found else None
@@ -209,7 +210,7 @@ def _struct(kind: DataType) -> payload_schema.StructType:
     found = _kind(kind)
     if not isinstance(found, payload_schema.StructType):
         raise ArgumentError(
-            f"The column {payload_schema.JSON_COLUMN} is {kind.simpleString()}; it's a struct such as "
+            f"The column {payload_schema.JSON_COLUMN} is {kind.simpleString()}; it must be a struct such as "
             "json struct<temp: double>."
         )
     return payload_schema.parse_ddl(found.ddl())
@@ -241,7 +242,7 @@ def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
     columns = [batch.column(field.name) for field in target]
     columns = [one if one.type.equals(to.type) else one.cast(to.type) for one, to in zip(columns, target, strict=True)]
     if not columns:
-        return batch.select([])
+        return batch.select([])  # keeps the number of rows, unlike a new batch without columns
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
@@ -253,7 +254,7 @@ def needed_columns(names: Sequence[str], *more: str) -> list[str]:
 PARQUET_EXPANSION = 3
 """The rows of a compacted file take about three times its size in memory (zstd, JSON payloads)."""
 TASK_ROWS, TASK_BYTES = 1 << 15, 8 << 20
-"""Fewer rows do not get their own task, as its start would take as long as reading them."""
+"""The minimum size of a task, because its start takes as long as reading this many rows."""
 _MIN_TASK_BYTES = 1 << 20
 
 Chunks = Sequence[Chunk]
@@ -270,7 +271,7 @@ def memory_bytes(chunks: Chunks) -> int:
     return sum(
         chunk.share_bytes * PARQUET_EXPANSION
         if chunk.kind == PARQUET
-        else chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)
+        else chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)  # `length` includes the skipped rows
         for chunk in chunks
     )
 
@@ -290,11 +291,12 @@ def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -
         count, size_bytes = distance(start, end), memory_bytes(chunks)
         if size_bytes <= max_bytes or count <= 1:
             return end, chunks
+        # At least one row less each time, since the rows of the rest may be larger on average.
         end = start | limited(start, end, max(1, min(count - 1, count * max_bytes // size_bytes)))
 
 
 def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
-    """Return the maximum number of rows in a task, so that all cores have work and no task has too much.
+    """Return the maximum number of rows in a task, so that all cores are used and no task is too large.
 
     Args:
         options: minPartitions, rowsPerPartition, bytesPerPartition and parallelism.
@@ -303,7 +305,7 @@ def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
     count, size_bytes = row_count(chunks), memory_bytes(chunks)
     task_bytes = options.bytes_per_partition
     if options.max_bytes is not None:
-        # The tasks that run at the same time hold no more than a micro-batch may hold.
+        # The tasks that run at the same time need at most the memory of one micro-batch.
         task_bytes = min(task_bytes, max(_MIN_TASK_BYTES, options.max_bytes // options.parallelism))
     useful = min(options.parallelism, max(count // TASK_ROWS, size_bytes // TASK_BYTES))
     tasks = max(1, useful, options.min_partitions, -(-size_bytes // task_bytes))
@@ -329,11 +331,11 @@ class ScanPartition(InputPartition):
 def open_cached_journal(
     location: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
 ) -> Journal | RemoteJournal:
-    """Return the journal: one object for each process, so that connections are reused.
+    """Return the journal: one object per process, so that connections are reused.
 
     Args:
         location, token, cafile, retry_s: as for `open_journal`.
-        verify: whether to compare checksums. They cover all columns, which are then read even if they are not needed.
+        verify: whether to compare checksums. They cover all columns, so that unneeded columns are read too.
     """
     journal = open_journal(location, token, cafile=cafile, retry_s=retry_s)
     journal.verify = verify
@@ -342,13 +344,13 @@ def open_cached_journal(
 
 @dataclass(frozen=True)
 class Scan:
-    """A read without its range, which is sent to the workers.
+    """A read without its range. Spark sends it to the workers.
 
     Attributes:
         options: the options of the read.
         schema: the schema of the result from Spark.
-        topics: exact names that Spark's filters select, or None.
-        ts_us: first and last microsecond that Spark's filters select, or None.
+        topics: exact names that Spark's filters select; None selects all.
+        ts_us: first and last microsecond that Spark's filters select; None selects all.
     """
 
     options: ReadOptions
@@ -363,7 +365,7 @@ class Scan:
 
     @property
     def filter(self) -> Filter | None:
-        """The filter that skips whole files: the names from Spark's filters, if they contain no wildcard."""
+        """The filter that skips whole files: the names from Spark's filters if they are without wildcards."""
         if self.topics and not any({"+", "#"} & set(name) for name in self.topics):
             return Filter(sorted(self.topics))
         return self.options.filter()
@@ -383,32 +385,30 @@ class Scan:
         """Yield the rows of a task as pyarrow.RecordBatches of Spark's schema."""
         if not isinstance(part, ScanPartition):
             return
-        target = arrow_schema(self.schema)
-        names = needed_columns(self.schema.fieldNames(), *self._columns_of_filters())
+        target, chosen = arrow_schema(self.schema), self.schema.fieldNames()
+        # The filters and the column `json` need these columns.
+        more = ["topic", "payload"] if payload_schema.JSON_COLUMN in chosen else []
+        more += ["ts"] if self.ts_us else []
+        more += ["topic"] if self.topics is not None else []
+        more += [] if self.options.include_pipeline else ["flags"]
+        names = needed_columns(chosen, *more)
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
         fields = json_ddl(self.schema)
         parser = payload_schema.TypedColumn({"#": fields}) if fields else None
         for batch in merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
-                yield shaped(_with_json(kept, parser) if parser else kept, target)
-
-    def _columns_of_filters(self) -> Iterator[str]:
-        """Yield the columns that the read itself needs."""
-        if payload_schema.JSON_COLUMN in self.schema.fieldNames():
-            yield from ("topic", "payload")
-        if self.ts_us:
-            yield "ts"
-        if self.topics is not None:
-            yield "topic"
-        if not self.options.include_pipeline:
-            yield "flags"
+                if parser:
+                    parsed = parser.column(kept.column("topic"), kept.column("payload"))
+                    kept = kept.append_column(parser.field, parsed)
+                yield shaped(kept, target)
 
     def _kept(self, batch: RecordBatch) -> RecordBatch:
         """Return the rows that every filter selects."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        # The plan has skipped only whole files.
         masks = []
         if self.ts_us:
             ts = batch.column("ts").cast(pa.int64())
@@ -420,7 +420,3 @@ class Scan:
         for mask in masks[1:]:
             masks[0] = pc.and_(masks[0], mask)
         return batch.filter(masks[0]) if masks else batch
-
-
-def _with_json(batch: RecordBatch, parser: payload_schema.TypedColumn) -> RecordBatch:
-    return batch.append_column(parser.field, parser.column(batch.column("topic"), batch.column("payload")))

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
 REQUIRED = ("topic", "payload")
 _UNSORTED = (
-    "smq cuts a write with txnAppId into parts, which must be the same ones when it is repeated: write "
-    'frame.repartition(1).sortWithinPartitions("topic", "subtopic", "payload"), without nulls in them.'
+    "smq divides a write with txnAppId into parts, and a repeated write needs the same parts: write "
+    'frame.repartition(1).sortWithinPartitions("topic", "subtopic", "payload"), without nulls in these columns.'
 )
 QUERY_ID, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Local properties of every task of a stream; the first one is kept as long as the checkpoint."""
+"""Local properties of every task of a stream. The query's id stays the same as long as the checkpoint exists."""
 DRIVER_BYTES = 64 << 10
-"""Up to so many bytes of a task go through the driver, which saves the hub two requests; more is staged."""
+"""A task with at most this many bytes sends its rows to the driver, which saves two requests to the hub. A larger task
+stages its rows at the hub."""
 
 
 @dataclass
@@ -41,9 +42,9 @@ class TaskCommit(WriterCommitMessage):
     """The message of a task to the driver.
 
     Attributes:
-        query: the stream's id; empty for a batch write, whose tasks publish themselves.
+        query: the stream's id; empty for a batch write, whose tasks publish the rows.
         rows: the rows to be published, if they are few.
-        parts: otherwise the names under which the hub has staged them.
+        parts: the names of the staged parts otherwise.
     """
 
     query: str = ""
@@ -52,7 +53,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise ArgumentError when the frame's columns aren't those of messages."""
+    """Raise ArgumentError when the frame has other columns than those of messages."""
     here = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name in REQUIRED:
         if name not in here:
@@ -61,7 +62,7 @@ def check_schema(schema: StructType) -> None:
         if name not in COLUMNS:
             raise ArgumentError(
                 f'smq writes columns topic, payload and perhaps subtopic, not "{name}": '
-                "put what belongs to the message into payload, such as to_json(struct(...))."
+                "put the content of the message into payload, such as to_json(struct(...))."
             )
         if kind not in COLUMNS[name]:
             raise ArgumentError(f"smq writes column {name} as string or binary, not {kind}: cast it.")
@@ -93,14 +94,6 @@ def check_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
         yield row
 
 
-def _first_rows(rows: Iterator[OutRow]) -> Iterator[OutRow]:
-    """Yield the first rows, about `DRIVER_BYTES` together."""
-    size_bytes = 0
-    while size_bytes < DRIVER_BYTES and (row := next(rows, None)) is not None:
-        size_bytes += commit.size_bytes(row)
-        yield row
-
-
 def _target(options: WriteOptions) -> files.HubAddress:
     return files.HubAddress.of(options.journal, options.token, options.cafile)
 
@@ -109,7 +102,7 @@ def _property(name: str) -> str:
     context = TaskContext.get()
     found = context.getLocalProperty(name) if context else None
     if not found:
-        raise JournalError(f"Spark gives no {name} to the task: without it a repeated batch isn't recognized.")
+        raise JournalError(f"Spark does not set {name} in the task: without it a repeated batch isn't recognized.")
     return found
 
 
@@ -135,20 +128,25 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise ArgumentError('smq takes outputMode("append"): for others publish in foreachBatch.')
+            raise ArgumentError('smq supports outputMode("append"): for other modes publish in foreachBatch.')
         if options.app_id:
-            raise ArgumentError("smq options txnAppId and txnVersion are for write: a stream has its own.")
+            raise ArgumentError("smq options txnAppId and txnVersion are for write: a stream sets both itself.")
         check_schema(schema)
         self.options = options
 
     @without_traceback
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
+        # A repetition of the micro-batch has the same id and number, by which the hub recognises it.
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
-        few = list(_first_rows(rows))
+        first_rows: list[OutRow] = []
+        size_bytes = 0
+        while size_bytes < DRIVER_BYTES and (row := next(rows, None)) is not None:
+            size_bytes += commit.size_bytes(row)
+            first_rows.append(row)
         if (more := next(rows, None)) is None:
-            return TaskCommit(query, few)
-        return TaskCommit(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
+            return TaskCommit(query, first_rows)
+        return TaskCommit(query, parts=self._stage(query, int(batch), chain(first_rows, [more], rows)))
 
     def _stage(self, query: str, batch: int, rows: Iterable[OutRow]) -> list[str]:
         return commit.stage(_target(self.options), query, batch, rows, self.options.retry_s)
@@ -190,30 +188,27 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise ArgumentError('smq adds to a journal and never replaces it: use mode("append").')
+            raise ArgumentError('smq appends to a journal and never replaces it: use mode("append").')
         check_schema(schema)
         self.options = options
 
     @without_traceback
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
-        target = _target(self.options)
-        if self.options.app_id:
-            self._commit(self.options.app_id, target, records(iterator))
+        target, app_id = _target(self.options), self.options.app_id
+        if not app_id:
+            for batch in iterator:
+                commit.publish(target, list(records([batch])), retry_s=self.options.retry_s)
             return TaskCommit()
-        for batch in iterator:
-            rows = list(records([batch]))
-            commit.publish(target, rows, retry_s=self.options.retry_s)
-        return TaskCommit()
-
-    def _commit(self, app_id: str, target: files.HubAddress, rows: Iterator[OutRow]) -> None:
-        """Publish the rows in parts; a repeated write has the same parts."""
+        # Sorted rows are divided into parts by their content, so a repeated write has the same parts.
+        rows = records(iterator)
         if (first := next(rows, None)) is None:
-            return
+            return TaskCommit()
         if (context := TaskContext.get()) and context.partitionId():
             raise ArgumentError(_UNSORTED)
         for number, (name, part) in enumerate(commit.sorted_parts(app_id, check_order(chain([first], rows)))):
             status.crash_at("before_part", number, of_worker=True)
             commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
+        return TaskCommit()
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the tasks have published everything."""

@@ -1,4 +1,4 @@
-"""Entry point of the data source `smq`, found by Spark by itself; everything is in `smqrt.pipeline.smq_source`."""
+"""Entry point of the data source `smq`. Spark imports packages with this prefix; see `smqrt.pipeline.smq_source`."""
 
 from smqrt.pipeline.smq_source import DefaultSource
 
