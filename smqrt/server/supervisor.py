@@ -337,9 +337,7 @@ class Supervisor:
                 self._fail(worker.fault)
                 return
             if failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
-                self._fail(
-                    f"Worker {worker.name} failed {failed} times before it served; the last one {worker.ending}."
-                )
+                self._fail(f"Worker {worker.name} failed {failed} times before it served; it {worker.ending}.")
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
