@@ -272,7 +272,7 @@ def find(found_in: Iterable[Section], query: str) -> list[Found]:
 
 
 def _match(section: Section, words: list[re.Pattern[str]]) -> Found | None:
-    """Return the score of a section. At least one word must be in the section itself, the others may be in the title."""
+    """Match a section that contains at least one of the words; the title of its page may contain the others."""
     lines = [line.lower() for line in section.lines]
     text, heading = "\n".join(lines), section.heading.lower() if section.anchor else ""
     page = f"{section.title.lower()}\n{section.page}"

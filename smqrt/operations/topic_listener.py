@@ -28,15 +28,15 @@ from smqrt.wire import smq
 from smqrt.workers.worker_rpc import END, Message, News, WorkerRpc
 
 MAX_TOPICS = 20
-"""Topics of one page."""
+"""The limit of topics of one page."""
 NAME_CHARACTERS = 256
 MAX_KEPT = 30
-"""Messages between two calls of `take`, about a second; further ones are only counted."""
+"""The limit of messages between two calls of `take`, about a second; further ones are only counted."""
 _SHOWN_BYTES = 512
 QUESTION = "listen"
-"""The name of the question to another worker."""
+"""The name of the request to another worker."""
 _REPORT_S = 0.5
-"""Interval of messages to another worker."""
+"""The interval of reports to another worker."""
 
 
 class TopicListener(Protocol):
@@ -82,13 +82,13 @@ class LocalTopicListener(Outbox):
             self._broker.unsubscribed(topic, self)
 
     def take(self) -> tuple[list[Snapshot], int]:
-        """Return the messages since the last call, and the number of those that were not kept."""
+        """Return the messages since the last call, and the number of messages that were not kept."""
         taken, self._kept = self._kept, []
         missed, self._missed = self._missed, 0
         return taken, missed
 
     def flush(self) -> None:
-        """See `Outbox.flush`: keep the first messages, count the others."""
+        """See `Outbox.flush`. Keep the first messages and count the others."""
         batches, self.queue = self.queue, []
         for batch in batches:
             if len(self._kept) >= MAX_KEPT:
@@ -116,21 +116,21 @@ class LocalTopicListener(Outbox):
 
 
 class RemoteTopicListener:
-    """Subscribes to topics of a hub of another worker. Invalid arguments make `take` raise.
+    """Subscribes to topics of a hub of another worker. After invalid arguments, `take` raises.
 
     Args:
-        fleet: the workers.
+        worker_rpc: calls the other workers.
         worker: the number of the worker that has the hub.
         hub: the number of the hub.
         destinations: see `LocalTopicListener`.
     """
 
-    def __init__(self, fleet: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
+    def __init__(self, worker_rpc: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
         question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
         self._fault = ""
-        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._received)
+        self._following = gevent.spawn(worker_rpc.follow, worker, lambda: question, self._received)
 
     def close(self) -> None:
         """Unsubscribe. A second call does nothing."""
@@ -160,7 +160,7 @@ def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> New
 
     Args:
         hub: returns a hub of this worker by its number; raises ArgumentError.
-        question: the question of the other worker.
+        question: the request of the other worker.
     """
     try:
         listening = LocalTopicListener(hub(question["hub"]), question["topics"])
@@ -195,14 +195,14 @@ def _name(name: bytes | None, number: int) -> str:
 
 MAX_TRACES = 4
 SILENCE_S = 5.0
-"""Interval of empty lines without events: a disconnected reader is noticed only when a write fails."""
+"""The interval of empty lines while there are no events. Only a failed write shows that the reader has disconnected."""
 
 TRACES = Limit("traces", "", f"{MAX_TRACES} traces are running")
 _running: list[Trace] = []
 
 
 def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, object] | None, None, None]:
-    """Start a trace. Yields its events, and None after a time without any. Ends when the iterator is closed.
+    """Start a trace. Yield its events, and None after each `SILENCE_S` without events, until the iterator is closed.
 
     Args:
         hub: the number of the hub; None when there is only one, or `peer` contains it.
@@ -210,8 +210,8 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         topic: the name of a topic; empty to trace a client.
 
     Raises:
-        ArgumentError: not exactly one of `peer` and `topic` is given, there is no such client or hub, or too many
-            traces are running.
+        ArgumentError: both or none of `peer` and `topic` are given, there is no such client or hub, or too many traces
+            are running.
     """
     if bool(peer) == bool(topic):
         raise ArgumentError("trace: exactly one of peer and topic is needed")
@@ -230,20 +230,21 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         raise ArgumentError(f"trace: {MAX_TRACES} traces are running; stop one of them first")
     more = Event()
     trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, more.set)
-    return _events(trace, more)
 
+    def events() -> Generator[dict[str, object] | None, None, None]:
+        # The trace starts at the first read: an iterator that is never read is never closed.
+        _running.append(trace)
+        trace.start()
+        try:
+            yield {"event": "tracing", "time": iso(time())}
+            while not trace.broker.closed:
+                more.clear()  # before `take`, so that no event is missed
+                for event in trace.take():
+                    yield {"time": iso(time()), **event}
+                if not more.wait(SILENCE_S):
+                    yield None
+        finally:
+            trace.stop()
+            _running.remove(trace)
 
-def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, None, None]:
-    _running.append(trace)  # at the first read: an iterator that is never read is never closed
-    trace.start()
-    try:
-        yield {"event": "tracing", "time": iso(time())}
-        while not trace.broker.closed:
-            more.clear()  # before `take`, so that no event is missed
-            for event in trace.take():
-                yield {"time": iso(time()), **event}
-            if not more.wait(SILENCE_S):
-                yield None
-    finally:
-        trace.stop()
-        _running.remove(trace)
+    return events()
