@@ -173,11 +173,6 @@ def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[
     return _family(name, labels, help, of_service)
 
 
-def _denied(service: IdentityService) -> Samples:
-    denied = service.rights.denied if service.rights is not None else {}
-    return [((action.value,), count) for action, count in denied.items()]
-
-
 def _state_counts(name: str, help: str, states: tuple[str, ...], found: Callable[[Scrape], list[object]]) -> Family:
     """Return a metric of each state: how often it is one of `found`."""
 
@@ -306,7 +301,15 @@ FAMILIES = (
         "Failed logins at hubs and by users of the users file.",
         lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure],
     ),
-    _identity("smqrt_acl_denied_total", ("action",), "Actions denied by the access control list.", _denied),
+    _identity(
+        "smqrt_acl_denied_total",
+        ("action",),
+        "Actions denied by the access control list.",
+        lambda service: [
+            ((action.value,), count)
+            for action, count in (service.rights.denied if service.rights is not None else {}).items()
+        ],
+    ),
     _identity(
         "smqrt_auth_files_broken",
         (),

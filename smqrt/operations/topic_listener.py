@@ -95,24 +95,22 @@ class LocalTopicListener(Outbox):
                 self._missed += smq.count_frames(batch)
                 continue
             for frame in smq.frames(batch):
-                if len(self._kept) < MAX_KEPT:
-                    self._number += 1
-                    self._kept.append(self._row(frame))
-                else:
+                if len(self._kept) >= MAX_KEPT:
                     self._missed += 1
-
-    def _row(self, frame: bytes) -> Snapshot:
-        tid, ptid, stid, data = smq.unpack_publish(frame)
-        return {
-            "number": self._number,
-            "at_s": self._clock(),
-            "topic": _name(self._broker.tid2topic(tid), tid),
-            "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
-            "from": ptid,
-            "size_bytes": len(data),
-            "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
-            "cut": len(data) > _SHOWN_BYTES,
-        }
+                    continue
+                self._number += 1
+                tid, ptid, stid, data = smq.unpack_publish(frame)
+                row: Snapshot = {
+                    "number": self._number,
+                    "at_s": self._clock(),
+                    "topic": _name(self._broker.tid2topic(tid), tid),
+                    "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
+                    "from": ptid,
+                    "size_bytes": len(data),
+                    "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
+                    "cut": len(data) > _SHOWN_BYTES,
+                }
+                self._kept.append(row)
 
 
 class RemoteTopicListener:

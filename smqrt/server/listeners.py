@@ -6,7 +6,7 @@ import _socket
 import logging
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import gevent
@@ -306,7 +306,14 @@ class Listeners(Mapping[str, Listener]):
         failures: list[StartError] = []
         for number in (port.port, *port.others):
             try:
-                listener = self._bound(replace(port, port=number), tls)
+                sockets = self._given.get(port.name)
+                given = sockets.own if sockets else ()
+                make = partial(Listener, port.host, number, given=given, sockets=sockets_per_port())
+                if tls is None:
+                    listener = make(self._http.accepted)
+                else:
+                    listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
+                listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
                 break
             except StartError as error:
                 named = port.name not in OTHER_PORTS
@@ -322,17 +329,6 @@ class Listeners(Mapping[str, Listener]):
             listener.expect_proxy_headers(lambda: open_connections.proxies, self._settings.proxy.header_s)
         if tls is not None:
             self._tls[port.name] = tls
-
-    def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
-        sockets = self._given.get(port.name)
-        given = sockets.own if sockets else ()
-        make = partial(Listener, port.host, port.port, given=given, sockets=sockets_per_port())
-        if tls is None:
-            listener = make(self._http.accepted)
-        else:
-            listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
-        listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
-        return listener
 
     def accept_for(self, workers: Sequence[int]) -> None:
         """Also accept the connections of these workers. After `close` this does nothing."""

@@ -326,7 +326,12 @@ class Supervisor:
             except OSError as error:
                 self._fail(f"A worker can't be started: {error.strerror}.")
                 return
-            worker = self._wait_ended(number)
+            while True:  # also through hot restarts: a replaced process exits before the new one
+                worker = self.workers[number]
+                worker.ended.wait()
+                self._leaving.discard(worker)
+                if self.workers[number] is worker:
+                    break
             self._reassign_sockets()
             if self.over.is_set():
                 return
@@ -342,15 +347,6 @@ class Supervisor:
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
             wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
-
-    def _wait_ended(self, number: int) -> WorkerProcess:
-        """Wait until a worker has no process, also through hot restarts. Return its last process."""
-        while True:
-            worker = self.workers[number]
-            worker.ended.wait()
-            self._leaving.discard(worker)
-            if self.workers[number] is worker:
-                return worker
 
     def _fail(self, why: str) -> None:
         self._failure = self._failure or StartError(why)

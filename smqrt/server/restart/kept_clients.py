@@ -115,7 +115,20 @@ class KeptClients:
                     changed = self._changed[key]
                     while changed:
                         topics = [changed.popitem()[1] for _ in range(min(len(changed), _CHANGES_AT_ONCE))]
-                        self._channel.send({"do": "changes", "key": key, **_changes(self._hubs[key], topics)})
+                        broker = self._hubs[key]
+                        named = [topic for topic in topics if topic.name is not None]
+                        # The topic of a client has no name; its id is the ETID of the client.
+                        clients = [(topic.id, broker.sessions.get(topic.id)) for topic in topics if topic.name is None]
+                        message: Message = {
+                            "do": "changes",
+                            "key": key,
+                            "clients": [_client_record(one) for _, one in clients if isinstance(one, Session)],
+                            "gone": [etid for etid, one in clients if one is None],
+                            "topics": [
+                                [one.id, one.name, one.subscribers - (one.id in broker.server.topics)] for one in named
+                            ],
+                        }
+                        self._channel.send(message)
 
     def _receive(self) -> None:
         with contextlib.suppress(ChannelError):
@@ -140,16 +153,6 @@ class KeptClients:
 def _client_record(session: Session) -> list[object]:
     shown = "" if session.identity is None else session.identity.shown
     return [session.etid, session.uid, session.info, shown.encode("utf-8", "surrogateescape")]
-
-
-def _changes(broker: Broker, topics: Sequence[Topic]) -> Record:
-    named = [topic for topic in topics if topic.name is not None]
-    clients = [(topic.id, broker.sessions.get(topic.id)) for topic in topics if topic.name is None]
-    return {
-        "clients": [_client_record(one) for _, one in clients if isinstance(one, Session)],
-        "gone": [etid for etid, one in clients if one is None],
-        "topics": [[one.id, one.name, one.subscribers - (one.id in broker.server.topics)] for one in named],
-    }
 
 
 def _deliver(broker: Broker, data: bytes) -> None:
