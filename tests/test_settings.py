@@ -324,7 +324,7 @@ def test_unknown_variables_are_told() -> None:
     environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
     assert Sources(environment=environment).read().warnings == (
         "SMQRT_PAGES_MANUAL is not a setting; did you mean SMQRT_PAGES__MANUAL?",
-        "SMQRT_XYZZY is not a setting; `smqrt help settings` names them all.",
+        "SMQRT_XYZZY is not a setting; `smqrt help settings` lists them all.",
     )
 
 

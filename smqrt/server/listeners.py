@@ -424,7 +424,7 @@ class Listeners(Mapping[str, Listener]):
             in_thread: block only this greenlet.
 
         Returns:
-            Why a listener kept its old certificates; None when all have the new ones.
+            The errors of listeners that keep their old certificates; None for success.
         """
         faults = [tls.reload(in_thread) for tls in self._tls.values()]
         self._apply_contexts()

@@ -392,7 +392,7 @@ class Server:
 
     def log_state(self) -> None:
         """Log where each greenlet and each Lua activity waits."""
-        log.warning("asked for the state\n%s", state_report(self.vm.waiting()))
+        log.warning("state of the server\n%s", state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
         """Stop the server, with all its workers."""

@@ -150,7 +150,7 @@ class RollingRestart:
             finally:
                 self._is_under_way = False
         if fault is not None:
-            self._supervisor.report(f"restart: stopped, the others go on: {fault}")
+            self._supervisor.report(f"restart: stopped, the other workers continue: {fault}")
             return fault, clients
         self._supervisor.report(f"restart: {self._supervisor.count} new workers serve, with {clients} clients")
         return None, clients

@@ -65,7 +65,7 @@ class LimitSettings:
     authenticate_s: float = option(
         30.0,
         number(0),
-        "Additional time for `authenticate`, which may ask other services, in seconds; then Connack 2.",
+        "Additional time for `authenticate`, which may call other services, in seconds; then Connack 2.",
         live=True,
     )
     idle_s: float | None = option(
@@ -99,7 +99,7 @@ class LimitSettings:
         shown=f"`{UNLIMITED}`",
     )
     publish_burst_s: float = option(
-        1.0, number(0.01), "Size of a burst after a pause: the messages and bytes of so many seconds.", live=True
+        1.0, number(0.01), "Size of a burst after a pause, as a number of seconds at these rates.", live=True
     )
     publish_policy: str = option(
         "wait",
@@ -129,7 +129,7 @@ class LimitSettings:
     slow: str = option(
         "newest",
         choice(*SLOW),
-        "What to drop when a client's queue is full; `slow` of its hub overrides it. See "
+        "Policy for a full send queue of a client; `slow` of its hub overrides it. See "
         "[slow consumers](slow-consumers.md).",
         live=True,
     )
@@ -174,7 +174,7 @@ class TopicSettings:
     """Settings of the topics that a filter matches: `+` matches one level, `#` the rest."""
 
     slow: str = option(
-        "", choice("", *SLOW), "What to drop when a client's queue is full; as the hub when empty.", live=True
+        "", choice("", *SLOW), "Policy for a full send queue of a client; the policy of the hub when empty.", live=True
     )
     last_value: bool = option(
         False,

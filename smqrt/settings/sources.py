@@ -172,7 +172,7 @@ def _unknown(path: tuple[str, ...]) -> str:
         or difflib.get_close_matches(name[:64], known, 1)
         or [one for one in known if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
     )
-    hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
+    hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` lists them all."
     return f"{name} is not a setting{hint}"
 
 
@@ -304,7 +304,7 @@ def from_environment(
             # Without the common prefix, which would make all names similar.
             names = [one.removeprefix(ENVIRONMENT) for one in known]
             near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], names, 1)
-            hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
+            hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` lists them all."
             warnings.append(f"{variable} is not a setting{hint}")
     return found
 

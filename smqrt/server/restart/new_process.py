@@ -118,7 +118,7 @@ class TakeOver:
         newly_failed = [one for one in failed if one.partition(":")[0] not in self._failed_before]
         if newly_failed:
             self.give_up(f"application {newly_failed[0]}")
-            raise StartError(f"The other process goes on: application {newly_failed[0]}")
+            raise StartError(f"The other process continues: application {newly_failed[0]}")
         try:
             self._send("ready", hubs=[one.key for one in hub_registry.hubs()], relays=True, succeeds=True)
             while not self._step(http):
@@ -127,11 +127,11 @@ class TakeOver:
             self._close_relays()
             for arriving in [*self._prepared.values(), *([self._arriving] if self._arriving else [])]:
                 arriving.discard()
-            raise StartError(f"The other process goes on: {error}.") from None
+            raise StartError(f"The other process continues: {error}.") from None
         except ChannelError as error:
             if self._arriving and not self._has_all:  # the other clients are lost with the old process
                 self._has_all = True
-            log.warning("restart: %s; this process goes on with %d clients", error, self.migrated)
+            log.warning("restart: %s; this process continues with %d clients", error, self.migrated)
             if self._has_all:
                 self._begin()
         for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or were not received
@@ -227,7 +227,7 @@ class TakeOver:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 if message["do"] == "abort":
-                    log.error("restart: the other process goes on, and this one exits: %s", message.get("why"))
+                    log.error("restart: the other process continues, and this one exits: %s", message.get("why"))
                     return False
                 if message["do"] == "left":
                     hub_registry.left()

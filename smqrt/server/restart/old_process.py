@@ -427,7 +427,7 @@ class Restarts:
         except ChannelError as error:
             fault = str(error)
         except Exception as error:
-            log.exception("restart: an error of this process")
+            log.exception("restart: unexpected error")
             fault = repr(error)
         finally:
             # Before the next restart can begin: this process exits after it, and would leave the child unreaped.
@@ -435,13 +435,13 @@ class Restarts:
                 _reap(child)
             self._current = self._child = None
         if fault is not None:
-            self._report(f"restart: failed, this process goes on: {fault}")
+            self._report(f"restart: failed, this process continues: {fault}")
             return fault
         self._finished = attempt
         longest_ms = round(attempt.longest_s * 1000)
         self._report(
             f"restart: process {attempt.pid} serves, with {attempt.migrated} clients of this one"
-            f" (at most {longest_ms} ms of silence); this one ends"
+            f" (at most {longest_ms} ms without service); this process exits"
         )
         self._done(attempt.pid)
         return None
