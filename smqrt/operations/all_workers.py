@@ -559,6 +559,7 @@ def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
             number = arguments.get("hub", "")
         case _:
             number = ""
+    # Longer numbers are not numbers of hubs, and `int` of a very long text is slow.
     return worker_of_hub(int(number)) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 

@@ -65,7 +65,7 @@ class LocalTopicListener(Outbox):
         super().__init__()
         if len(destinations) > MAX_TOPICS:
             raise ArgumentError(f"topics: a page shows at most {MAX_TOPICS} topics")
-        topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]
+        topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]  # without duplicates
         self._broker, self._clock = broker, clock
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
@@ -180,6 +180,7 @@ def _topic(broker: Broker, destination: str | int) -> Topic:
             raise ArgumentError(f"topics: a name has more than {NAME_CHARACTERS} characters; use its number")
         destination = broker.create(destination.encode("utf-8", "surrogateescape"))
     topic = broker.topic_table.get(destination) if 0 < destination <= MAX_ID else None
+    # A topic without a name is that of a client.
     if topic is None or topic.name is None:
         raise ArgumentError(f"topics: there is no topic {destination}")
     return topic

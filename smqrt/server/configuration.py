@@ -101,7 +101,7 @@ class FileReloader:
         self._report, self._poll_s = report, poll_s
         self._parts: list[_Part] = []
         self._threads = DiskThreads("of the configuration")
-        self._one_at_a_time = BoundedSemaphore()
+        self._one_at_a_time = BoundedSemaphore()  # SIGHUP and the poll may reload the same part
         self.on_reloaded: Callable[[], object] = lambda: None
         self._is_asked = False
         self._asked: gevent.Greenlet[..., None] | None = None
@@ -245,6 +245,7 @@ class LiveSettings:
         self._last = _with(self._last, found, live)
         self.current = _with(self.current, found, live)
         self._report(f"settings changed: {', '.join(sorted(map('.'.join, live)))}")
+        # A watcher names groups or single settings.
         names = {path[0] for path in live} | {".".join(path) for path in live}
         faults = []
         for watched, apply in self._watchers:

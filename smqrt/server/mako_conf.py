@@ -165,7 +165,7 @@ def _apps(apps: Value, home: Path, folder: Path) -> Iterator[ConfiguredApp]:
     if apps is None:
         return
     if not isinstance(apps, dict):
-        apps = {1: apps}
+        apps = {1: apps}  # a single path
     entries = {1: apps} if isinstance(apps.get("path"), str) else apps
     for number in range(1, len(entries) + 1):
         if number not in entries:

@@ -313,6 +313,7 @@ class Server:
 
     def start(self) -> None:
         """Start the listeners and all background work."""
+        # A process that takes over has done this in `_serve`, before it received clients.
         if self._take_over is None:
             self._prepare()
             if not self.place.is_first:
@@ -474,8 +475,10 @@ class Server:
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
             ("clients of applications that start again", session_migration.drop_kept_clients),
+            # After the applications have ended: this forwards their last messages.
             ("the hand-over to the new process", self._restarts.finish),
             ("the last bytes to clients", lambda: wait_sent(FLUSH_S)),
+            # After the hubs, whose last messages they record.
             ("journals", writer.close_all),
             ("the other parts", self._close_other_parts),
         ]

@@ -289,7 +289,7 @@ class Supervisor:
         for numbers in (range(1), range(1, self.count)):  # worker 0 alone; see the module
             for number in numbers:
                 gevent.spawn(self._keep, number)
-            gevent.sleep(0)
+            gevent.sleep(0)  # so that the greenlets start
             for number in range(numbers.stop):  # again with worker 0, which may have died meanwhile
                 while number not in self.workers or not self.workers[number].is_ready:
                     gevent.sleep(0.02)
@@ -433,6 +433,7 @@ class Supervisor:
         ended = gevent.wait([one.ended for one in processes], timeout=timeout_s + KILL_AFTER_S if timeout_s else None)
         if len(ended) < len(processes):
             self._signal(signal.SIGKILL)
+            # A killed worker may have lost messages.
             self._exit_code = self._exit_code or 1
         elif not self._exit_code and any(one.exit_code for one in processes if one.is_ready):
             self._exit_code = 1

@@ -89,6 +89,7 @@ class Notifier:
             return
         try:
             with closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)) as sock:
+                # A service manager that does not read must not block the server.
                 sock.setblocking(False)
                 sock.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:

@@ -140,7 +140,7 @@ class WorkerEnd:
         number = os.environ.pop(ENVIRONMENT, None)
         if number is None:
             return None
-        os.set_inheritable(int(number), False)
+        os.set_inheritable(int(number), False)  # not for child processes of applications
         return cls(FdChannel(socket.socket(fileno=int(number))))
 
     # ---- messages to the supervisor
@@ -421,6 +421,7 @@ class WorkerProcess:
         with suppress(ChannelError):
             while True:
                 message, fds = self._channel.receive(None)
+                # A worker sends no descriptors.
                 for fd in fds:
                     os.close(fd)
                 self.heard_s = monotonic()

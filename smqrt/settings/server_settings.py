@@ -90,7 +90,7 @@ def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
 
 
 _CLIENT_CERTIFICATE = choice("none", "optional", "required")
-_VERSION = choice("1.2", "1.3")
+_VERSION = choice("1.2", "1.3")  # 1.0 and 1.1 are deprecated (RFC 8996)
 
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")

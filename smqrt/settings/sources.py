@@ -169,7 +169,7 @@ def _unknown(path: tuple[str, ...]) -> str:
     last = name.rpartition(".")[2]
     near = (
         [one for one in known if one.rpartition(".")[2] == last]
-        or difflib.get_close_matches(name[:64], known, 1)
+        or difflib.get_close_matches(name[:64], known, 1)  # cut, because this takes quadratic time
         or [one for one in known if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
     )
     hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` lists them all."
@@ -194,6 +194,7 @@ def from_file(path: Path) -> list[Given]:
         raise StartError(f"{path} is not valid TOML: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         at = _TOML_PLACE.search(str(error))
+        # An error at the end of the document has no line number: it is that of the last line.
         place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
         message = _TOML_PLACE.sub("", str(error))
         if message.startswith(("Cannot overwrite", "Cannot declare")):

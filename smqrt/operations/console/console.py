@@ -35,6 +35,7 @@ class Console:
         self.server = server
         self.history = History(NAMES)
         self.point: Snapshot = {}
+        # Separate gauges, because rates are computed between two samples: charts and pages have other intervals.
         self._history_gauges = Gauges(server, "limits")
         self._page_gauges = Gauges(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()

@@ -250,6 +250,7 @@ class Relay(Outbox):
         table = self._broker.topic_table
         for etid, uid, info, encoded_user in record["clients"]:
             user = encoded_user.decode("utf-8", "surrogateescape")
+            # A change may name a client that was sent before.
             if etid.to_bytes(_ID_BYTES, "big") in table.by_key:
                 continue
             session = Session(self._broker, self, 0)

@@ -140,7 +140,7 @@ class TakeOver:
         for cluster in (one.cluster for one in hub_registry.hubs()):
             if cluster is not None and cluster.awaits_clients:  # of hubs that were not received
                 cluster.resync()
-        inherited.close()
+        inherited.close()  # of ports that are not in the settings of this process
 
     def _step(self, http: HttpServer) -> bool:
         """Handle the next message. Return whether it was the last one."""

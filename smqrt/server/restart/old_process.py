@@ -199,7 +199,7 @@ class HandOver:
             finally:
                 for fd in fds:
                     os.close(fd)
-            gevent.sleep(OTHERS_TURN_S)
+            gevent.sleep(OTHERS_TURN_S)  # serve clients between two batches
 
     def _hand_over_hub(self, broker: RegisteredBroker) -> None:
         """Freeze a hub, send its state and its clients, and transfer it to the new process."""
