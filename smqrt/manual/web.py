@@ -128,7 +128,17 @@ class ApplicationList(Directory):
         if relpath:
             return False
         shows_errors = request.access.shows_errors(request)
-        items = [_item(one, shows_errors) for one in self._applications if one.running or one.error]
+        items = []
+        for one in self._applications:
+            if not one.running and not one.error:
+                continue
+            name, about = escape(one.name), f'<p class="soft">{escape(one.about)}</p>' if one.about else ""
+            if one.error is None:
+                items.append(f'<li class="card"><h2><a href="/{quote(one.name)}/">{name}</a></h2>{about}</li>')
+            else:
+                error = f"<pre>{escape(one.error)}</pre>" if shows_errors else "<p>See the log of the server.</p>"
+                heading = f'<h2>{name} <span class="failed">failed</span></h2>'
+                items.append(f'<li class="card">{heading}{about}{error}</li>')
         count = f"{len(items)} application{'s' if len(items) != 1 else ''}"
         page = _APPLICATIONS_PAGE.format(count=count, items="\n".join(items))
         response = request.response
@@ -136,14 +146,3 @@ class ApplicationList(Directory):
         response.headers.set("Cache-Control", "no-store")
         response.write(page.encode("utf-8", "backslashreplace"))
         return True
-
-
-def _item(application: ListedApplication, shows_errors: bool) -> str:
-    name, about = (
-        escape(application.name),
-        f'<p class="soft">{escape(application.about)}</p>' if application.about else "",
-    )
-    if application.error is None:
-        return f'<li class="card"><h2><a href="/{quote(application.name)}/">{name}</a></h2>{about}</li>'
-    failure = f"<pre>{escape(application.error)}</pre>" if shows_errors else "<p>See the log of the server.</p>"
-    return f'<li class="card"><h2>{name} <span class="failed">failed</span></h2>{about}{failure}</li>'

@@ -429,11 +429,26 @@ class AllWorkers:
 
     def answer(self, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Response:
         """Return status and answer. Blocks. The arguments and errors are those of `handle`."""
-        if body is not None:
-            return self._act(words, body)
-        query = words, arguments
-        found, _ = self._ask([query])
-        return self._merged(query, found[0])
+        if body is None:
+            query = words, arguments
+            found, _ = self._ask([query])
+            return self._merged(query, found[0])
+        question: Message = {"do": "act", "words": words, "body": body}
+        number = _worker_of(words, {})
+        if self._worker_rpc is not None and number in self._worker_rpc.others:
+            reply = self._worker_rpc.ask(number, question)
+            if reply is None:
+                raise HttpError(503, f"Worker {number} does not answer.", headers={"Retry-After": "1"})
+            return reply["status"], reply["answer"]
+        own = response_of(lambda: handle(self.parts, words, {}, body))
+        if self._worker_rpc is None or own[0] != 200 or number is not None:
+            return own
+        # One worker after the other, so that a restarting application stays available in the others.
+        for number in self._worker_rpc.others:
+            reply = self._worker_rpc.ask(number, question, RESTART_S)
+            if reply is not None and reply["status"] != 200:
+                return reply["status"], reply["answer"]
+        return own
 
     def get(self, *words: str, **arguments: str) -> Any:
         """Return the answer for a path below `/api/v1/`. Blocks. Raises ArgumentError for all errors."""
@@ -530,24 +545,6 @@ class AllWorkers:
             return responses[0]
         answers = {number: answer for number, (status, answer) in responses.items() if status == 200}
         return 200, MERGES[words[0]](answers, arguments)
-
-    def _act(self, words: Sequence[str], body: Body) -> Response:
-        question: Message = {"do": "act", "words": words, "body": body}
-        number = _worker_of(words, {})
-        if self._worker_rpc is not None and number in self._worker_rpc.others:
-            reply = self._worker_rpc.ask(number, question)
-            if reply is None:
-                raise HttpError(503, f"Worker {number} does not answer.", headers={"Retry-After": "1"})
-            return reply["status"], reply["answer"]
-        own = response_of(lambda: handle(self.parts, words, {}, body))
-        if self._worker_rpc is None or own[0] != 200 or number is not None:
-            return own
-        # One worker after the other, so that a restarting application stays available in the others.
-        for number in self._worker_rpc.others:
-            reply = self._worker_rpc.ask(number, question, RESTART_S)
-            if reply is not None and reply["status"] != 200:
-                return reply["status"], reply["answer"]
-        return own
 
 
 def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:

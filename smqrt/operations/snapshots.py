@@ -194,35 +194,35 @@ _MAX_ROWS = 1024
 
 def clusters() -> list[Snapshot]:
     """Return a row for each node of this process. Applications create further nodes with `smq.mtl`."""
-    return [_node(one) for one in list(open_meshes)]
-
-
-def _node(mesh: Mesh) -> Snapshot:
-    node, now_s = mesh.node, mesh.node.clock_s()
-    return {
-        "node": node.number,
-        "fixed": node.is_fixed,
-        "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
-        "links_lost": node.links_lost,
-        "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
-        "addresses": [
-            {
-                "address": one.address,
-                "state": "this node" if one.is_self else "linked" if one.up else "not linked",
-                "why": "" if one.up or one.is_self else one.why,
-            }
-            for one in mesh.dialers[:_MAX_ROWS]
-        ],
-        "missing": [
-            {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
-            for one in mesh.expected.missing()[:_MAX_ROWS]
-        ],
-        "hubs": [_clustered_hub(one) for one in list(node.members.values())[:_MAX_ROWS]],
-        "channels": [
-            {"channel": one.name.decode("utf-8", "replace"), "nodes": sorted(one.nodes()), **one.counts()}
-            for one in list(node.channels.values())[:_MAX_ROWS]
-        ],
-    }
+    rows = []
+    for mesh in list(open_meshes):
+        node, now_s = mesh.node, mesh.node.clock_s()
+        row: Snapshot = {
+            "node": node.number,
+            "fixed": node.is_fixed,
+            "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
+            "links_lost": node.links_lost,
+            "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
+            "addresses": [
+                {
+                    "address": one.address,
+                    "state": "this node" if one.is_self else "linked" if one.up else "not linked",
+                    "why": "" if one.up or one.is_self else one.why,
+                }
+                for one in mesh.dialers[:_MAX_ROWS]
+            ],
+            "missing": [
+                {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
+                for one in mesh.expected.missing()[:_MAX_ROWS]
+            ],
+            "hubs": [_clustered_hub(one) for one in list(node.members.values())[:_MAX_ROWS]],
+            "channels": [
+                {"channel": one.name.decode("utf-8", "replace"), "nodes": sorted(one.nodes()), **one.counts()}
+                for one in list(node.channels.values())[:_MAX_ROWS]
+            ],
+        }
+        rows.append(row)
+    return rows
 
 
 def links(mesh: Mesh) -> list[Link]:

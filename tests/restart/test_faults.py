@@ -110,7 +110,9 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     other.channel.send(HELLO)
     assert other.channel.receive(5)[0]["why"] == "another restart is under way"
     device.publish(echo, b"x")
-    server.wait_for(r"this process continues: the other process sent nothing for 5 s", 30)  # it has the client's socket still
+    server.wait_for(
+        r"this process continues: the other process sent nothing for 5 s", 30
+    )  # it has the client's socket still
     assert heard(device)[1] == b"echo:x"
     assert hanging.channel.receive(5)[0]["do"] == "end"
     assert hanging.channel.receive(5)[0]["do"] == "abort"

@@ -180,15 +180,12 @@ class Gauges:
         The previous sample is returned while its age is below `MIN_AGE_S`, or a multiple of its CPU time.
         """
         now_s = self._clock()
-        if self._last is None or now_s >= self._next_s:
-            results = self._server.get_many([((path,), {}) for path in self._paths])
-            self._last = self._sampled(*results.answers)
-            self._next_s = now_s + max(results.cost_s * _COST_FACTOR, MIN_AGE_S)
-        return self._last
-
-    def _sampled(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Sample:
+        if self._last is not None and now_s < self._next_s:
+            return self._last
+        results = self._server.get_many([((path,), {}) for path in self._paths])
+        server, answered_hubs, *also = results.answers
         self._rates.begin()
-        hubs = list(map(dict, hubs))  # copies, to which rates are added
+        hubs: list[dict[str, Any]] = list(map(dict, answered_hubs))  # copies, to which rates are added
         for hub in hubs:
             number = hub["id"]
             hub["dropped"] = lost_messages(hub)
@@ -196,7 +193,7 @@ class Gauges:
             hub["out_per_s"] = self._rates.per_s((number, "out"), hub["copies"])
             hub["dropped_per_s"] = self._rates.per_s((number, "drops"), hub["dropped"])
         cpu = [self._rates.per_s(("cpu", one.get("worker")), one["cpu_s"]) for one in server.get("workers", [server])]
-        now: dict[str, float | None] = {
+        figures: dict[str, float | None] = {
             "peers": sum(hub["peers"] for hub in hubs),
             "in_per_s": sum(hub["in_per_s"] or 0.0 for hub in hubs),
             "out_per_s": sum(hub["out_per_s"] or 0.0 for hub in hubs),
@@ -205,7 +202,9 @@ class Gauges:
             "cpu_percent": None if None in cpu else sum(one or 0.0 for one in cpu) * 100,
             "memory_bytes": server["memory_bytes"],
         }
-        return Sample(server, hubs, now, dict(zip(self._paths[2:], also, strict=True)))
+        self._last = Sample(server, hubs, figures, dict(zip(self._paths[2:], also, strict=True)))
+        self._next_s = now_s + max(results.cost_s * _COST_FACTOR, MIN_AGE_S)
+        return self._last
 
 
 def lost_messages(hub: Mapping[str, Any]) -> int:

@@ -178,24 +178,22 @@ class ControlSocket:
                 log.error("restart.socket: %s", error)
                 gevent.sleep(1)
                 continue
-            self._serve(FdChannel(client, FIRST_MESSAGE_BYTES))
-
-    def _serve(self, channel: FdChannel) -> None:
-        # Requests are served one after the other: only a silent process of this user blocks the others, for HELLO_S.
-        pid, uid = channel.peer()
-        if not channel.is_of_this_user():
-            self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
-            channel.close()
-            return
-        try:
-            message, fds = channel.receive(HELLO_S)
-        except ChannelError as error:
-            self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
-            channel.close()
-            return
-        for fd in fds:
-            os.close(fd)
-        self._on_request(channel, message)
+            channel = FdChannel(client, FIRST_MESSAGE_BYTES)
+            pid, uid = channel.peer()
+            if not channel.is_of_this_user():
+                self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
+                channel.close()
+                continue
+            try:
+                # One process after the other: only a silent process of this user blocks the others, for HELLO_S.
+                message, fds = channel.receive(HELLO_S)
+            except ChannelError as error:
+                self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
+                channel.close()
+                continue
+            for fd in fds:
+                os.close(fd)
+            self._on_request(channel, message)
 
 
 def _is_listening(path: str) -> bool:
