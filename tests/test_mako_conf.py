@@ -104,7 +104,7 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("error({})", r"table value"),
         ("port = 'x'", r"mako.conf: port must be a whole number from 0 to 65535, not 'x'\.$"),
         ("apps = {path = 1}", r"mako.conf: apps must be an array"),
-        ("apps = {1}", r"mako.conf: apps\[1\] must be a path, or a table with one"),
+        ("apps = {1}", r"mako.conf: apps\[1\] must be a path, or a table such as"),
         ("apps = {{name = 'a/b', path = 'x'}}", r"apps\[1\].name must be one path segment, not 'a/b'"),
         ("apps = {{path = 'x', prio = 128}}", r"apps\[1\].prio must be a whole number from -127 to 127, not 128"),
         ("certfile, keyfile = {}, 'k'", r"certfile must be the path of a file"),
