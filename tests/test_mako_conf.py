@@ -71,7 +71,7 @@ def test_settings(tmp_path: Path) -> None:
         "listener.https.certificates": [[str(tmp_path / "b.pem"), str(tmp_path / "b.key")]],
     }
     assert (found.tls_host, found.sessions, found.plain_http) == ("127.0.0.2", 70, True)
-    assert found.not_honoured == ["acme", "commandcnt"]
+    assert found.unsupported == ["acme", "commandcnt"]
 
 
 def test_a_certificate_means_tls(tmp_path: Path) -> None:
@@ -104,13 +104,13 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("error({})", r"table value"),
         ("port = 'x'", r"mako.conf: port must be a whole number from 0 to 65535, not 'x'\.$"),
         ("apps = {path = 1}", r"mako.conf: apps must be an array"),
-        ("apps = {1}", r"mako.conf: apps\[1\] must be a path, or a table with one"),
+        ("apps = {1}", r"mako.conf: apps\[1\] must be a path, or a table such as"),
         ("apps = {{name = 'a/b', path = 'x'}}", r"apps\[1\].name must be one path segment, not 'a/b'"),
         ("apps = {{path = 'x', prio = 128}}", r"apps\[1\].prio must be a whole number from -127 to 127, not 128"),
         ("certfile, keyfile = {}, 'k'", r"certfile must be the path of a file"),
-        ("certfile, keyfile = {'a', 1}, 'k'", r"certfile must be the path of a file, or an array of such"),
+        ("certfile, keyfile = {'a', 1}, 'k'", r"certfile must be the path of a file, or an array of paths"),
         ("certfile, keyfile = {'a', 'b'}, 'k'", r"certfile has 2 files and keyfile 1; each needs the other"),
-        ("keyfile = 'k'", r"keyfile is given alone; certfile and keyfile belong together\.$"),
+        ("keyfile = 'k'", r"keyfile is set alone; certfile and keyfile belong together\.$"),
         ("homeio = '/not/here'", r"homeio must be a folder, not '/not/here'\.$"),
         ("sslhost = {}", r"sslhost must be a text"),
     ],

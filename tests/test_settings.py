@@ -99,7 +99,7 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_mako_conf_over_the_
     [
         ("\nprot = 80", r"smqrt.toml, line 2: prot is not a setting; did you mean port\?"),
         ("port 80", "smqrt.toml, line 1 is not valid TOML: Expected"),
-        ("port = 80\nport = 81", "smqrt.toml, line 2: this name is given a second time"),
+        ("port = 80\nport = 81", "smqrt.toml, line 2: this name was set before"),
         ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is not a setting; did you mean pages.manual\?"),
         ("manual = true", r"line 1: manual is not a setting; did you mean pages.manual\?"),
         ("pages = true", r"line 1: pages is a table of settings: write \[pages\] and its settings below"),
@@ -197,7 +197,7 @@ def test_secrets_may_stand_in_files(house: type[House], tmp_path: Path) -> None:
     assert (made.settings.word, made.settings.door["a"].word) == ("open sesame", "open sesame")  # type: ignore[attr-defined]
     for environment, sentence in (
         ({"SMQRT_WORD_FILE": "/nowhere"}, "SMQRT_WORD_FILE: /nowhere can't be read: No such file"),
-        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is given too"),
+        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is set too"),
     ):
         with pytest.raises(StartError, match=sentence):
             Sources(environment=environment).read()
@@ -302,7 +302,7 @@ def test_the_present_name_wins_over_the_former_one(tmp_path: Path) -> None:
     found = Sources({("drain", "most_s"): 3.0}, {"SMQRT_DRAIN__TIMEOUT_S": "4"}, path).read()
     assert found.settings.drain.timeout_s == 3  # a flag wins, by either name
     assert found.warnings[0].endswith(
-        "line 3: drain.most_s is now drain.timeout_s, which is given too; this value is ignored"
+        "line 3: drain.most_s is now drain.timeout_s, which is set too; this value is ignored"
     )
     assert len(found.warnings) == 2
 
@@ -324,7 +324,7 @@ def test_unknown_variables_are_told() -> None:
     environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
     assert Sources(environment=environment).read().warnings == (
         "SMQRT_PAGES_MANUAL is not a setting; did you mean SMQRT_PAGES__MANUAL?",
-        "SMQRT_XYZZY is not a setting; `smqrt help settings` names them all.",
+        "SMQRT_XYZZY is not a setting; `smqrt help settings` lists them all.",
     )
 
 

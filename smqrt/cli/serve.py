@@ -255,8 +255,8 @@ def _report_files(
     candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
     for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):
         log.warning("configuration: %s is not read; select it with --config, or -c for a mako.conf", file)
-    if conf and conf.not_honoured:
-        log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
+    if conf and conf.unsupported:
+        log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.unsupported))
 
 
 def _guard_outputs(output_loss: _OutputLoss) -> None:

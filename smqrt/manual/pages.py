@@ -37,7 +37,7 @@ _TABLE = (
     ("Specification", "", "specification specification/*"),
     ("Decisions", "", "decisions decisions/*"),
 )
-"""(part, title within the part, names of pages in their order). A name with `*` stands for all pages of a folder."""
+"""(part, title within the part, names of pages in their order). A name with `*` matches all pages of a folder."""
 REST = "More"
 """The part for pages that are not in the table."""
 _BACKGROUND = ("changelog", "conformance", "specification*", "decisions*")
@@ -93,7 +93,7 @@ def groups(pages: Mapping[str, str]) -> list[Group]:
 
 
 def is_background(name: str) -> bool:
-    """Whether a page is about history or reasons."""
+    """Whether a page describes history or reasons; searches list such pages last."""
     return any(fnmatchcase(name, pattern) for pattern in _BACKGROUND)
 
 
@@ -103,7 +103,7 @@ def title(page: str) -> str:
 
 
 def short_title(page: str) -> str:
-    """Return the heading of a page up to its colon; of a decision ("0001: …") the whole heading."""
+    """Return the heading of a page up to its colon; the whole heading for a decision ("0001: …")."""
     heading = title(page)
     before, _, _ = heading.partition(": ")
     return heading if before.isdigit() else before
@@ -125,8 +125,8 @@ def plain(text: str) -> str:
 
 # ---- Search
 #
-# The pages at `/help/` and the static site search in the browser (`smqrt/rtl/manual.js`), with the same sections and
-# weights; `smqrt help WORD` uses this module.
+# `smqrt help WORD` uses this module. The pages at `/help/` and the static site search in the browser, with the same
+# sections and weights (`smqrt/rtl/manual.js`).
 
 _NOT_IN_A_SLUG = re.compile(r"[^\w\- ]")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
@@ -134,7 +134,7 @@ _HEADING = re.compile(r"(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 _RULE_OF_TABLE = re.compile(r"\|?[\s:|-]*-[\s:|-]*")
 _COMMENT = re.compile(r"<!--.*?-->")
 _TITLE_WEIGHT, _HEADING_WEIGHT = 8.0, 5.0
-_PART_WEIGHT = 0.5  # weight of the page's title for a section: "journal compaction" finds "Compaction" of "The journal"
+_PART_WEIGHT = 0.5  # of the page's title for a section: "journal compaction" finds "Compaction" in "The journal"
 _WHOLE_WORD = 2.0  # the query "log" matches the word "log" better than "logins"
 _MAX_OCCURRENCES = 4  # further occurrences do not raise the score
 _BACKGROUND_WEIGHT = 0.3
@@ -179,7 +179,7 @@ def sections(name: str, page: str) -> Iterator[Section]:
     """Yield the sections of a page.
 
     Args:
-        name: of the page.
+        name: the name of the page.
         page: its text in Markdown.
     """
     slugs, page_title = Slugs(), title(page)
@@ -209,7 +209,7 @@ def sections(name: str, page: str) -> Iterator[Section]:
 
 
 def _text(line: str) -> str:
-    """Return a line outside of code blocks without marks; a row of a table as its cells."""
+    """Return a line outside of code blocks without marks; for a row of a table, its cells."""
     line = _COMMENT.sub("", line).strip()
     if line.startswith("|"):
         if _RULE_OF_TABLE.fullmatch(line):
@@ -272,6 +272,7 @@ def find(found_in: Iterable[Section], query: str) -> list[Found]:
 
 
 def _match(section: Section, words: list[re.Pattern[str]]) -> Found | None:
+    """Match a section that contains at least one of the words; the title of its page may contain the others."""
     lines = [line.lower() for line in section.lines]
     text, heading = "\n".join(lines), section.heading.lower() if section.anchor else ""
     page = f"{section.title.lower()}\n{section.page}"

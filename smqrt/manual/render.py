@@ -1,15 +1,14 @@
 """HTML of manual pages.
 
-Importing this module takes as long as rendering ten pages, so importers do it when they render the first page.
+The import of this module takes as long as rendering ten pages, so other modules import it when they render a page.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -110,13 +109,13 @@ def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
 
 
 _GENERATED_MARK = re.compile(r"^<!-- (?:\w+: made by scripts/fix|end of \w+) -->\n", re.MULTILINE)
-"""The comments around tables that `scripts/fix` writes. Raw HTML is shown as text, so they are removed before."""
+"""The comments around tables that `scripts/fix` writes. They are removed first, because raw HTML is shown as text."""
 
 
 def to_html(text: str, suffix: str = "") -> str:
     """Return the HTML of a page in Markdown (CommonMark with tables).
 
-    Raw HTML is escaped. Headings get anchors, long pages a contents list.
+    Raw HTML is escaped. All headings have anchors, and long pages have a contents list.
 
     Args:
         text: the page.
@@ -131,31 +130,21 @@ def to_html(text: str, suffix: str = "") -> str:
             token.attrSet("id", anchor)
             if token.tag in ("h2", "h3"):
                 headings.append((int(token.tag[1]), anchor, manual.plain(following.content)))
-                following.children = [*(following.children or ()), *_anchor_link(anchor)]
+                # A link for the mouse. Keyboards and screen readers use the contents list.
+                fields = {"class": "anchor", "href": f"#{anchor}", "aria-hidden": "true", "tabindex": "-1"}
+                opening = Token("link_open", "a", 1, attrs=dict(fields))
+                link = [opening, Token("text", "", 0, content="#"), Token("link_close", "a", -1)]
+                following.children = [*(following.children or ()), *link]
         for child in token.children or ():
             _rewrite_link(child, suffix)
-    markdown.add_render_rule("table_open", _table_open)
-    markdown.add_render_rule("table_close", _table_close)
-    after_title = 3 if tokens and tokens[0].tag == "h1" else 0
+    # The element around a table scrolls, so that the page does not become wider than the screen.
+    markdown.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+    markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    after_title = 3 if tokens and tokens[0].tag == "h1" else 0  # a heading has three tokens
     before, rest = tokens[:after_title], tokens[after_title:]
     contents = _contents(headings) if len(headings) >= _LONG_PAGE else ""
     render = markdown.renderer.render
     return f"{render(before, markdown.options, {})}{contents}{render(rest, markdown.options, {})}"
-
-
-def _table_open(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    return '<div class="wide"><table>\n'
-
-
-def _table_close(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    return "</table></div>\n"
-
-
-def _anchor_link(anchor: str) -> list[Token]:
-    """Return a link to a heading, for the mouse; for keyboards and screen readers there is the contents list."""
-    fields = {"class": "anchor", "href": f"#{anchor}", "aria-hidden": "true", "tabindex": "-1"}
-    opening = Token("link_open", "a", 1, attrs=dict(fields))
-    return [opening, Token("text", "", 0, content="#"), Token("link_close", "a", -1)]
 
 
 def _contents(headings: list[tuple[int, str, str]]) -> str:
@@ -215,7 +204,10 @@ def _summary(page: str) -> str:
 
 
 def _navigation(pages: Mapping[str, str], current: str, site: Site) -> str:
-    """Return the list of pages beside a page, with its part opened; lists pages of a folder only within that folder."""
+    """Return the list of pages beside a page, with its part opened.
+
+    Pages of a folder are listed only beside pages of that folder.
+    """
     parts: dict[str, list[str]] = {}
     is_open: set[str] = set()
     for group in manual.groups(pages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import escape
 from typing import Protocol
 from urllib.parse import quote
@@ -45,7 +45,7 @@ _APPLICATIONS_PAGE = """<!doctype html>
 
 
 class Manual(Directory):
-    """The directory of the manual; renders each page once, in a thread."""
+    """The directory of the manual. Each page is rendered once, in a thread."""
 
     def __init__(self) -> None:
         super().__init__("help", LAST)
@@ -61,7 +61,11 @@ class Manual(Directory):
         is_index = relpath == _INDEX
         if relpath and not is_index and relpath not in self._pages:
             return False
-        body = self._render_once(relpath, _packed_index if is_index else _html)
+        with self._lock:  # one page at a time, so that rendering occupies one thread of the pool
+            if relpath not in self._rendered:
+                render = _packed_index if is_index else _html
+                self._rendered[relpath] = in_thread(render, self._pages, relpath)
+        body = self._rendered[relpath]
         headers = request.response.headers
         headers.set("Content-Type", _SCRIPT if is_index else _HTML)
         headers.set("Cache-Control", "max-age=300")
@@ -76,15 +80,9 @@ class Manual(Directory):
         request.response.write(body)
         return True
 
-    def _render_once(self, name: str, render: Callable[[dict[str, str], str], bytes]) -> bytes:
-        with self._lock:  # one page at a time, so that rendering occupies one thread of the pool
-            if name not in self._rendered:
-                self._rendered[name] = in_thread(render, self._pages, name)
-        return self._rendered[name]
-
 
 def _html(pages: dict[str, str], name: str) -> bytes:
-    from smqrt.manual.render import Site, render_page  # slow to import
+    from smqrt.manual.render import Site, render_page  # here, because this import is slow
 
     site = Site("/help/", "", "/rtl/", "/help/", f"/help/{_INDEX}", '<a href="/">Applications</a>')
     return render_page(pages, name, site).encode()
@@ -107,7 +105,7 @@ class ListedApplication(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it failed; None when it is running or was stopped."""
+        """The error of a failed application; None when it is running or was stopped."""
 
     @property
     def running(self) -> bool:
@@ -130,7 +128,17 @@ class ApplicationList(Directory):
         if relpath:
             return False
         shows_errors = request.access.shows_errors(request)
-        items = [_item(one, shows_errors) for one in self._applications if one.running or one.error]
+        items = []
+        for one in self._applications:
+            if not one.running and not one.error:
+                continue
+            name, about = escape(one.name), f'<p class="soft">{escape(one.about)}</p>' if one.about else ""
+            if one.error is None:
+                items.append(f'<li class="card"><h2><a href="/{quote(one.name)}/">{name}</a></h2>{about}</li>')
+            else:
+                error = f"<pre>{escape(one.error)}</pre>" if shows_errors else "<p>See the log of the server.</p>"
+                heading = f'<h2>{name} <span class="failed">failed</span></h2>'
+                items.append(f'<li class="card">{heading}{about}{error}</li>')
         count = f"{len(items)} application{'s' if len(items) != 1 else ''}"
         page = _APPLICATIONS_PAGE.format(count=count, items="\n".join(items))
         response = request.response
@@ -138,14 +146,3 @@ class ApplicationList(Directory):
         response.headers.set("Cache-Control", "no-store")
         response.write(page.encode("utf-8", "backslashreplace"))
         return True
-
-
-def _item(application: ListedApplication, shows_errors: bool) -> str:
-    name, about = (
-        escape(application.name),
-        f'<p class="soft">{escape(application.about)}</p>' if application.about else "",
-    )
-    if application.error is None:
-        return f'<li class="card"><h2><a href="/{quote(application.name)}/">{name}</a></h2>{about}</li>'
-    failure = f"<pre>{escape(application.error)}</pre>" if shows_errors else "<p>See the log of the server.</p>"
-    return f'<li class="card"><h2>{name} <span class="failed">failed</span></h2>{about}{failure}</li>'

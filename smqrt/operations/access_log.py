@@ -1,7 +1,7 @@
 """Access log: one line for each request and each closed SMQ connection.
 
-Lines are queued in memory and written by a thread, so that a slow disk blocks no client. When the queue is full, new
-lines are discarded, and a line says how many.
+Lines are queued in memory and written by a thread, so that a slow disk does not block clients. When the queue is full,
+new lines are discarded, and a later line has their number.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from smqrt.smq.close_log import Closed
 log = logging.getLogger("smqrt.access")
 
 MAX_QUEUED_LINES = 20_000
-"""Lines that wait for the disk: about 5 MB."""
+"""The limit of lines that wait for the disk, about 5 MB."""
 MAX_BATCH_LINES = 1000
 COLLECT_S = 0.2
 """Lines of this time are written together."""
 CLOSE_S = 2.0
-"""Time limit of the last writes."""
+"""The time limit of the last writes, in `close`."""
 PATH_CHARS = 2048
 STDOUT = "-"
 _BEGAN = "access_began_s"  # in Request.env
@@ -48,7 +48,7 @@ LINES = Limit("access_log_lines", "", f"{MAX_QUEUED_LINES} lines of the access l
 
 
 class AccessLog:
-    """Writes the access log; see the module.
+    """Writes the access log.
 
     Args:
         path: a file to append to; "-" for standard output.
@@ -121,14 +121,14 @@ class AccessLog:
             return json.dumps({"time": at, "event": "access"} | fields, ensure_ascii=True) + "\n"
         words = [at]
         for name, value in fields.items():
-            if name in _QUOTED:  # clients choose these
+            if name in _QUOTED:  # clients choose these values, which may contain spaces and quotes
                 words.append('"' + printable(str(value)).replace('"', "'") + '"')
             else:
                 words.append("-" if value is None or value == "" else str(value))
         return " ".join(words) + "\n"
 
     def reopen(self) -> str | None:
-        """Open the file again after another program has moved it, and return the error, if any. Blocks."""
+        """Open the file again after another program has renamed it, and return the error, if any. Blocks."""
         if self.path == STDOUT:
             return None
         try:
@@ -151,26 +151,23 @@ class AccessLog:
             if not self._closed:
                 gevent.sleep(COLLECT_S)
             while self._lines:
-                self._write_batch()
-
-    def _write_batch(self) -> None:
-        lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH_LINES))]
-        discarded, self._discarded = self._discarded, 0
-        if discarded:
-            lines.append(self._line(iso(time()), {"detail": f"{discarded} lines were left out"}))
-        data = "".join(lines).encode("utf-8", "backslashreplace")
-        error: Exception | None
-        try:
-            written, error = self._threads.call(_write_lines, self._file, data, self._is_torn)
-            if written > 0:
-                self._is_torn = not data[:written].endswith(b"\n")
-        except (OSError, TimeoutError) as failed:
-            written, error = 0, failed
-        if error is not None:
-            lost = data[max(0, written) :].count(b"\n")
-            # The line about discarded lines was lost as well: it is not counted, but its number is added again.
-            self._discarded += lost - bool(discarded) + discarded
-            LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
+                lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH_LINES))]
+                discarded, self._discarded = self._discarded, 0
+                if discarded:
+                    lines.append(self._line(iso(time()), {"detail": f"{discarded} lines were left out"}))
+                data = "".join(lines).encode("utf-8", "backslashreplace")
+                error: Exception | None
+                try:
+                    written, error = self._threads.call(_write_lines, self._file, data, self._is_torn)
+                    if written > 0:
+                        self._is_torn = not data[:written].endswith(b"\n")
+                except (OSError, TimeoutError) as failed:
+                    written, error = 0, failed
+                if error is not None:
+                    lost = data[max(0, written) :].count(b"\n")
+                    # The line about discarded lines was also lost. It does not count itself; its number counts again.
+                    self._discarded += lost - bool(discarded) + discarded
+                    LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
 
     def close(self) -> None:
         """Write the queued lines within two seconds, then stop. A second call does nothing."""
@@ -188,12 +185,12 @@ class AccessLog:
 
 
 def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
-    """Append lines. When the file ends with an incomplete line, because the disk was full, start a new line first.
+    """Append lines. After an incomplete line, which a full disk has caused, start a new line first.
 
     Args:
         file: the file descriptor; other processes may append to the same file.
         data: the lines.
-        is_torn: whether the file ends with an incomplete line, in case it can't be read.
+        is_torn: whether the last write of this process was incomplete; used when the file can't be read.
 
     Returns:
         The number of bytes of `data` that were written, and the error, if any.
@@ -224,7 +221,7 @@ def _ends_incomplete(file: int, is_torn: bool) -> bool:
 
 
 def without_query_secrets(target: str) -> str:
-    """Return the target of a request in which `***` replaces the values of parameters that look like secrets."""
+    """Return the target of a request. `***` replaces the values of parameters whose names suggest secrets."""
     path, mark, query = target[:PATH_CHARS].partition("?")
     path = without_secrets(path)
     return path + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else path

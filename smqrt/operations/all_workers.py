@@ -1,4 +1,4 @@
-"""Answers to operators, from this process and from all workers."""
+"""Answers of the admin API, from this process and from all workers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
     """Return the answer of this process.
 
     Args:
-        parts: the server.
+        parts: the parts of this process.
         words: the path below `/api/v1/`, split at slashes.
-        arguments: the query.
+        arguments: the query of the URL.
         body: the body of a POST; None for a GET.
 
     Raises:
@@ -60,7 +60,7 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
                 return snapshots.peer(snapshots.peer_id(name)[0], snapshots.session_of(name))
             case ["peers", name, "subscriptions"]:
                 return snapshots.subscriptions(name, limit_of(arguments))
-        # The commands of `smqrt.cli.admin` recognize this text and the one below.
+        # `smqrt.cli.admin`, perhaps of another version, matches this text and the one below.
         raise HttpError(404, "There is no such address; /api/v1/ lists them.")
     match words:
         case ["peers", name, "disconnect"]:
@@ -95,7 +95,7 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
     """Close the connection of a client.
 
     Args:
-        parts: the server.
+        parts: the parts of this process.
         name: the id of the client, such as "1.3055123".
         options: `text` is sent in a Disconnect packet, so that the client does not reconnect. Without it the
             connection is closed without a packet, and the client reconnects.
@@ -116,8 +116,8 @@ def restart(parts: Parts, name: str) -> snapshots.Snapshot:
     """Restart an application. Blocks until it has started or failed.
 
     Args:
-        parts: the server.
-        name: the name of the application; "-" for the one at the root.
+        parts: the parts of this process.
+        name: the name of the application; "-" for the application at `/`.
 
     Raises:
         ArgumentError: there is no such application, or it is already starting or stopping.
@@ -138,7 +138,7 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
     """Publish a message as the server.
 
     Args:
-        parts: the server.
+        parts: the parts of this process.
         hub: the number of the hub.
         message: `topic`, a name or a number; `data`, a text; optionally `subtopic`, a name or a number.
 
@@ -161,7 +161,7 @@ def drain(parts: Parts, options: dict[str, object]) -> snapshots.Snapshot:
     """Close the SMQ clients over the drain period and reject new ones, or accept clients again.
 
     Args:
-        parts: the server.
+        parts: the parts of this process.
         options: `on`, true by default; false accepts clients again.
 
     Raises:
@@ -184,7 +184,7 @@ def _destination(what: str, value: object) -> bytes | int | None:
     raise ArgumentError(f"{what}: a name or a number is needed")
 
 
-# ---- Addresses
+# ---- Addresses below `/api/v1/`
 
 
 PLAIN: dict[str, Callable[[Parts], Answer]] = {
@@ -199,51 +199,43 @@ PLAIN: dict[str, Callable[[Parts], Answer]] = {
 }
 
 
-def _limit_only(arguments: Arguments) -> int:
-    return limit_of(known(arguments, ("limit",)))
+def _hub_of(arguments: Arguments) -> int | None:
+    return whole("hub", arguments["hub"]) if "hub" in arguments else None
 
 
 def _peers(parts: Parts, arguments: Arguments) -> Answer:
     known(arguments, ("hub", "after", "limit", "search", "sort"))
-    hub = whole("hub", arguments["hub"]) if "hub" in arguments else None
-    return snapshots.peers(
-        parts, hub, arguments.get("after"), limit_of(arguments), arguments.get("search", ""), arguments.get("sort", "")
-    )
+    hub, search, sort = _hub_of(arguments), arguments.get("search", ""), arguments.get("sort", "")
+    return snapshots.peers(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
 
 
 def _topics(parts: Parts, arguments: Arguments) -> Answer:
     known(arguments, ("hub", "after", "limit", "search", "sort"))
-    if "hub" not in arguments:
+    hub, search, sort = _hub_of(arguments), arguments.get("search", ""), arguments.get("sort", "")
+    if hub is None:
         raise ArgumentError("hub: an argument is needed, such as /api/v1/topics?hub=1; /api/v1/hubs lists the hubs")
-    return snapshots.topics(
-        parts,
-        whole("hub", arguments["hub"]),
-        arguments.get("after"),
-        limit_of(arguments),
-        arguments.get("search", ""),
-        arguments.get("sort", ""),
-    )
+    return snapshots.topics(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
 
 
 def _closed(parts: Parts, arguments: Arguments) -> Answer:
     known(arguments, ("hub", "after", "limit", "reason"))
-    hub = whole("hub", arguments["hub"]) if "hub" in arguments else None
-    return snapshots.closed(parts, arguments.get("after"), limit_of(arguments), hub, arguments.get("reason", ""))
+    hub, reason = _hub_of(arguments), arguments.get("reason", "")
+    return snapshots.closed(parts, arguments.get("after"), limit_of(arguments), hub, reason)
 
 
 PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
     "peers": _peers,
     "topics": _topics,
     "closed": _closed,
-    "log": lambda parts, arguments: snapshots.log_rows(parts, _limit_only(arguments)),
-    "traces": lambda parts, arguments: snapshots.traces(parts, _limit_only(arguments)),
+    "log": lambda parts, arguments: snapshots.log_rows(parts, limit_of(known(arguments, ("limit",)))),
+    "traces": lambda parts, arguments: snapshots.traces(parts, limit_of(known(arguments, ("limit",)))),
 }
 
 
 # ---- Merged answers
 
 Answers = dict[int, Any]
-"""Answers by the number of the worker, in that order."""
+"""Answers in the order of the numbers of the workers, by these numbers."""
 
 _SUMMED = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections", "hubs", "peers", "queued_bytes",
          "lua_memory_bytes", "lua_activities", "log_errors", "log_warnings", "log_errors_lately")  # fmt: skip
@@ -277,17 +269,17 @@ def listeners(answers: Answers, arguments: Arguments) -> object:
 
 
 def side_by_side(answers: Answers, arguments: Arguments) -> object:
-    """Return the rows of all workers, each with its worker."""
+    """Return the rows of all workers, each with the number of its worker."""
     return [{**row, "worker": number} for number, rows in answers.items() for row in rows]
 
 
 def first(answers: Answers, arguments: Arguments) -> object:
-    """Return the answer of worker 0, the only one with this state."""
+    """Return the answer of worker 0, which alone has this state."""
     return _first(answers)
 
 
 def apps(answers: Answers, arguments: Arguments) -> object:
-    """Return the applications. One that does not run in all workers has the row of a worker where it does not run."""
+    """Return the applications. The row of a worker in which an application does not run takes precedence."""
     rows = {row["name"]: row for row in _first(answers)}
     for number, answer in answers.items():
         for row in answer:
@@ -298,7 +290,7 @@ def apps(answers: Answers, arguments: Arguments) -> object:
 
 def limits(answers: Answers, arguments: Arguments) -> object:
     """Return the limits with the sums of their counters and the latest refusal."""
-    # By name: a limit is registered at the import of its module, and not every worker has imported all.
+    # By name: the import of a module registers its limits, and workers may have imported different modules.
     by_name: dict[str, list[Any]] = {}
     for worker_rows in answers.values():
         for row in worker_rows:
@@ -311,7 +303,7 @@ def limits(answers: Answers, arguments: Arguments) -> object:
 
 
 def peers(answers: Answers, arguments: Arguments) -> object:
-    """Return a page of the clients of all workers. The number of a hub contains its worker, so the order is total."""
+    """Return a page of the clients of all workers. Their order is total, because hub numbers contain the worker."""
     sort = arguments.get("sort", "")
     by_size: dict[str, Callable[[Any], Any]] = {"newest": lambda row: -row["connected_s"]}
     key = by_size.get(sort, lambda row: row[sort]) if sort else lambda row: (-row["hub"], -row["etid"])
@@ -321,7 +313,7 @@ def peers(answers: Answers, arguments: Arguments) -> object:
 def newest(answers: Answers, arguments: Arguments) -> object:
     """Return the newest closed connections or log lines of all workers, without a next page.
 
-    Each worker has serial numbers of its own, so a number does not identify a place in the merged list.
+    Each worker has separate serial numbers, so a number does not identify a place in the merged list.
     """
     return _page(answers, arguments, lambda row: row["at"], lambda row: str(row["number"]), is_last=True)
 
@@ -413,8 +405,8 @@ class Results(NamedTuple):
     """Answers to several queries.
 
     Attributes:
-        answers: in the order of the queries; None for errors, and when the worker does not answer.
-        cost_s: CPU time of the worker that needed most.
+        answers: the answers in the order of the queries; None for errors, and when a worker does not answer.
+        cost_s: the highest CPU time of a worker.
     """
 
     answers: list[Any]
@@ -426,22 +418,37 @@ class AllWorkers:
 
     Args:
         parts: the parts of this process.
-        fleet: the workers; None without workers.
+        worker_rpc: calls the other workers; None without workers.
 
     Attributes:
         parts: see above.
     """
 
-    def __init__(self, parts: Parts, fleet: WorkerRpc | None = None) -> None:
-        self.parts, self._fleet = parts, fleet
+    def __init__(self, parts: Parts, worker_rpc: WorkerRpc | None = None) -> None:
+        self.parts, self._worker_rpc = parts, worker_rpc
 
     def answer(self, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Response:
-        """Return status and answer. Blocks. Arguments and errors as `api_handlers.handle`."""
-        if body is not None:
-            return self._act(words, body)
-        query = words, arguments
-        found, _ = self._ask([query])
-        return self._merged(query, found[0])
+        """Return status and answer. Blocks. The arguments and errors are those of `handle`."""
+        if body is None:
+            query = words, arguments
+            found, _ = self._ask([query])
+            return self._merged(query, found[0])
+        question: Message = {"do": "act", "words": words, "body": body}
+        number = _worker_of(words, {})
+        if self._worker_rpc is not None and number in self._worker_rpc.others:
+            reply = self._worker_rpc.ask(number, question)
+            if reply is None:
+                raise HttpError(503, f"Worker {number} does not answer.", headers={"Retry-After": "1"})
+            return reply["status"], reply["answer"]
+        own = response_of(lambda: handle(self.parts, words, {}, body))
+        if self._worker_rpc is None or own[0] != 200 or number is not None:
+            return own
+        # One worker after the other, so that a restarting application stays available in the others.
+        for number in self._worker_rpc.others:
+            reply = self._worker_rpc.ask(number, question, RESTART_S)
+            if reply is not None and reply["status"] != 200:
+                return reply["status"], reply["answer"]
+        return own
 
     def get(self, *words: str, **arguments: str) -> Any:
         """Return the answer for a path below `/api/v1/`. Blocks. Raises ArgumentError for all errors."""
@@ -454,7 +461,7 @@ class AllWorkers:
         return answer
 
     def get_many(self, queries: Sequence[Query]) -> Results:
-        """Return the answers to several queries, with one question to each worker. Blocks."""
+        """Return the answers to several queries, with one request to each worker. Blocks."""
         found, cost_s = self._ask(queries)
         begun_s = thread_time()
         answers: list[Any] = []
@@ -469,39 +476,40 @@ class AllWorkers:
     def metrics(self) -> Iterator[bytes]:
         """Yield the metrics of all workers in the text format of Prometheus."""
         lines = Metrics(self.parts).lines()
-        if self._fleet is None:
+        if self._worker_rpc is None:
             yield from lines
             return
-        found = self._fleet.ask_all({"do": "metrics"})
+        found = self._worker_rpc.ask_all({"do": "metrics"})
         texts = {0: b"".join(lines).decode(), **{number: reply["answer"] for number, reply in found.items()}}
         yield metrics(texts).encode()
 
     def trace(self, hub: int | None, peer: str, topic: str) -> Events:
-        """Yield the events of a trace, of the worker with the client or of all workers.
+        """Yield the events of a trace, from the worker with the client or from all workers.
 
-        A hub selects the hubs of all workers with the same key. Arguments and errors as `topic_listener.start_trace`.
+        A hub selects the hubs of all workers with the same key. The arguments and errors are those of
+        `topic_listener.start_trace`.
         """
-        if self._fleet is None:
+        if self._worker_rpc is None:
             return topic_listener.start_trace(hub, peer, topic)
         number = _worker_of(["peers", peer], {}) if "." in peer else None
         key = None if hub is None else self.get("hubs", str(hub))["key"]
         question: Message = {"do": "trace", "key": key, "peer": peer, "topic": topic}
-        if number in self._fleet.others:
-            return self._fleet.events([number], question)
+        if number in self._worker_rpc.others:
+            return self._worker_rpc.events([number], question)
         own = _own_trace(question)
-        return own if own and number is not None else self._fleet.events(self._fleet.others, question, own)
+        return own if own and number is not None else self._worker_rpc.events(self._worker_rpc.others, question, own)
 
     def listen(self, hub: int, topics: Sequence[str | int]) -> TopicListener:
         """Subscribe to topics of a hub of any worker until the result is closed. Raises as `LocalTopicListener`."""
         number = worker_of_hub(hub)
-        if self._fleet is not None and number in self._fleet.others:
-            return RemoteTopicListener(self._fleet, number, hub, topics)
+        if self._worker_rpc is not None and number in self._worker_rpc.others:
+            return RemoteTopicListener(self._worker_rpc, number, hub, topics)
         return LocalTopicListener(snapshots.broker_of(hub), topics)
 
     def _ask(self, queries: Sequence[Query]) -> tuple[list[dict[int, Response]], float]:
         """Return the responses to each query by the number of the worker, and `Results.cost_s`."""
-        numbers = [0, *(self._fleet.others if self._fleet else [])]
-        # The places of the queries for each worker: several queries are one question.
+        numbers = [0, *(self._worker_rpc.others if self._worker_rpc else [])]
+        # The places of the queries by worker: all queries for a worker are sent as one request.
         shares: dict[int, list[int]] = {number: [] for number in numbers}
         for place, (words, arguments) in enumerate(queries):
             of = _worker_of(words, arguments)
@@ -512,13 +520,13 @@ class AllWorkers:
                 shares[number].append(place)
         own, cost_s = _own_responses(self.parts, [queries[place] for place in shares[0]])
         replies: dict[int, tuple[list[Response], float]] = {0: (own, cost_s)}
-        if self._fleet is not None:
+        if self._worker_rpc is not None:
             questions: dict[int, Message] = {
                 number: {"do": "answers", "asked": [queries[place] for place in share]}
                 for number, share in shares.items()
                 if share and number
             }
-            for number, reply in self._fleet.ask_each(questions).items():
+            for number, reply in self._worker_rpc.ask_each(questions).items():
                 replies[number] = reply["answers"], reply["cost_s"]
         found: list[dict[int, Response]] = [{} for _ in queries]
         for number, (responses, _) in replies.items():
@@ -529,36 +537,18 @@ class AllWorkers:
     def _merged(self, query: Query, responses: dict[int, Response]) -> Response:
         words, arguments = query
         of = _worker_of(words, arguments)
-        if self._fleet is not None and of in self._fleet.others and of not in responses:
+        if self._worker_rpc is not None and of in self._worker_rpc.others and of not in responses:
             raise HttpError(503, f"Worker {of} does not answer.", headers={"Retry-After": "1"})
-        if self._fleet is None or of is not None or not _is_for_all(words):
+        if self._worker_rpc is None or of is not None or not _is_for_all(words):
             return next(iter(responses.values()))
         if responses[0][0] != 200:
             return responses[0]
         answers = {number: answer for number, (status, answer) in responses.items() if status == 200}
         return 200, MERGES[words[0]](answers, arguments)
 
-    def _act(self, words: Sequence[str], body: Body) -> Response:
-        question: Message = {"do": "act", "words": words, "body": body}
-        number = _worker_of(words, {})
-        if self._fleet is not None and number in self._fleet.others:
-            reply = self._fleet.ask(number, question)
-            if reply is None:
-                raise HttpError(503, f"Worker {number} does not answer.", headers={"Retry-After": "1"})
-            return reply["status"], reply["answer"]
-        own = response_of(lambda: handle(self.parts, words, {}, body))
-        if self._fleet is None or own[0] != 200 or number is not None:
-            return own
-        # One worker after the other, so that a restarting application stays available in the others.
-        for number in self._fleet.others:
-            reply = self._fleet.ask(number, question, RESTART_S)
-            if reply is not None and reply["status"] != 200:
-                return reply["status"], reply["answer"]
-        return own
-
 
 def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
-    """Return the number of the worker that a query is about; None for all or none."""
+    """Return the number of the worker that has the object of a query; None for queries about no single worker."""
     match words:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
@@ -566,16 +556,17 @@ def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
             number = arguments.get("hub", "")
         case _:
             number = ""
+    # Longer numbers are not numbers of hubs, and `int` of a very long text is slow.
     return worker_of_hub(int(number)) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 
 def _is_for_all(words: Sequence[str]) -> bool:
-    """Return whether the answers of all workers are merged. For other paths the first worker answers."""
+    """Whether the answers of all workers are merged. Other paths are answered by the first worker."""
     return len(words) == 1 and words[0] in MERGES
 
 
 def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Response], float]:
-    """Return the responses of this process, and the seconds of CPU that they took."""
+    """Return the responses of this process, and their CPU time in seconds."""
     begun_s = thread_time()
     found = [response_of(partial(handle, parts, words, arguments)) for words, arguments in queries]
     return found, thread_time() - begun_s
@@ -585,7 +576,7 @@ def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Respons
 
 
 def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:
-    """Let a worker answer the questions of the worker with the admin listener.
+    """Answer requests of the worker with the admin listener.
 
     Args:
         desk: the RPC server of the worker.
@@ -616,7 +607,7 @@ def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:
 
 
 def _own_trace(question: Message) -> Events | None:
-    """Start the trace in this worker; return None when the worker does not have the hub."""
+    """Start the trace in this worker; return None when this worker does not have the hub."""
     key = question["key"]
     hub = next((one.number for one in all_brokers() if one.key == key), None)
     return None if key and hub is None else topic_listener.start_trace(hub, question["peer"], question["topic"])

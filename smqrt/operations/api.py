@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import HttpError
@@ -19,15 +18,15 @@ BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _ITEMS_PER_TIME_CHECK = 50
-"""The time slice is checked after so many items of a page."""
+"""The number of items of a page between two checks of the time slice."""
 _MAX_PARAMETERS = 16
 
 
 class Probes(Directory):
-    """`/healthz` and `/readyz`, without a login, since they show only the state."""
+    """`/healthz` and `/readyz`. They need no login, because they show only the state."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(None, 127)  # the highest priority: no other directory takes these paths
+        super().__init__(None, 127)  # the highest priority: no other directory receives these paths
         self._health = parts.health
 
     def service(self, request: Request, relpath: str) -> bool:
@@ -35,6 +34,7 @@ class Probes(Directory):
         if relpath == "healthz":
             return self._respond(request, 200, "ok\n")
         if relpath == "readyz":
+            # The status is for load balancers, the text for people.
             obstacles = self._health.obstacles()
             return self._respond(request, 503 if obstacles else 200, "\n".join(obstacles or ["ready"]) + "\n")
         return False
@@ -52,9 +52,9 @@ class Probes(Directory):
 class MetricsPage(Directory):
     """`/metrics`, for Prometheus."""
 
-    def __init__(self, together: AllWorkers) -> None:
+    def __init__(self, all_workers: AllWorkers) -> None:
         super().__init__(None, 126)
-        self._together = together
+        self._all_workers = all_workers
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
@@ -64,7 +64,7 @@ class MetricsPage(Directory):
         response = request.response
         response.headers.set("Content-Type", CONTENT_TYPE)
         response.headers.set("Cache-Control", "no-store")
-        for part in self._together.metrics():
+        for part in self._all_workers.metrics():
             response.write(part)
         return True
 
@@ -73,12 +73,12 @@ class Api(Directory):
     """`/api/v1/`: snapshots as JSON, and actions of operators.
 
     Args:
-        together: the server.
+        all_workers: the server with all its workers.
     """
 
-    def __init__(self, together: AllWorkers) -> None:
+    def __init__(self, all_workers: AllWorkers) -> None:
         super().__init__("api")
-        self._together = together
+        self._all_workers = all_workers
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
@@ -93,9 +93,9 @@ class Api(Directory):
                 raise HttpError(404, "The API is at /api/v1/.")
             _check_method(request, "GET", "HEAD", "POST")
             if request.method == "POST":
-                status, answer = self._together.answer(words[1:], {}, _body(request))
+                status, answer = self._all_workers.answer(words[1:], {}, _body(request))
             else:
-                status, answer = self._together.answer(words[1:], _arguments(request))
+                status, answer = self._all_workers.answer(words[1:], _arguments(request))
         except ArgumentError as error:
             status, answer = 400, {"error": str(error)}
         except HttpError as error:
@@ -110,13 +110,13 @@ class Api(Directory):
         _check_method(request, "GET")
         arguments = known(_arguments(request), ("hub", "peer", "topic"))
         hub = whole("hub", arguments["hub"]) if "hub" in arguments else None
-        events = self._together.trace(hub, arguments.get("peer", ""), arguments.get("topic", ""))
+        events = self._all_workers.trace(hub, arguments.get("peer", ""), arguments.get("topic", ""))
         response = request.response
         response.headers.set("Content-Type", "application/x-ndjson; charset=utf-8")
         response.headers.set("Cache-Control", "no-store")
         try:
             for event in events:
-                # Writing an empty line fails when the client has disconnected.
+                # None stands for silence: writing an empty line fails when the client has disconnected.
                 response.write("\n" if event is None else _json_text(event) + "\n")
                 response.flush()
         finally:
@@ -134,7 +134,7 @@ def _check_method(request: Request, *methods: str) -> None:
 
 def _arguments(request: Request) -> Arguments:
     pairs = request.params()
-    # A repeated parameter counts each time, and the last one is used.
+    # Repeated parameters count separately. The last one is used.
     if len(pairs) > _MAX_PARAMETERS:
         raise ArgumentError(f"query: more than {_MAX_PARAMETERS} parameters")
     return dict(pairs)
@@ -145,7 +145,7 @@ def _body(request: Request) -> dict[str, object]:
     if not data:
         return {}
     if not (request.get("content-type") or "").lower().startswith("application/json"):
-        # A form of another site can't send this type, unless the browser asks this server for permission.
+        # A form of another site can't send this type unless this server permits it (a CORS preflight request).
         raise HttpError(415, "Send JSON, with Content-Type: application/json.")
     try:
         found = json.loads(data)
@@ -160,31 +160,27 @@ def _body(request: Request) -> dict[str, object]:
 
 
 def answer_json(request: Request, status: int, answer: Answer) -> None:
-    """Send a response with JSON."""
+    """Send a response with JSON, and yield to the event loop between the items of a page."""
     response = request.response
     response.status = status
     response.headers.set("Content-Type", _JSON)
     response.headers.set("Cache-Control", "no-store")
     response.headers.set("X-Content-Type-Options", "nosniff")
-    for part in _json_pieces(answer):
-        response.write(part)
-
-
-def _json_pieces(answer: Answer) -> Iterator[str]:
-    """Yield the pieces of a JSON text. Yields to the event loop between the items of a page."""
     if not isinstance(answer, dict) or not isinstance(answer.get("items"), list):
-        yield _json_text(answer) + "\n"
+        response.write(_json_text(answer) + "\n")
         return
+    # A page is written item by item, and other greenlets run in between: it may have thousands of rows.
     turn, items = Turn(), answer["items"]
-    yield '{"items": ['
+    response.write('{"items": [')
     for number, item in enumerate(items):
         if not number % _ITEMS_PER_TIME_CHECK:
             turn.yield_if_due()
-        yield (",\n" if number else "\n") + _json_text(item)
+        response.write((",\n" if number else "\n") + _json_text(item))
     rest = {name: value for name, value in answer.items() if name != "items"}
-    yield "\n]" + "".join(f", {_json_text(name)}: {_json_text(value)}" for name, value in rest.items()) + "}\n"
+    end = "".join(f", {_json_text(name)}: {_json_text(value)}" for name, value in rest.items())
+    response.write(f"\n]{end}}}\n")
 
 
 def _json_text(value: object) -> str:
-    # Names may contain lone surrogates, for bytes that are not UTF-8; a response can't.
+    # Names with bytes that are not UTF-8 contain lone surrogates, which a response can't contain.
     return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Parts of a server that the admin listener reads, and its health."""
+"""Parts of a server that the admin listener shows, and its health."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _STAT_FIELDS = (11, 12, 17, 19, 20, 21)
 def process_usage() -> Usage:
     """Return the current resource usage."""
     with open("/proc/self/stat", "rb") as file:
-        # The name of the program is in parentheses and may itself contain spaces and parentheses.
+        # The name of the program is in parentheses, and may contain spaces and parentheses itself.
         fields = file.read().rpartition(b")")[2].split()
     user, system, threads, started, virtual, resident = (int(fields[at]) for at in _STAT_FIELDS)
     ticks = os.sysconf("SC_CLK_TCK")
@@ -64,7 +64,7 @@ def process_usage() -> Usage:
         resident * resource.getpagesize(),
         virtual,
         threads,
-        # Since Linux 6.2 this is the size of the folder. Before that it is 0, and counting takes 4 ms for 10,000 files.
+        # Since Linux 6.2 the size of this folder is the number of files. Before, it is 0, and 10,000 files take 4 ms.
         os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         _booted_s() + started / ticks,
@@ -80,17 +80,17 @@ def _booted_s() -> float:
 # ---- Event loop delay
 
 TICK_S = 0.05
-"""20 wake-ups a second cost 0.05 % of a core. Longer turns of the loop are always noticed."""
+"""20 wake-ups a second cost 0.05 % of a core. Every longer turn of the loop is measured."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MINUTE_S = 60
 
 
 class LoopLag:
-    """Measures how late a timer of the event loop is called, in the thread that calls `start`.
+    """Measures the delay of a timer of the event loop, in the thread that calls `start`.
 
     Attributes:
         last_s: delay of the last tick.
-        buckets: number of ticks with a delay up to each of `BUCKETS_S`, and of those with a longer one.
+        buckets: number of ticks with a delay up to each of `BUCKETS_S`, and with a longer delay.
         total_s: sum of all delays.
         count: number of ticks.
     """
@@ -134,7 +134,7 @@ class LoopLag:
         self.last_s = late_s
         self.total_s += late_s
         self.count += 1
-        self.buckets[next((at for at, most_s in enumerate(BUCKETS_S) if late_s <= most_s), len(BUCKETS_S))] += 1
+        self.buckets[next((at for at, max_s in enumerate(BUCKETS_S) if late_s <= max_s), len(BUCKETS_S))] += 1
         second = int(now_s)
         if self._worst and self._worst[-1][0] == second:
             self._worst[-1] = (second, max(self._worst[-1][1], late_s))
@@ -147,7 +147,7 @@ PHASES = ("loading", "serving", "draining")
 
 
 class Loaded(Protocol):
-    """An application, as `Health` uses it."""
+    """The attributes of an application that `Health` uses."""
 
     @property
     def uri(self) -> str: ...
@@ -156,7 +156,7 @@ class Loaded(Protocol):
 
 
 class Health:
-    """Readiness of the server, the answer of `/readyz`.
+    """Readiness of the server, as `/readyz` reports it.
 
     Args:
         phase: returns one of `PHASES`.
@@ -181,7 +181,7 @@ class Health:
         return self._phase()
 
     def obstacles(self) -> list[str]:
-        """Return why the server is not ready, one sentence each; empty when it is ready."""
+        """Return the reasons why the server is not ready, one sentence each; empty when it is ready."""
         if self.phase == "loading":
             return ["The applications are being loaded."]
         if self.phase == "draining":
@@ -199,10 +199,10 @@ class Parts:
     """The parts of a server that operators see. The server owns them.
 
     Attributes:
-        health: whether the server is ready.
+        health: readiness of the server.
         listeners: the listeners by name.
-        http: the HTTP server on them.
-        applications: in the order of loading, with those that failed or were stopped.
+        http: the HTTP server of the listeners.
+        applications: the applications in the order of loading, with the failed and the stopped ones.
         vm: the Lua runtime.
         pipelines: returns the folder and the state of each process of pipelines.
         restart: restarts an application; may block.

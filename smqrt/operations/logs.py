@@ -1,7 +1,7 @@
 """Log of a server: formats, levels and the last records.
 
-Each JSON record is one line. Its keys are in this order: `time`, `level`, `logger`, `event`, `message`, `worker` if
-there are several workers, the fields of the event, and `error` with a traceback. Secrets are removed from all records.
+Each JSON record is one line. Its keys are in this order: `time`, `level`, `logger`, `event`, `message`, `worker` on a
+server with workers, the fields of the event, and `error` with a traceback. Secrets are removed from all records.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ROOT = "smqrt"
 TRACES = "smqrt.trace"
 """The logger of the traces of applications. They are shown at the level "info", unless a setting changes it."""
 KEPT = 200
-"""Number of errors and warnings that are kept, and of trace lines of each application."""
+"""The number of kept errors and warnings, and of kept trace lines of each application."""
 _TEXT_CHARACTERS = 4096
 _TRACE_CHARACTERS = 512
 _APPLICATIONS = 256
-"""Maximum number of applications with traces of their own; those of further applications are kept together."""
+"""The limit of applications whose traces are kept separately; the traces of further applications are kept together."""
 
 
 class Traced(NamedTuple):
@@ -78,7 +78,7 @@ class LogTail(logging.Handler):
         self.errors = self.warnings = 0
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._traces: dict[Path | None, deque[Traced]] = {}
-        # Apart from the entries, in which warnings could displace errors.
+        # Separate from the entries, in which warnings could displace errors.
         self._error_times_s: deque[float] = deque(maxlen=KEPT)
         self._logger = logging.getLogger(ROOT)
         self._last_resort: logging.Handler | None = None
@@ -87,7 +87,7 @@ class LogTail(logging.Handler):
         """Start keeping records. A second call does nothing."""
         if self in self._logger.handlers:
             return
-        # Python's `logging.lastResort` prints only while no handler exists, so this one replaces it.
+        # Python uses `logging.lastResort` only while no handler exists, so it is added as a handler.
         self._last_resort = None if self._logger.hasHandlers() else logging.lastResort
         for handler in filter(None, (self, self._last_resort)):
             self._logger.addHandler(handler)
@@ -116,7 +116,7 @@ class LogTail(logging.Handler):
                     folder = None  # too many applications: bounded memory
                 lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
                 lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
-        except Exception:  # a record with wrong arguments must not end its caller
+        except Exception:  # the caller must not fail because a record has wrong arguments
             self.handleError(record)
 
     def newest_first(self) -> Iterator[Entry]:
@@ -177,7 +177,7 @@ class LogOptions(Protocol):
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as patterns recognize them."""
+    """Return a text in which `***` replaces the passwords, tokens, cookies and keys that the patterns recognize."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
@@ -291,7 +291,7 @@ class ServerLog:
             logging.getLogger(name).setLevel(word.upper())
 
     def report(self, otherwise: Callable[[str], None]) -> Callable[[str], None]:
-        """Return the function that prints lines of the command: `otherwise`; with JSON, one that logs them."""
+        """Return a function that logs lines of the command when the format is JSON; else return `otherwise`."""
         serve = logging.getLogger(f"{ROOT}.serve")
         return (lambda line: serve.info("%s", line, extra={"event": "serve"})) if self.is_json else otherwise
 

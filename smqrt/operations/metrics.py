@@ -1,7 +1,7 @@
 """Metrics of a server in the text format of Prometheus (help: metrics).
 
-`FAMILIES` is the table of all metrics. Their values are read from the counters of the server at each scrape. Tests
-compare the page of the manual and the dashboard with the table.
+`FAMILIES` is the table of all metrics. Each scrape reads their values from the counters of the server. Tests compare
+the page of the manual and the dashboard with the table.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from smqrt.transport.admission import open_connections
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values with those of their labels."""
+"""Values, each after the values of its labels."""
 MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _HUB, _CLUSTER = ("hub", "app"), ("hub", "app", "cluster")
 
 
 class Scrape:
-    """What is read once for all metrics.
+    """The state of a server that is read once for all metrics.
 
     Args:
-        parts: the server.
+        parts: the parts of the server.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -57,7 +57,7 @@ class Scrape:
         self.lua_memory_bytes = parts.vm.memory_bytes()
 
     def certificate_orders(self) -> list[Mapping[str, object]]:
-        """Return the state of the certificate ordered by ACME; empty without one."""
+        """Return the state of the certificate ordered by ACME; empty when ACME is off."""
         state = self.parts.acme()
         return [state] if state else []
 
@@ -66,10 +66,10 @@ class Family(NamedTuple):
     """One metric.
 
     Attributes:
-        name: the name in Prometheus; that of a counter ends in `_total`.
-        labels: names of the labels.
+        name: the name in Prometheus; the name of a counter ends in `_total`.
+        labels: the names of the labels.
         help: the meaning.
-        samples: returns the values with those of their labels.
+        samples: returns the values with the values of their labels.
         kind: "counter", "gauge" or "histogram".
     """
 
@@ -80,7 +80,7 @@ class Family(NamedTuple):
     kind: str
 
 
-# ---- families by the labels that they have
+# ---- families by their labels
 
 
 def _family(name: str, labels: tuple[str, ...], help: str, samples: Callable[[Scrape], Samples]) -> Family:
@@ -88,12 +88,12 @@ def _family(name: str, labels: tuple[str, ...], help: str, samples: Callable[[Sc
 
 
 def _process(name: str, help: str, value: Callable[[Scrape], float]) -> Family:
-    """A metric of the process, without labels."""
+    """Return a metric of the process, without labels."""
     return _family(name, (), help, lambda scrape: [((), value(scrape))])
 
 
 def _listener(name: str, help: str, key: str) -> Family:
-    """A metric of each listener: `key` of its snapshot."""
+    """Return a metric of each listener: `key` of its snapshot."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((str(one["name"]),), float(str(one[key]))) for one in snapshots.listeners(scrape.parts)]
@@ -106,12 +106,12 @@ def _hub_labels(broker: GeventBroker) -> tuple[str, str]:
 
 
 def _hub(name: str, help: str, value: Callable[[GeventBroker], float]) -> Family:
-    """A metric of each hub."""
+    """Return a metric of each hub."""
     return _family(name, _HUB, help, lambda scrape: [(_hub_labels(one), value(one)) for one in scrape.brokers])
 
 
 def _hub_traffic(name: str, help: str, key: str) -> Family:
-    """A metric of each hub: an attribute of its `Traffic`, which is counted once for all metrics."""
+    """Return a metric of each hub: an attribute of its `Traffic`, which is counted once for all metrics."""
 
     def samples(scrape: Scrape) -> Samples:
         return [(_hub_labels(one), getattr(scrape.traffic[one.number], key)) for one in scrape.brokers]
@@ -120,7 +120,7 @@ def _hub_traffic(name: str, help: str, key: str) -> Family:
 
 
 def _hub_reasons(name: str, label: str, help: str, counts: Callable[[GeventBroker], dict[str, int]]) -> Family:
-    """A metric of each hub and reason."""
+    """Return a metric of each hub and reason."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((*_hub_labels(one), key), count) for one in scrape.brokers for key, count in counts(one).items()]
@@ -129,7 +129,7 @@ def _hub_reasons(name: str, label: str, help: str, counts: Callable[[GeventBroke
 
 
 def _clustered(name: str, help: str, value: Callable[[ClusteredBroker], float]) -> Family:
-    """A metric of each hub in a cluster."""
+    """Return a metric of each hub in a cluster."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((*_hub_labels(broker), clustered.name), value(clustered)) for broker, clustered in clustered_hubs()]
@@ -138,7 +138,7 @@ def _clustered(name: str, help: str, value: Callable[[ClusteredBroker], float]) 
 
 
 def _link(name: str, help: str, value: Callable[[Link], float]) -> Family:
-    """A metric of each link to another node."""
+    """Return a metric of each link to another node."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((str(mesh.node.number), str(one.number)), value(one)) for mesh in open_meshes for one in links(mesh)]
@@ -147,7 +147,7 @@ def _link(name: str, help: str, value: Callable[[Link], float]) -> Family:
 
 
 def _journal(name: str, help: str, key: str) -> Family:
-    """A metric of each journal: `key` of its statistics."""
+    """Return a metric of each journal: `key` of its statistics."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((journal,), stats[key]) for journal, (_, stats) in scrape.journals.items()]
@@ -156,7 +156,7 @@ def _journal(name: str, help: str, key: str) -> Family:
 
 
 def _garbage(name: str, help: str, key: str) -> Family:
-    """A metric of each generation of Python's garbage collector."""
+    """Return a metric of each generation of Python's garbage collector."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((str(generation),), stats[key]) for generation, stats in enumerate(gc.get_stats())]
@@ -165,7 +165,7 @@ def _garbage(name: str, help: str, key: str) -> Family:
 
 
 def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[IdentityService], Samples]) -> Family:
-    """A metric of the identity service; it has no values on a server without one."""
+    """Return a metric of the identity service, without values when the server has none."""
 
     def of_service(scrape: Scrape) -> Samples:
         return samples(service) if (service := identity.server_identity_service()) is not None else ()
@@ -173,23 +173,14 @@ def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[
     return _family(name, labels, help, of_service)
 
 
-def _denied(service: IdentityService) -> Samples:
-    denied = service.rights.denied if service.rights is not None else {}
-    return [((action.value,), count) for action, count in denied.items()]
+def _state_counts(name: str, help: str, states: tuple[str, ...], found: Callable[[Scrape], list[object]]) -> Family:
+    """Return a metric of each state: how often it is one of `found`."""
 
+    def samples(scrape: Scrape) -> Samples:
+        objects = found(scrape)
+        return [((state,), objects.count(state)) for state in states]
 
-def _closes(broker: GeventBroker) -> dict[str, int]:
-    return {reason.name.lower(): count for reason, count in broker.stats.ends.items()}
-
-
-def _apps(scrape: Scrape) -> Samples:
-    states = [snapshots.app_state(one) for one in scrape.parts.applications]
-    return [((state,), states.count(state)) for state in ("running", "failed", "stopped", "changing")]
-
-
-def _pipelines(scrape: Scrape) -> Samples:
-    states = [one["state"] for one in scrape.pipelines]
-    return [((state,), states.count(state)) for state in ("running", "waiting", "ended", "stopped")]
+    return _family(name, ("state",), help, samples)
 
 
 def _queries(scrape: Scrape) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -200,12 +191,8 @@ def _queries(scrape: Scrape) -> Iterator[tuple[str, dict[str, Any]]]:
             yield Path(str(one["path"])).name, query
 
 
-def _query_states(scrape: Scrape) -> Samples:
-    return [((app, query.get("name", ""), query.get("state", "")), 1) for app, query in _queries(scrape)]
-
-
 def _query(name: str, help: str, key: str) -> Family:
-    """A metric of each query of pipelines."""
+    """Return a metric of each query of pipelines."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((app, query.get("name", "")), query.get(key, 0)) for app, query in _queries(scrape)]
@@ -243,7 +230,7 @@ FAMILIES = (
         "smqrt_loop_lag_seconds",
         (),
         "Delay of a timer of the event loop, measured 20 times a second.",
-        lambda _: (),  # see `_lag_histogram`
+        lambda _: (),  # `Metrics.lines` makes the histogram
         "histogram",
     ),
     _process(
@@ -314,7 +301,15 @@ FAMILIES = (
         "Failed logins at hubs and by users of the users file.",
         lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure],
     ),
-    _identity("smqrt_acl_denied_total", ("action",), "Actions denied by the access control list.", _denied),
+    _identity(
+        "smqrt_acl_denied_total",
+        ("action",),
+        "Actions denied by the access control list.",
+        lambda service: [
+            ((action.value,), count)
+            for action, count in (service.rights.denied if service.rights is not None else {}).items()
+        ],
+    ),
     _identity(
         "smqrt_auth_files_broken",
         (),
@@ -362,7 +357,10 @@ FAMILIES = (
         lambda hub: hub.stats.denied,
     ),
     _hub_reasons(
-        "smqrt_hub_closes_total", "reason", "Closed connections, by close reason; see troubleshooting.", _closes
+        "smqrt_hub_closes_total",
+        "reason",
+        "Closed connections, by close reason; see troubleshooting.",
+        lambda hub: {reason.name.lower(): count for reason, count in hub.stats.ends.items()},
     ),
     _hub_reasons(
         "smqrt_hub_dropped_messages_total", "reason", "Dropped copies of messages, by reason.", lambda hub: hub.drops()
@@ -433,13 +431,23 @@ FAMILIES = (
     _journal("smqrt_journal_alarm", "1 while publishers wait for the disk, or it fails or is slow.", "alarm"),
     _journal("smqrt_journal_readers_stale", "Pipelines that have read nothing for a day.", "readers_stale"),
     # Applications.
-    _family("smqrt_applications", ("state",), "Applications, by state.", _apps),
-    _family("smqrt_pipeline_processes", ("state",), "Processes that run pipelines, by state.", _pipelines),
+    _state_counts(
+        "smqrt_applications",
+        "Applications, by state.",
+        ("running", "failed", "stopped", "changing"),
+        lambda scrape: [snapshots.app_state(one) for one in scrape.parts.applications],
+    ),
+    _state_counts(
+        "smqrt_pipeline_processes",
+        "Processes that run pipelines, by state.",
+        ("running", "waiting", "ended", "stopped"),
+        lambda scrape: [one["state"] for one in scrape.pipelines],
+    ),
     _family(
         "smqrt_pipeline_query_state",
         ("app", "query", "state"),
         "1 for the current state of a query of pipelines.",
-        _query_states,
+        lambda scrape: [((app, query.get("name", ""), query.get("state", "")), 1) for app, query in _queries(scrape)],
     ),
     _query("smqrt_pipeline_query_lag_seconds", "Age of the oldest row that a query has not read.", "lag_s"),
     _query("smqrt_pipeline_query_lag_rows", "Rows that a query has not read.", "lag_rows"),
@@ -464,14 +472,14 @@ FORMER_NAMES = {
     "smqrt_listener_reassigned_total": "smqrt_listener_given_total",
     "smqrt_loop_lag_max_seconds": "smqrt_loop_lag_worst_seconds",
 }
-"""Present name to former name of renamed metrics. For one release both are sent."""
+"""The present and the former names of renamed metrics. For one release both are sent."""
 
 
 class Metrics:
     """The metrics of a server.
 
     Args:
-        parts: the server.
+        parts: the parts of the server.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -483,7 +491,13 @@ class Metrics:
         for row in FAMILIES:
             turn.yield_if_due()
             if row.kind == "histogram":
-                yield generate_latest(_FamilyRegistry(_lag_histogram(row, scrape)))
+                lag, total, buckets = self._parts.lag, 0, []
+                for max_s, count in zip([*map(str, BUCKETS_S), "+Inf"], lag.buckets, strict=True):
+                    total += count  # a bucket of Prometheus includes the smaller ones
+                    buckets.append((max_s, float(total)))
+                histogram = HistogramMetricFamily(row.name, row.help)
+                histogram.add_metric([], buckets, lag.total_s)
+                yield generate_latest(_FamilyRegistry(histogram))
                 continue
             yield generate_latest(_FamilyRegistry(_samples_family(row, scrape)))
             if former := FORMER_NAMES.get(row.name):
@@ -511,14 +525,3 @@ class _FamilyRegistry:
     def collect(self) -> list[MetricFamily]:
         """See `prometheus_client.registry.Collector`."""
         return [self._family]
-
-
-def _lag_histogram(row: Family, scrape: Scrape) -> HistogramMetricFamily:
-    lag = scrape.parts.lag
-    total, buckets = 0, []
-    for max_s, count in zip([*map(str, BUCKETS_S), "+Inf"], lag.buckets, strict=True):
-        total += count  # Prometheus's buckets include the smaller ones
-        buckets.append((max_s, float(total)))
-    histogram = HistogramMetricFamily(row.name, row.help)
-    histogram.add_metric([], buckets, lag.total_s)
-    return histogram

@@ -1,7 +1,7 @@
 """Traces of requests for OpenTelemetry (extra `otel`).
 
-The batch processor of the OpenTelemetry library does not work with gevent. So spans are queued here and exported by a
-real thread. When the collector is slow or unreachable, new spans are discarded and counted.
+Spans are queued here and exported by a real thread, because the batch processor of the OpenTelemetry library does not
+work with gevent. When the collector is slow or unreachable, new spans are discarded and counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from smqrt.settings.limits import Limit
 MAX_QUEUED_SPANS = 10_000
 MAX_BATCH_SPANS = 512
 EXPORT_PERIOD_S = 1.0
-"""Spans of this time are exported together."""
+"""Spans that end within this time are exported together."""
 EXPORT_TIMEOUT_S = 10.0
 LAST_EXPORT_S = 2.0
-"""Time limit of the last exports."""
+"""The time limit of the last exports, in `close`."""
 _SPAN = "otel_span"  # in Request.env
 
 SPANS = Limit("otel_spans", "", f"{MAX_QUEUED_SPANS} spans wait for the collector")
@@ -92,7 +92,7 @@ class Tracing:
         span.end()
 
     def enqueue(self, span: object) -> None:
-        """Queue a span that has ended; discard it when the queue is full."""
+        """Queue an ended span, or discard it when the queue is full."""
         if len(self._queue) >= MAX_QUEUED_SPANS:
             SPANS.refused("a span")
             return
@@ -106,17 +106,15 @@ class Tracing:
             if not self._closed:
                 gevent.sleep(EXPORT_PERIOD_S)
             while self._queue:
-                self._send_batch()
-
-    def _send_batch(self) -> None:
-        spans = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH_SPANS))]
-        try:
-            outcome = self._threads.call(self._exporter.export, spans)
-            fault = "" if outcome.name == "SUCCESS" else "it rejected the spans"
-        except Exception as error:  # the library may raise anything; the loop must go on
-            fault = str(error)
-        if fault:
-            SPANS.refused(f"{len(spans)} spans", f"the export to the collector {self._endpoint} failed: {fault}")
+                spans = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH_SPANS))]
+                try:
+                    outcome = self._threads.call(self._exporter.export, spans)
+                    fault = "" if outcome.name == "SUCCESS" else "it rejected the spans"
+                except Exception as error:  # the library may raise any exception; the loop must continue
+                    fault = str(error)
+                if fault:
+                    rule = f"the export to the collector {self._endpoint} failed: {fault}"
+                    SPANS.refused(f"{len(spans)} spans", rule)
 
     def close(self) -> None:
         """Export the queued spans within two seconds, then stop. A second call does nothing."""
@@ -129,7 +127,7 @@ class Tracing:
 
 
 class _QueueProcessor:
-    """A span processor of the library. Only `on_end` does something; `Tracing.close` shuts down."""
+    """The interface to the library. Only `on_end` has an effect; `Tracing.close` does the shutdown."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing

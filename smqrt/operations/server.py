@@ -29,13 +29,13 @@ from smqrt.transport.origins import Hosts, Origins, is_loopback
 from smqrt.transport.server_tls import ListenerTls
 from smqrt.transport.tls import HANDSHAKE_S
 
-# ---- announcements: a file for each admin listener, which only this user can read, for commands of this machine
+# ---- announcements: a file for each admin listener that only this user can read, for commands on this machine
 
 log = logging.getLogger("smqrt.admin")
 
 
 def folder() -> Path:
-    """Return the folder in which servers of this user announce their admin listeners."""
+    """Return the folder of the announcements of this user's servers."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "smqrt" if runtime else Path(tempfile.gettempdir()) / f"smqrt-{os.getuid()}"
 
@@ -45,7 +45,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
 
     Args:
         url: URL of the admin listener.
-        certificate: file of its certificate with TLS; commands of this machine trust this certificate.
+        certificate: the file of its certificate, which commands on this machine trust; None without TLS.
 
     Returns:
         None when the file can't be written, or the folder belongs to another user.
@@ -53,7 +53,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
     path = folder() / f"{os.getpid()}.json"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        # In /tmp another user could have created the folder, or a link of this name.
+        # In /tmp another user may have created the folder, or a link of this name.
         found = path.parent.lstat()
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             log.info("%s: other users have access to this folder; commands need --url", path.parent)
@@ -63,7 +63,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
         with os.fdopen(new, "w") as file:
             about = {"url": url, "pid": os.getpid(), "folder": os.getcwd()}
             json.dump(about | ({"certificate": str(Path(certificate).resolve())} if certificate else {}), file)
-        new_path.replace(path)  # renamed atomically, so readers never see a part of it
+        new_path.replace(path)  # atomically, so that readers never find an incomplete file
     except OSError as error:
         log.info("%s can't be written: %s; commands need --url", path, error.strerror)
         return None
@@ -73,7 +73,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
 def announced() -> list[dict[str, object]]:
     """Return the announcements of the running servers of this user, the newest first.
 
-    During a hot restart a server has two processes; then the newer one is returned.
+    During a hot restart a server has two processes; the newer one is returned.
     """
     found: list[tuple[float, dict[str, object]]] = []
     with suppress(OSError):
@@ -81,13 +81,13 @@ def announced() -> list[dict[str, object]]:
             return []
         for path in folder().glob("*.json"):
             with suppress(OSError, ValueError):
+                # A killed server leaves its file, but its process is not in /proc.
                 if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
                     found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
-    # Servers that were killed leave their files; /proc shows which processes run.
     newest_first = [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
     by_url: dict[object, dict[str, object]] = {}
     for one in newest_first:
-        by_url.setdefault(one["url"], one)  # during a hot restart two processes have the same URL
+        by_url.setdefault(one["url"], one)
     return list(by_url.values())
 
 
@@ -112,7 +112,7 @@ class _Forbidden(Directory):
 
 
 class _Root(Root):
-    """The tree of the admin listener, with a login where one is needed."""
+    """The tree of the admin listener, behind a login if `require_login` was called."""
 
     _guard: LoginGuard | None = None
 
@@ -135,7 +135,7 @@ class _Root(Root):
 
 
 class AdminServer:
-    """The admin listener. Its port is bound by the constructor, and served after `start`.
+    """The admin listener. The constructor binds its port; `start` begins to accept connections.
 
     Args:
         host: the address to listen on.
@@ -144,11 +144,11 @@ class AdminServer:
             log in by Basic authentication; `viewer` is read-only. `/healthz` and `/readyz` need no login.
         tls: the TLS settings; None for plain HTTP.
         handshake_s: time limit of a TLS handshake.
-        given: listening sockets of the caller, instead of a new one.
+        given: open listening sockets to use; empty to open one.
 
     Attributes:
         root: the tree of its pages.
-        application: the console, which runs while the listener does; None without one.
+        application: the console, which is loaded by `start` and unloaded by `close`; None without one.
 
     Raises:
         StartError: the address can't be bound, or it is not loopback and there is no file of users.
@@ -196,10 +196,10 @@ class AdminServer:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
-    def mount(self, parts: Parts, together: AllWorkers) -> None:
-        """Serve the pages of a server: of this process and of all its workers."""
+    def mount(self, parts: Parts, all_workers: AllWorkers) -> None:
+        """Serve the pages of a server: its health, and the metrics and the API of all its workers."""
         self._parts = parts
-        for directory in (Probes(parts), MetricsPage(together), Api(together)):
+        for directory in (Probes(parts), MetricsPage(all_workers), Api(all_workers)):
             self.root.insert(directory)
 
     def start(self) -> None:
@@ -228,7 +228,7 @@ class AdminServer:
             try:
                 return self._bind(host, ADMIN_PORT, handshake_s)
             except StartError:
-                return self._bind(host, 0, handshake_s)  # another server has the default port
+                return self._bind(host, 0, handshake_s)  # another server uses the default port
         if self._tls is None:
             return Listener(host, port, self.http.accepted, given=self._given)
         return Listener(

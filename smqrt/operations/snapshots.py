@@ -1,7 +1,7 @@
 """Snapshots of a server for the API, the console and commands.
 
-They are dicts and lists for JSON. Keys are stable, and those of quantities have the unit in the name. Long lists are
-pages: `{"items", "after", "total"}`. These functions run in a greenlet and yield to the event loop.
+They are dicts and lists for JSON. Keys are stable, and keys of quantities contain the unit. Long lists are pages:
+`{"items", "after", "total"}`. These functions run in a greenlet and yield to the event loop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def no_arguments(arguments: Arguments) -> None:
 
 
 def whole(what: str, value: str) -> int:
-    """Return the value of an argument as a number. Raises ArgumentError for other texts."""
+    """Return the value of an argument as a number. Raises ArgumentError for a text that is not one."""
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise ArgumentError(f"{what}: {value[:40]!r} is not a number")
     return int(value)
@@ -77,9 +77,9 @@ def limit_of(arguments: Arguments) -> int:
 # ---- Page selection without sorting the whole list
 
 LIMIT, MAX_LIMIT = 100, 1000
-"""Items on a page: the default and the maximum."""
+"""The number of items on a page: the default and the maximum."""
 _ITEMS_PER_TIME_CHECK = 500
-"""The time slice is checked after so many items: 0.1 ms of work."""
+"""The number of items between two checks of the time slice: 0.1 ms of work."""
 
 T = TypeVar("T")
 K = TypeVar("K", int, bytes, tuple[int, int])
@@ -122,17 +122,18 @@ def page(
     """Return the `limit` items with the smallest keys above `after`. Yields to the event loop.
 
     Args:
-        items: all items, in a list that does not change meanwhile.
+        items: all items, in a list that must not change meanwhile.
         key: returns the key of an item.
         after: the key of the last item of the previous page; None for the first page.
         limit: items on the page, 1 to 1000.
-        wanted: returns whether an item is in the list; by default all are.
+        wanted: returns whether an item is included; by default all items are.
 
     Raises:
         ArgumentError: the limit is out of range.
     """
     check_limit(limit)
     turn, total, rest = Turn(), 0, 0
+    # The heap has at most `limit` entries: 100,000 clients are not sorted for a page of 100.
     heap: list[tuple[_Reversed, int, T]] = []
     for number, item in enumerate(items):
         if not number % _ITEMS_PER_TIME_CHECK:
@@ -188,40 +189,40 @@ Snapshot = dict[str, object]
 # ---- Clusters (help: cluster)
 
 _MAX_ROWS = 1024
-"""Maximum number of links, addresses, hubs and channels: a node has at most 1023 other nodes."""
+"""The limit of links, addresses, hubs and channels: a node has at most 1023 other nodes."""
 
 
 def clusters() -> list[Snapshot]:
-    """Return a row for each node of this process: one, unless an application has created more with `smq.mtl`."""
-    return [_node(one) for one in list(open_meshes)]
-
-
-def _node(mesh: Mesh) -> Snapshot:
-    node, now_s = mesh.node, mesh.node.clock_s()
-    return {
-        "node": node.number,
-        "fixed": node.is_fixed,
-        "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
-        "links_lost": node.links_lost,
-        "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
-        "addresses": [
-            {
-                "address": one.address,
-                "state": "this node" if one.is_self else "linked" if one.up else "not linked",
-                "why": "" if one.up or one.is_self else one.why,
-            }
-            for one in mesh.dialers[:_MAX_ROWS]
-        ],
-        "missing": [
-            {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
-            for one in mesh.expected.missing()[:_MAX_ROWS]
-        ],
-        "hubs": [_clustered_hub(one) for one in list(node.members.values())[:_MAX_ROWS]],
-        "channels": [
-            {"channel": one.name.decode("utf-8", "replace"), "nodes": sorted(one.nodes()), **one.counts()}
-            for one in list(node.channels.values())[:_MAX_ROWS]
-        ],
-    }
+    """Return a row for each node of this process. Applications create further nodes with `smq.mtl`."""
+    rows = []
+    for mesh in list(open_meshes):
+        node, now_s = mesh.node, mesh.node.clock_s()
+        row: Snapshot = {
+            "node": node.number,
+            "fixed": node.is_fixed,
+            "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
+            "links_lost": node.links_lost,
+            "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
+            "addresses": [
+                {
+                    "address": one.address,
+                    "state": "this node" if one.is_self else "linked" if one.up else "not linked",
+                    "why": "" if one.up or one.is_self else one.why,
+                }
+                for one in mesh.dialers[:_MAX_ROWS]
+            ],
+            "missing": [
+                {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
+                for one in mesh.expected.missing()[:_MAX_ROWS]
+            ],
+            "hubs": [_clustered_hub(one) for one in list(node.members.values())[:_MAX_ROWS]],
+            "channels": [
+                {"channel": one.name.decode("utf-8", "replace"), "nodes": sorted(one.nodes()), **one.counts()}
+                for one in list(node.channels.values())[:_MAX_ROWS]
+            ],
+        }
+        rows.append(row)
+    return rows
 
 
 def links(mesh: Mesh) -> list[Link]:
@@ -244,7 +245,7 @@ def _link(link: Link, now_s: float) -> Snapshot:
 
 
 def _clustered_hub(member: ClusteredBroker) -> Snapshot:
-    broker: Any = member.broker  # a `GeventBroker`, of which the cluster knows only `Broker`
+    broker: Any = member.broker  # a `GeventBroker`; the cluster declares it as a `Broker`
     return {
         "cluster": member.name,
         "hub": broker.number,
@@ -283,21 +284,21 @@ def queries(folders: Sequence[Path]) -> dict[Path, list[Snapshot]]:
     if not folders:
         return {}
     try:
-        return _threads.call(_read_all, list(folders))
+        return _threads.call(_read_statuses, list(folders))
     except TimeoutError as error:
         log.warning("the states of pipelines can't be read: %s", error)
         return {}
 
 
-def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
-    """Read all status files, in a thread. Invalid files are left out."""
+def _read_statuses(folders: list[Path]) -> dict[Path, list[Snapshot]]:
+    """Read all status files, in a thread. Invalid files are skipped."""
     by_folder: dict[Path, list[Snapshot]] = {folder: [] for folder in folders}
     for folder, states in by_folder.items():
         paths: list[Path] = []
         with suppress(OSError):
             paths = sorted((folder / _STATUS_FOLDER).glob(f"*/{_STATUS_FILE}"))[:_MAX_QUERIES]
         for path in paths:
-            # A query may be writing its file, and other programs may put anything there.
+            # A query may be writing its file, and other programs may have written invalid files.
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 with path.open("rb") as file:
                     found = json.loads(file.read(_MAX_STATUS_BYTES))
@@ -310,7 +311,7 @@ def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
 # ---- Recent log records and traces
 
 _LOG_TIME = "microseconds"
-"""Precision of times in the log, by which lines of several workers are ordered."""
+"""The precision of times in the log. Lines of several workers are ordered by these times."""
 
 
 def log_rows(parts: Parts, limit: int = LIMIT) -> Snapshot:
@@ -336,7 +337,7 @@ def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
 
     Args:
         parts: the server.
-        limit: lines of each application, 1 to 1000; the last 200 are kept.
+        limit: the number of lines of each application, 1 to 1000; the last 200 are kept.
 
     Raises:
         ArgumentError: the limit is out of range.
@@ -351,13 +352,13 @@ def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
 
 
 LATELY_S = 300.0
-"""The time that the keys with `lately` cover."""
+"""The period of keys with `lately`."""
 _TOPICS_PER_TIME_CHECK = 5000
-"""The time slice is checked after so many topics: 0.3 ms of work."""
+"""The number of topics between two checks of the time slice: 0.3 ms of work."""
 
 
 class NotFoundError(ArgumentError):
-    """The hub, client or application does not exist, or not any more."""
+    """The hub, client or application does not exist, or no longer exists."""
 
 
 def text(name: bytes) -> str:
@@ -467,7 +468,7 @@ def hub(broker: GeventBroker) -> Snapshot:
 def traffic(broker: GeventBroker) -> Traffic:
     """Return the traffic of a hub. Yields to the event loop while the topics are counted."""
     turn = Turn()
-    # A copy, since topics are created and removed while others run.
+    # A copy, because other greenlets create and remove topics meanwhile.
     for number, topic in enumerate(list(broker.topic_table.by_key.values())):
         if not number % _TOPICS_PER_TIME_CHECK:
             turn.yield_if_due()
@@ -481,7 +482,7 @@ def queued_bytes(broker: GeventBroker) -> int:
 
 
 def _sessions(broker: GeventBroker) -> dict[int, Session]:
-    return broker.sessions  # type: ignore[return-value]  # a `GeventBroker` has no other clients
+    return broker.sessions  # type: ignore[return-value]  # all clients of a `GeventBroker` are `Session`s
 
 
 def broker_of(number: int) -> GeventBroker:
@@ -507,7 +508,7 @@ def peers(
 
     Args:
         parts: the server.
-        hub: only those of this hub.
+        hub: only clients of this hub.
         after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
         search: only clients whose uid, info, address, user or ETID contains this text.
@@ -519,7 +520,18 @@ def peers(
     brokers = all_brokers() if hub is None else [broker_of(hub)]
     sessions = [(broker.number, session) for broker in brokers for session in list(_sessions(broker).values())]
     needle = search.lower()
-    wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
+
+    def matches(entry: tuple[int, Session]) -> bool:
+        session = entry[1]
+        return (
+            needle in text(session.uid).lower()
+            or needle in str(session.etid)
+            or needle in close_log.address_of(session.outbox)
+            or needle in text(session.info).lower()
+            or needle in close_log.user_of(session).lower()
+        )
+
+    wanted = matches if needle else None
     if sort:
         size = _size(sort, _PEER_SIZES)
         found = largest(sessions, lambda entry: size(entry[1]), limit, wanted)
@@ -544,16 +556,6 @@ def session_of(value: str) -> Session:
     if session is None:
         raise NotFoundError(f"id: there is no client {value}; it may have disconnected")
     return session
-
-
-def _matches(session: Session, needle: str) -> bool:
-    return (
-        needle in text(session.uid).lower()
-        or needle in str(session.etid)
-        or needle in close_log.address_of(session.outbox)
-        or needle in text(session.info).lower()
-        or needle in close_log.user_of(session).lower()
-    )
 
 
 def peer(hub: int, session: Session) -> Snapshot:
@@ -686,8 +688,8 @@ def closed(
         parts: the server.
         after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
-        hub: only those of this hub.
-        reason: only those with this close reason, such as "slow_consumer".
+        hub: only connections of this hub.
+        reason: only connections with this close reason, such as "slow_consumer".
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -696,29 +698,28 @@ def closed(
     def wanted(one: Closed) -> bool:
         return (hub is None or one.hub == hub) and (not reason or one.reason.name.lower() == reason.lower())
 
-    # Keys are negative numbers, since pages are in ascending order of their keys.
+    def row(one: Closed) -> Snapshot:
+        explanation = explanation_of(one.reason)
+        return {
+            "number": one.number,
+            "at": iso(one.at_s),
+            "connected_s": None if one.connected_s is None else round(one.connected_s, 3),
+            **close_log.fields(one),
+            "what": explanation.what,
+            "remedy": explanation.remedy,
+            "trouble": explanation.is_trouble,
+        }
+
+    # Keys are negative numbers: pages are in ascending order of their keys, and the newest connection comes first.
     before = None if after is None else whole("after", after)
     found = page(
         close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted
     )
-    return _paged(found, _closed, lambda key: str(-key))
-
-
-def _closed(one: Closed) -> Snapshot:
-    ending = explanation_of(one.reason)
-    return {
-        "number": one.number,
-        "at": iso(one.at_s),
-        "connected_s": None if one.connected_s is None else round(one.connected_s, 3),
-        **close_log.fields(one),
-        "what": ending.what,
-        "remedy": ending.remedy,
-        "trouble": ending.is_trouble,
-    }
+    return _paged(found, row, lambda key: str(-key))
 
 
 def limits(parts: Parts) -> list[Snapshot]:
-    """Return the limits, and how often each was reached."""
+    """Return the limits, with the number of refusals of each."""
     return [
         {
             "name": one.name,

@@ -28,15 +28,15 @@ from smqrt.wire import smq
 from smqrt.workers.worker_rpc import END, Message, News, WorkerRpc
 
 MAX_TOPICS = 20
-"""Topics of one page."""
+"""The limit of topics of one page."""
 NAME_CHARACTERS = 256
 MAX_KEPT = 30
-"""Messages between two calls of `take`, about a second; further ones are only counted."""
+"""The limit of messages between two calls of `take`, about a second; further ones are only counted."""
 _SHOWN_BYTES = 512
 QUESTION = "listen"
-"""The name of the question to another worker."""
+"""The name of the request to another worker."""
 _REPORT_S = 0.5
-"""Interval of messages to another worker."""
+"""The interval of reports to another worker."""
 
 
 class TopicListener(Protocol):
@@ -65,7 +65,7 @@ class LocalTopicListener(Outbox):
         super().__init__()
         if len(destinations) > MAX_TOPICS:
             raise ArgumentError(f"topics: a page shows at most {MAX_TOPICS} topics")
-        topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]
+        topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]  # without duplicates
         self._broker, self._clock = broker, clock
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
@@ -82,55 +82,53 @@ class LocalTopicListener(Outbox):
             self._broker.unsubscribed(topic, self)
 
     def take(self) -> tuple[list[Snapshot], int]:
-        """Return the messages since the last call, and the number of those that were not kept."""
+        """Return the messages since the last call, and the number of messages that were not kept."""
         taken, self._kept = self._kept, []
         missed, self._missed = self._missed, 0
         return taken, missed
 
     def flush(self) -> None:
-        """See `Outbox.flush`: keep the first messages, count the others."""
+        """See `Outbox.flush`. Keep the first messages and count the others."""
         batches, self.queue = self.queue, []
         for batch in batches:
             if len(self._kept) >= MAX_KEPT:
                 self._missed += smq.count_frames(batch)
                 continue
             for frame in smq.frames(batch):
-                if len(self._kept) < MAX_KEPT:
-                    self._number += 1
-                    self._kept.append(self._row(frame))
-                else:
+                if len(self._kept) >= MAX_KEPT:
                     self._missed += 1
-
-    def _row(self, frame: bytes) -> Snapshot:
-        tid, ptid, stid, data = smq.unpack_publish(frame)
-        return {
-            "number": self._number,
-            "at_s": self._clock(),
-            "topic": _name(self._broker.tid2topic(tid), tid),
-            "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
-            "from": ptid,
-            "size_bytes": len(data),
-            "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
-            "cut": len(data) > _SHOWN_BYTES,
-        }
+                    continue
+                self._number += 1
+                tid, ptid, stid, data = smq.unpack_publish(frame)
+                row: Snapshot = {
+                    "number": self._number,
+                    "at_s": self._clock(),
+                    "topic": _name(self._broker.tid2topic(tid), tid),
+                    "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
+                    "from": ptid,
+                    "size_bytes": len(data),
+                    "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
+                    "cut": len(data) > _SHOWN_BYTES,
+                }
+                self._kept.append(row)
 
 
 class RemoteTopicListener:
-    """Subscribes to topics of a hub of another worker. Invalid arguments make `take` raise.
+    """Subscribes to topics of a hub of another worker. After invalid arguments, `take` raises.
 
     Args:
-        fleet: the workers.
+        worker_rpc: calls the other workers.
         worker: the number of the worker that has the hub.
         hub: the number of the hub.
         destinations: see `LocalTopicListener`.
     """
 
-    def __init__(self, fleet: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
+    def __init__(self, worker_rpc: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
         question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
         self._fault = ""
-        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._received)
+        self._following = gevent.spawn(worker_rpc.follow, worker, lambda: question, self._received)
 
     def close(self) -> None:
         """Unsubscribe. A second call does nothing."""
@@ -160,7 +158,7 @@ def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> New
 
     Args:
         hub: returns a hub of this worker by its number; raises ArgumentError.
-        question: the question of the other worker.
+        question: the request of the other worker.
     """
     try:
         listening = LocalTopicListener(hub(question["hub"]), question["topics"])
@@ -182,6 +180,7 @@ def _topic(broker: Broker, destination: str | int) -> Topic:
             raise ArgumentError(f"topics: a name has more than {NAME_CHARACTERS} characters; use its number")
         destination = broker.create(destination.encode("utf-8", "surrogateescape"))
     topic = broker.topic_table.get(destination) if 0 < destination <= MAX_ID else None
+    # A topic without a name is that of a client.
     if topic is None or topic.name is None:
         raise ArgumentError(f"topics: there is no topic {destination}")
     return topic
@@ -195,14 +194,14 @@ def _name(name: bytes | None, number: int) -> str:
 
 MAX_TRACES = 4
 SILENCE_S = 5.0
-"""Interval of empty lines without events: a disconnected reader is noticed only when a write fails."""
+"""The interval of empty lines while there are no events. Only a failed write shows that the reader has disconnected."""
 
 TRACES = Limit("traces", "", f"{MAX_TRACES} traces are running")
 _running: list[Trace] = []
 
 
 def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, object] | None, None, None]:
-    """Start a trace. Yields its events, and None after a time without any. Ends when the iterator is closed.
+    """Start a trace. Yield its events, and None after each `SILENCE_S` without events, until the iterator is closed.
 
     Args:
         hub: the number of the hub; None when there is only one, or `peer` contains it.
@@ -210,8 +209,8 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         topic: the name of a topic; empty to trace a client.
 
     Raises:
-        ArgumentError: not exactly one of `peer` and `topic` is given, there is no such client or hub, or too many
-            traces are running.
+        ArgumentError: both or none of `peer` and `topic` are given, there is no such client or hub, or too many traces
+            are running.
     """
     if bool(peer) == bool(topic):
         raise ArgumentError("trace: exactly one of peer and topic is needed")
@@ -230,20 +229,21 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         raise ArgumentError(f"trace: {MAX_TRACES} traces are running; stop one of them first")
     more = Event()
     trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, more.set)
-    return _events(trace, more)
 
+    def events() -> Generator[dict[str, object] | None, None, None]:
+        # The trace starts at the first read: an iterator that is never read is never closed.
+        _running.append(trace)
+        trace.start()
+        try:
+            yield {"event": "tracing", "time": iso(time())}
+            while not trace.broker.closed:
+                more.clear()  # before `take`, so that no event is missed
+                for event in trace.take():
+                    yield {"time": iso(time()), **event}
+                if not more.wait(SILENCE_S):
+                    yield None
+        finally:
+            trace.stop()
+            _running.remove(trace)
 
-def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, None, None]:
-    _running.append(trace)  # at the first read: an iterator that is never read is never closed
-    trace.start()
-    try:
-        yield {"event": "tracing", "time": iso(time())}
-        while not trace.broker.closed:
-            more.clear()  # before `take`, so that no event is missed
-            for event in trace.take():
-                yield {"time": iso(time()), **event}
-            if not more.wait(SILENCE_S):
-                yield None
-    finally:
-        trace.stop()
-        _running.remove(trace)
+    return events()

@@ -36,7 +36,7 @@ def start_folder() -> str:
 
 
 def _start_executable(folder: str) -> str:
-    """Return the path of Python below `folder`: Python itself resolves a relative path, and with it the link."""
+    """Return the path of Python below `folder`. Python has resolved a relative path, and with it the symbolic link."""
     actual, path = os.getcwd(), sys.executable
     return folder + path.removeprefix(actual) if path.startswith(f"{actual}/") else path
 
@@ -44,7 +44,7 @@ def _start_executable(folder: str) -> str:
 FOLDER = start_folder()
 """The working folder."""
 COMMAND = [_start_executable(FOLDER), *sys.orig_argv[1:]]
-"""The program and its arguments."""
+"""The program and its arguments, as a new process starts with them."""
 
 
 # ---- CPU cores
@@ -112,14 +112,14 @@ log = logging.getLogger("smqrt")
 
 
 class Closable(Protocol):
-    """An object that is closed with the application that made it."""
+    """An object that is closed with the application that created it."""
 
     def close(self) -> object:
         """Close it; may block. A second call does nothing. A method `_end_with_app` takes precedence."""
 
 
 class AppScope:
-    """Everything that a running application has made.
+    """The objects that a running application has created, and its modules.
 
     Args:
         folder: the application's folder, absolute; None when the application is a ZIP file.
@@ -127,11 +127,11 @@ class AppScope:
 
     Attributes:
         when_loaded: functions to call once the application's code has run without an error.
-        hubs_made: how many hubs without a name it has made.
-        package: the name of the package of its Python modules, empty without any.
-        names: what `smqrt.app` offers its code: `app`, `dir`, `io`.
-        kept: what the server keeps in memory for it.
-        is_internal: it is part of the server: operators do not see its hubs.
+        hubs_made: the number of hubs without a name that it has created.
+        package: the name of the package of its Python modules; empty without such modules.
+        names: the names that `smqrt.app` offers to its code: `app`, `dir`, `io`.
+        kept: objects that the server keeps in memory for it.
+        is_internal: it is part of the server, and its hubs are not shown to operators.
         is_unloading: its `onunload` runs, or has run.
     """
 
@@ -149,9 +149,9 @@ class AppScope:
         self._closables: WeakSet[Closable] = WeakSet()
 
     def close(self) -> None:
-        """Close everything, in no order, and unload the modules that the application imported from its folder.
+        """Close all objects, in any order, and unload the modules that the application imported from its folder.
 
-        The application then imports their present state when it starts again. May block. Errors are logged.
+        At its next start, the application imports the changed modules. May block. Errors are logged.
         """
         for closable in list(self._closables):
             try:
@@ -167,43 +167,43 @@ class AppScope:
                 del sys.modules[name]
 
     def is_on_path(self) -> bool:
-        """Whether it has put its own folder on `sys.path`: then its modules are those of the process."""
+        """Whether it has added its folder to `sys.path`. Its modules are then imported under their own names."""
         folder = str(self.folder)
         return folder in sys.path and folder not in self._path_before
 
     def has_file(self, file: str | None) -> bool:
-        """Whether a module's file is one of its own; packages of an environment in its folder are not."""
+        """Whether a module's file belongs to it. Packages of an environment in its folder do not."""
         if self.folder is None or file is None or not Path(file).is_relative_to(self.folder):
             return False
         parts = Path(file).relative_to(self.folder).parts
         return not any(part == "site-packages" or part.startswith(".") for part in parts)
 
     def add(self, closable: Closable) -> None:
-        """Have `close` close an object, unless it was garbage-collected before."""
+        """Add an object that `close` closes, unless it is garbage-collected before."""
         self._closables.add(closable)
 
 
 current_app: ContextVar[AppScope | None] = ContextVar("current", default=None)
-"""The application whose code this greenlet runs: `.preload`, `.preload.py`, `onunload`, a page, a directory function;
-None everywhere else. Greenlets and Lua activities started from there have none."""
+"""The application whose code this greenlet runs: `.preload`, `.preload.py`, `onunload`, a page, a directory function.
+It is None in all other code, and in greenlets and Lua activities that such code starts."""
 
 
 def base_folder() -> Path:
-    """Return the folder of the running application, the current folder when there is none."""
+    """Return the folder of the running application; the working folder outside of applications."""
     return application_folder() or Path.cwd()
 
 
 def application_folder() -> Path | None:
-    """Return the folder of the running application; None for one in a ZIP file and outside of applications."""
+    """Return the folder of the running application; None for a ZIP file and outside of applications."""
     app = current_app.get()
     return app.folder if app else None
 
 
 def close_with_app(closable: Closable) -> None:
-    """Close an object with the running application, if there is one.
+    """Close an object with the running application; do nothing outside of applications.
 
-    Objects that a module from outside of the application's folder makes while it is imported are excluded: such a
-    module outlives the application.
+    Objects are excluded that a module outside of the application's folder creates during its import, because such a
+    module is not unloaded with the application.
     """
     app = current_app.get()
     if app and not _is_importing_foreign_module(app):
@@ -255,7 +255,7 @@ class RestartDelays:
 
 
 def failure(code: int) -> str | None:
-    """Return how a process failed, from its return code; None when it succeeded."""
+    """Return the failure of a process as text, from its return code; None for success."""
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code else None
@@ -267,5 +267,5 @@ def terminate_with_parent() -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `terminate_with_parent`, once the process learns of its parent's end in another way."""
+    """Undo `terminate_with_parent`, once the process detects the exit of its parent in another way."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0)

@@ -1,7 +1,7 @@
-"""Signals that arrive while the program loads, kept for its handlers.
+"""Signals that arrive while the program loads, recorded for its later handlers.
 
-The default action of each of these signals terminates the process. Loading takes some tenths of a second, so the
-program's own handlers are installed too late.
+The default action of each of these signals terminates the process. Loading takes some tenths of a second, so
+signals can arrive before the program installs its handlers.
 """
 
 from __future__ import annotations

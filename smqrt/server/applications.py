@@ -1,7 +1,7 @@
-"""Applications of a server, their reload, and their side processes.
+"""Applications of a server, their reload, and their child processes.
 
 Pages need no restart: the server reads a changed page at the next request. A change of `.preload` or of a module
-restarts the application. Polling finds such changes: it works on every mount and needs no thread.
+restarts the application. Such changes are found by polling, which works on every mount and needs no thread.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from smqrt.journal.writer import JournalWriter
 from smqrt.process.current_process import RestartDelays, failure, terminate_with_parent
 from smqrt.server.configuration import FileState, file_state
 
-# ---- Side processes: pipelines and compaction
+# ---- Child processes: pipelines and compaction
 #
 # start ──▶ running ──exit code 0──▶ ended
 #             │  ▲
-#   it failed │  │ 1 s, 2 s, 4 s … 60 s later
+#      failed │  │ 1 s, 2 s, 4 s … 60 s later
 #             ▼  │
 #           waiting            stop: SIGTERM, ten seconds later SIGKILL
 
 _LINE_BYTES = 16 << 10
 _LAST_OUTPUT_S = 1.0  # to read the output that a process wrote before its exit
-_GROUP_EXIT_S = 3.0  # a JVM needs so long to exit after the process that started it
+_GROUP_EXIT_S = 3.0  # a JVM exits up to 3 s after the process that started it
 _GROUP_KILL_S = 1.0
 _GROUP_POLL_S = 0.05
 _JOURNALS_POLL_S = 1.0
@@ -48,38 +48,38 @@ _PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the
 
 
 class Supervised:
-    """A process that is restarted when it fails, with all the processes that it starts.
+    """A process that is restarted when it fails, with all its descendants.
 
     Args:
         name: the prefix of its lines.
         command: the program and its arguments.
-        report: takes each line of its output, and of its starts and failures.
-        patience: the waits before restarts, and for its exit.
+        report: called with each line of its output, and with lines about starts and failures.
+        delays: before restarts, and between SIGTERM and SIGKILL.
 
     Attributes:
-        state: "stopped", "running", "waiting" (to start again) or "ended" (by itself, successfully).
+        state: "stopped", "running", "waiting" (for the next start) or "ended" (by itself, successfully).
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], report: Callable[[str], None], patience: RestartDelays | None = None
+        self, name: str, command: Sequence[str], report: Callable[[str], None], delays: RestartDelays | None = None
     ) -> None:
         self.state = "stopped"
         self._name = name
         self._command = list(command)
         self._report = report
-        self._patience = patience or RestartDelays()
+        self._delays = delays or RestartDelays()
         self._stopping = Event()
         self._keeper: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Start the process, unless it runs or waits to start again; never blocks."""
+        """Start the process, unless it runs or a restart is scheduled; never blocks."""
         if self.state not in ("running", "waiting"):
             self.state = "running"
             self._stopping.clear()
             self._keeper = gevent.spawn(self._keep)
 
     def stop(self) -> None:
-        """Stop the process; blocks this greenlet until it, and all processes that it started, have ended."""
+        """Stop the process; blocks this greenlet until the process and its descendants have ended."""
         self._stopping.set()
         if self._keeper is not None:
             self._keeper.join()
@@ -91,22 +91,29 @@ class Supervised:
         self.start()
 
     def _keep(self) -> None:
-        wait_s = self._patience.first_s
+        wait_s = self._delays.first_s
         while not self._stopping.is_set():
             self.state, began_s = "running", monotonic()
             failure = self._run()
             if failure is None or self._stopping.is_set():
                 break
-            if monotonic() - began_s >= self._patience.steady_s:
-                wait_s = self._patience.first_s
+            if monotonic() - began_s >= self._delays.steady_s:
+                wait_s = self._delays.first_s
             self.state = "waiting"
             self._report(f"{self._name}: {failure}; starting again in {wait_s:g} s")
             self._stopping.wait(wait_s)
-            wait_s = min(wait_s * 2, self._patience.longest_s)
+            wait_s = min(wait_s * 2, self._delays.longest_s)
         self.state = "ended"
 
     def _run(self) -> str | None:
-        """Run the process until it ends. Return how it failed, None for success."""
+        """Run the process until it ends. Return the failure, None for success."""
+
+        def report_output(output: IO[bytes]) -> None:
+            with output:
+                while line := output.readline(_LINE_BYTES):
+                    if text := line.decode("utf-8", "replace").rstrip():
+                        self._report(f"{self._name} | {text}")
+
         try:
             process = subprocess.Popen(
                 self._command,
@@ -120,30 +127,24 @@ class Supervised:
         except OSError as error:
             return f"{self._command[0]} can't be started: {error.strerror}"
         self._report(f"{self._name}: started, process {process.pid}")
-        reader, waiter = gevent.spawn(self._report_output, process.stdout), gevent.spawn(process.wait)
+        assert process.stdout is not None  # a pipe
+        reader, waiter = gevent.spawn(report_output, process.stdout), gevent.spawn(process.wait)
         either: list[Any] = [waiter, self._stopping]
         gevent.wait(either, count=1)
         if not waiter.ready():
             process.terminate()
-            waiter.join(self._patience.stop_s)
+            waiter.join(self._delays.stop_s)
         _end_group(process.pid, _GROUP_EXIT_S if waiter.ready() else 0)
         code: int = waiter.get()
         reader.join(_LAST_OUTPUT_S)
         reader.kill()
         return failure(code)
 
-    def _report_output(self, output: IO[bytes] | None) -> None:
-        assert output is not None  # a pipe
-        with output:
-            while line := output.readline(_LINE_BYTES):
-                if text := line.decode("utf-8", "replace").rstrip():
-                    self._report(f"{self._name} | {text}")
-
 
 def _end_group(leader: int, patience_s: float) -> None:
     """Wait until all processes of a group have ended; kill them after `patience_s` seconds."""
     with suppress(ProcessLookupError, PermissionError):
-        for number, wait_s in ((0, patience_s), (signal.SIGKILL, _GROUP_KILL_S)):  # signal 0 only asks for the group
+        for number, wait_s in ((0, patience_s), (signal.SIGKILL, _GROUP_KILL_S)):  # signal 0 checks for existence
             end_s = monotonic() + wait_s
             os.killpg(leader, number)
             while monotonic() < end_s:
@@ -152,11 +153,11 @@ def _end_group(leader: int, patience_s: float) -> None:
 
 
 class Pipelines:
-    """The pipelines of the applications, one process for each application that has any.
+    """The pipelines of the applications, one process for each application with pipelines.
 
     Args:
-        command: runs the pipelines of the application whose folder is appended.
-        report: takes each line of output.
+        command: runs the pipelines of an application, whose folder is appended.
+        report: called with each line of output.
     """
 
     def __init__(self, command: Sequence[str], report: Callable[[str], None]) -> None:
@@ -165,11 +166,11 @@ class Pipelines:
         self._running: dict[Path, Supervised] = {}
 
     def start(self, name: str, folder: Path) -> None:
-        """Start the pipelines of the application in `folder`, if it has some and they don't run; never blocks."""
+        """Start the pipelines of the application in `folder`, unless it has none or they run; never blocks."""
         if folder not in self._running and (folder / "pipelines").is_dir():
             command = [*self._command, str(folder)]
-            patience = RestartDelays(stop_s=_PIPELINES_STOP_S)
-            self._running[folder] = Supervised(f"pipelines of {name}", command, self._report, patience)
+            delays = RestartDelays(stop_s=_PIPELINES_STOP_S)
+            self._running[folder] = Supervised(f"pipelines of {name}", command, self._report, delays)
         if folder in self._running:
             self._running[folder].start()
 
@@ -183,16 +184,16 @@ class Pipelines:
         gevent.joinall([gevent.spawn(one.stop) for one in self._running.values()])
 
     def states(self) -> list[tuple[Path, str]]:
-        """Return the folder and the state of each process, see `Supervised`."""
+        """Return the folder and the state of each process; see `Supervised.state`."""
         return [(folder, one.state) for folder, one in self._running.items()]
 
 
 class Compactions:
-    """The compaction of journals, one process for each open journal whose settings ask for it.
+    """The compaction of journals, one process for each open journal with compaction.
 
     Args:
         opened: the journals by name, checked every second.
-        report: takes each line of output.
+        report: called with each line of output.
     """
 
     def __init__(self, opened: Mapping[str, JournalWriter], report: Callable[[str], None]) -> None:
@@ -203,7 +204,7 @@ class Compactions:
         self._has_warned = False
 
     def start(self) -> None:
-        """Start to check the journals; never blocks."""
+        """Start checking the journals; never blocks."""
         self._poller = gevent.spawn(self._poll)
 
     def _poll(self) -> None:
@@ -213,7 +214,7 @@ class Compactions:
                 self._running.pop(path).stop()
             if wanted and find_spec("pyarrow") is None:
                 if not self._has_warned:
-                    self._report("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
+                    self._report("compaction: off, because pyarrow is not installed: pip install 'smqrt[spark]'")
                 self._has_warned = True
             else:
                 for path in wanted.keys() - self._running.keys():
@@ -242,11 +243,14 @@ class ServerApplications:
     """The applications of a server.
 
     Args:
-        loader: loads them.
-        pipelines: runs their pipelines; None to run none.
-        report: takes each line for the terminal.
-        on_restarted: called after an application has been restarted.
-        watches_code: restart an application when its code changes.
+        loader: loads the code.
+        pipelines: runs the pipelines; None to run none.
+        report: called with each line for the terminal.
+        on_restarted: called after the restart of an application.
+        watches_code: whether changed code restarts an application.
+
+    Attributes:
+        all: the loaded applications, with the failed ones.
     """
 
     def __init__(
@@ -265,10 +269,10 @@ class ServerApplications:
         self.all = loader.all
 
     def load(self, specs: Iterable[AppSpec]) -> None:
-        """Load applications one after the other and report each. One that fails does not stop the others."""
+        """Load applications one after the other and report each. A failed application does not stop the others."""
         self._loader.configure()
         for spec in specs:
-            # Before the code is read: a change while it loads counts.
+            # Before the code is read: a change during the load restarts the application.
             watch = FolderWatch(spec.path) if self._watches_code else None
             application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner, spec.entry)
             if watch:
@@ -290,10 +294,10 @@ class ServerApplications:
         """Return the applications that do not run because of an error."""
         return [one for one in self.all if one.error is not None]
 
-    # ---- code that changes
+    # ---- changes of code
 
     def watch_code(self) -> None:
-        """Start to restart applications whose code changes, if the settings ask for it."""
+        """Start watching the code of all applications, if the settings enable it."""
         if self._watches_code:
             for application in self.all:
                 if application not in self._watches:
@@ -309,28 +313,28 @@ class ServerApplications:
         while True:
             gevent.sleep(POLL_S)
             for application, watch in self._watches.items():
-                if files := watch.poll():
-                    self._apply_change(application, files)
-
-    def _apply_change(self, application: Application, files: list[str]) -> None:
-        folder = str(application.path / PIPELINES) + os.sep
-        own = [file for file in files if not file.startswith(folder)]
-        try:
-            if own and (application.running or application.error):  # else an operator has stopped it
-                if fault := syntax_error(own, application.path, self._loader.vm):
-                    self._report(f"app {shown_name(application)} at {application.uri}: not restarted: {fault}")
-                else:
-                    self.restart(application)
-            if len(own) < len(files) and self._pipelines:
-                self._pipelines.restart(application.path.resolve())
-            self._start_pipelines(application)
-        except Exception:
-            log.exception("reloading %s failed", application.uri)
+                files = watch.poll()
+                if not files:
+                    continue
+                folder = str(application.path / PIPELINES) + os.sep
+                code = [file for file in files if not file.startswith(folder)]
+                try:
+                    if code and (application.running or application.error):  # else an operator has stopped it
+                        if fault := syntax_error(code, application.path, self._loader.vm):
+                            # A running application continues with its old code.
+                            self._report(f"app {shown_name(application)} at {application.uri}: not restarted: {fault}")
+                        else:
+                            self.restart(application)
+                    if len(code) < len(files) and self._pipelines:
+                        self._pipelines.restart(application.path.resolve())
+                    self._start_pipelines(application)
+                except Exception:
+                    log.exception("reloading %s failed", application.uri)
 
     # ---- pipelines
 
     def start_pipelines(self) -> None:
-        """Start the pipelines of all applications that run."""
+        """Start the pipelines of all applications without an error."""
         for application in self.all:
             self._start_pipelines(application)
 
@@ -349,14 +353,14 @@ class ServerApplications:
 
 
 def shown_name(application: Application) -> str:
-    """Return the name of an application; for the one at `/` that of its folder."""
+    """Return the name of an application; the name of its folder for the application at `/`."""
     return application.name or application.path.resolve().stem
 
 
 class FolderWatch:
-    """A folder or ZIP file with the code of an application.
+    """The changes of a folder or ZIP file with the code of an application.
 
-    A change counts when two polls in a row see the same files, so that a half-written file is not loaded.
+    A change is reported once two consecutive polls find the same states, so that a half-written file is not loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -364,7 +368,7 @@ class FolderWatch:
         self._loaded = self._last = code_state(path)
 
     def poll(self) -> list[str]:
-        """Return the files that changed since they were last returned, sorted."""
+        """Return the files that changed since the last reported change, sorted."""
         now = code_state(self._path)
         settled, self._last = now == self._last, now
         if not settled or now == self._loaded:

@@ -1,8 +1,8 @@
-"""Startup checks, application and reload of settings, certificates and users.
+"""Startup checks and live changes of settings, and reload of changed files.
 
-A poll compares size, time and inode of the files, which works on every mount. A change counts when two polls in a row
-see the same, so that a half-written file is not read. Polling and reading run in a thread: a network disk that hangs
-blocks only its own reader.
+A poll compares size, time and inode of the files, which works on every mount. A changed file is read once two
+consecutive polls find the same state, so that a half-written file is not read. The polls run in a thread, so that a
+network disk that hangs does not block the server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -38,18 +39,17 @@ from smqrt.server.restart.control_socket import check_socket_path
 from smqrt.settings.limits import apply_limits
 from smqrt.settings.option_types import Path as SettingPath
 from smqrt.settings.option_types import named_settings_of, options_of, settings_of, value_at, with_values
-from smqrt.settings.server_settings import AdminSettings, AuthSettings, ClusterSettings, Settings
+from smqrt.settings.server_settings import ClusterSettings, Settings
 from smqrt.smq import gevent_broker
 from smqrt.transport import server_tls
 from smqrt.transport.admission import TrustedNetworks, open_connections
 from smqrt.transport.origins import Hosts, Origins, is_loopback
-from smqrt.transport.server_tls import TlsFiles
 
 log = logging.getLogger("smqrt")
 
 POLL_S = 1.0
 Reload = Callable[[], str | None]
-"""Reads files again. Returns why it failed, one sentence, or None. May block its greenlet."""
+"""Reads files again. Returns the error, one sentence, or None. May block its greenlet."""
 Paths = Callable[[], Iterable[str | Path]]
 FileState = tuple[int, int, int]
 """Modification time in ns, size in bytes and inode."""
@@ -81,7 +81,7 @@ class _Part:
         self.loaded = self.last = _states(paths())
 
     def has_changed(self, now: list[FileState | None]) -> bool:
-        """Whether the files differ from those that were read, and have not changed since the last poll."""
+        """Whether the files differ from the loaded ones, and have not changed since the last poll."""
         settled, self.last = now == self.last, now
         return settled and now != self.loaded
 
@@ -90,30 +90,31 @@ class FileReloader:
     """The parts of a server that reload their files.
 
     Args:
-        report: takes each line for the terminal.
+        report: called with each line for the terminal.
         poll_s: seconds between two polls of the files.
 
     Attributes:
-        on_reloaded: called when a reload that `ask` requested is done.
+        on_reloaded: called after each reload that `ask` has requested.
     """
 
     def __init__(self, report: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._report, self._poll_s = report, poll_s
         self._parts: list[_Part] = []
         self._threads = DiskThreads("of the configuration")
-        self._one_at_a_time = BoundedSemaphore()
+        self._one_at_a_time = BoundedSemaphore()  # SIGHUP and the poll may reload the same part
         self.on_reloaded: Callable[[], object] = lambda: None
         self._is_asked = False
         self._asked: gevent.Greenlet[..., None] | None = None
         self._poller: gevent.Greenlet[..., None] | None = None
 
     def add(self, name: str, reload: Reload, paths: Paths = tuple) -> None:
-        """Add a part whose files have just been read, or have not been read yet.
+        """Add a part. The present files count as loaded.
 
         Args:
-            name: what is read, in the plural, for the log: "certificates".
-            reload: reads the files again. When that fails, it changes nothing.
-            paths: returns the files at every poll, since a reload may change them. None: at SIGHUP only.
+            name: the name of the part for the log, in the plural: "certificates".
+            reload: reads the files again. A failure changes nothing.
+            paths: returns the files, called at every poll because a reload may change them. Without files, the part
+                is reloaded at SIGHUP only.
         """
         self._parts.append(_Part(name, reload, paths))
 
@@ -130,22 +131,23 @@ class FileReloader:
         self._poller = self._asked = None
 
     def ask(self) -> None:
-        """Reload all parts soon; never blocks. Many calls at once cause one or two reloads."""
+        """Start a reload of all parts; never blocks. Many calls at once cause one or two reloads."""
+
+        def reload_all() -> None:
+            while self._is_asked:
+                self._is_asked = False
+                self.run()
+            self.on_reloaded()
+
         self._is_asked = True
         if not self._asked:
-            self._asked = gevent.spawn(self._reload_when_asked)
-
-    def _reload_when_asked(self) -> None:
-        while self._is_asked:
-            self._is_asked = False
-            self.run()
-        self.on_reloaded()
+            self._asked = gevent.spawn(reload_all)
 
     def run(self) -> dict[str, str]:
-        """Reload all parts; blocks this greenlet. A part that fails does not stop the others.
+        """Reload all parts; blocks this greenlet. A failed part does not stop the others.
 
         Returns:
-            The failures by the names of the parts.
+            The errors by the names of the parts.
         """
         if not self._parts:
             self._report("nothing to reload")
@@ -161,13 +163,13 @@ class FileReloader:
                         self._reload(part)
                 except TimeoutError as error:
                     log.error("%s: cannot check the files for changes: %s", part.name, error)
-                except Exception:  # the other parts go on
+                except Exception:
                     log.exception("%s: checking the files for changes failed", part.name)
 
     def _reload(self, part: _Part) -> str | None:
         with self._one_at_a_time:
             try:
-                # Before the reload: a change during it is seen by the next poll.
+                # Before the reload: the next poll finds a change that happens during the reload.
                 part.loaded = part.last = self._threads.call(_states, list(part.paths()))
                 fault = part.reload()
             except TimeoutError as error:
@@ -184,7 +186,7 @@ class FileReloader:
 
 # ---- Live settings
 #
-# A reload applies settings that are marked `live`. It logs the names of other changed settings: they need a restart.
+# A reload applies changed settings that are marked `live`. For the others it logs that they need a restart.
 
 
 Apply = Callable[[Settings], None]
@@ -195,10 +197,10 @@ class LiveSettings:
 
     Args:
         current: the settings at the start.
-        report: takes each line for the terminal.
+        report: called with each line for the terminal.
 
     Attributes:
-        current: the settings in force.
+        current: the settings as they are applied now.
     """
 
     def __init__(self, current: Settings, report: Callable[[str], None]) -> None:
@@ -208,31 +210,32 @@ class LiveSettings:
         self._watchers: list[tuple[tuple[str, ...], Apply]] = []
 
     def read_with(self, read: Callable[[], Settings], last: Settings) -> None:
-        """Set how `reload` reads the settings.
+        """Set the function by which `reload` reads the settings.
 
         Args:
-            read: reads them; raises StartError.
-            last: what it returned last, without the changes of the program itself.
+            read: reads all sources; raises StartError.
+            last: its last result, without the changes that the program made afterwards.
         """
         self._read, self._last = read, last
 
     def watch(self, names: tuple[str, ...], apply: Apply) -> None:
-        """Have `apply` called, with all settings, after one of these has changed.
+        """Call `apply` with all settings after one of these has changed.
 
         Args:
             names: settings or groups: "max_connections", "limits".
-            apply: applies them. When it can't, it raises SmqrtError and changes nothing.
+            apply: applies the settings. On failure, it raises SmqrtError and changes nothing.
         """
         self._watchers.append((names, apply))
 
     def reload(self) -> str | None:
-        """Read the settings and apply those that may change. Return what was wrong, None for nothing."""
+        """Read the settings and apply changes of live ones. Return the errors as one text, None for success."""
         if self._read is None:
             return None
         try:
             found = self._read()
         except StartError as error:
             return str(error)
+        # The last result of `_read`, not `current`: the program itself has changed some values of `current`.
         changed = dict(_changes(self._last, found))
         live = {path for path, is_live in changed.items() if is_live}
         if fixed := sorted(".".join(path) for path in changed.keys() - live):
@@ -242,6 +245,7 @@ class LiveSettings:
         self._last = _with(self._last, found, live)
         self.current = _with(self.current, found, live)
         self._report(f"settings changed: {', '.join(sorted(map('.'.join, live)))}")
+        # A watcher names groups or single settings.
         names = {path[0] for path in live} | {".".join(path) for path in live}
         faults = []
         for watched, apply in self._watchers:
@@ -258,15 +262,15 @@ def _with(made: Settings, found: Settings, paths: set[SettingPath]) -> Settings:
     named = _named_groups()
     tables: dict[str, dict[str, object]] = {path[0]: dict(getattr(made, path[0])) for path in paths if path[0] in named}
     for group, name in (path for path in paths if path[0] in named):
-        there: Mapping[str, object] = getattr(found, group)
+        found_tables: Mapping[str, object] = getattr(found, group)
         tables[group].pop(name, None)
-        tables[group] |= {name: there[name]} if name in there else {}
+        tables[group] |= {name: found_tables[name]} if name in found_tables else {}
     others = {path: value_at(found, path) for path in paths if path[0] not in named}
     return with_values(replace(made, **tables), others)  # type: ignore[arg-type]  # tables of settings, by their groups
 
 
 def _changes(old: Settings, new: Settings) -> Iterator[tuple[SettingPath, bool]]:
-    """Yield the path of each difference, and whether it may change while the server runs."""
+    """Yield the path of each difference, and whether the server can apply it without a restart."""
     for setting in settings_of(Settings):
         if value_at(old, setting.path) != value_at(new, setting.path):
             yield setting.path, setting.live
@@ -274,28 +278,28 @@ def _changes(old: Settings, new: Settings) -> Iterator[tuple[SettingPath, bool]]
         before: Mapping[str, object] = getattr(old, group)
         after: Mapping[str, object] = getattr(new, group)
         for name in before.keys() | after.keys():
-            one, other = before.get(name), after.get(name)
-            if one is None or other is None:  # a table was added or removed
+            old_table, new_table = before.get(name), after.get(name)
+            if old_table is None or new_table is None:  # a table was added or removed
                 yield (group, name), is_live
-            elif one != other:
-                items = options_of(type(one)).values()
-                changed = [item for item in items if getattr(one, item.name) != getattr(other, item.name)]
+            elif old_table != new_table:
+                items = options_of(type(old_table)).values()
+                changed = [item for item in items if getattr(old_table, item.name) != getattr(new_table, item.name)]
                 yield (group, name), all(item.metadata["live"] for item in changed)
 
 
 def _named_groups() -> dict[str, bool]:
-    """Return the groups of named tables, each with whether all settings of its tables are live."""
+    """Return the groups of named tables; True when all settings of their tables are live."""
     groups: dict[str, bool] = {}
     for setting in named_settings_of(Settings):
         groups[setting.path[0]] = groups.get(setting.path[0], True) and setting.live
     return groups
 
 
-# ---- Application of settings
+# ---- Functions that apply settings
 
 
 def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -> None:
-    """Apply the settings of these parts, now and whenever live ones change.
+    """Apply the settings of HTTP, topics, proxies and limits, now and after each change of live ones.
 
     Raises:
         StartError: topic filters contradict one another.
@@ -303,7 +307,7 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
 
     def apply_access(settings: Settings) -> None:
         address = next(iter(listeners.values())).address[0]
-        own = {settings.host.strip("[]"), address}  # pipelines of this machine use it
+        own = {settings.host.strip("[]"), address}  # pipelines of this machine connect to it
         hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
         http.access = Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
 
@@ -331,7 +335,7 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
     ):
         apply(live.current)
         live.watch(names, apply)
-    # These have been applied when the parts were made.
+    # The constructors of these parts have applied the settings already.
     live.watch(("max_connections", "connections_per_address"), apply_connection_limits)
     live.watch(("cert", "key", "client_ca", "tls", "listener", "admin"), listeners.change)
     live.watch(("limits", "topics"), apply_all_limits)
@@ -344,7 +348,7 @@ def apply_connection_limits(settings: Settings) -> None:
 
 
 def cluster_plan(settings: ClusterSettings) -> ClusterPlan:
-    """Return how the hubs of this process form clusters with other processes."""
+    """Return the plan by which the hubs of this process form clusters with other processes."""
     return ClusterPlan(
         listen=settings.listen,
         nodes=settings.nodes,
@@ -378,16 +382,17 @@ def http_limits(settings: Settings) -> HttpLimits:
 
 # ---- Startup checks, for `smqrt serve` and `smqrt config check`
 #
-# They open and create nothing. Whether a port is free, for instance, is known only when the server starts.
+# They open no sockets and create no files. They do not check, for instance, whether a port is free.
 
 _SELF_SIGNED = "a self-signed certificate, which is made when the server starts"
+"""Takes the place of both file names, and is removed before the files are checked."""
 
 
 def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
     """Check settings, and the files that they name.
 
     Args:
-        settings: with the self-signed certificate, or without one.
+        settings: all settings, with or without the self-signed certificate.
         conf: the mako.conf.
 
     Raises:
@@ -407,24 +412,34 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
         check_filters(settings.topics)
     except ArgumentError as error:
         raise StartError(f"topics: {error}.") from None
-    for files in _tls_files(settings, conf):
-        server_tls.check(files, datetime.now(UTC))
+    if lacks_certificate(settings):
+        settings = replace(settings, cert=_SELF_SIGNED, key=_SELF_SIGNED)
+    for files in filter(None, [*(one.tls for one in ports(settings, conf)), admin_files(settings)]):
+        pairs = tuple(pair for pair in files.pairs if _SELF_SIGNED not in pair)
+        server_tls.check(replace(files, pairs=pairs), datetime.now(UTC))
     _check_access_log(settings.log.access)
     if IdentityService.is_wanted(settings.auth):
         lists = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]
         IdentityService.check(settings.auth, list(filter(None, lists)))
-    _check_admin_host(settings.admin, settings.auth)
+    is_open = False
+    with suppress(ValueError):  # for a host name, which is resolved when the server starts
+        is_open = not ip_address(settings.admin.host.strip("[]")).is_loopback
+    if settings.admin.enabled and is_open and not settings.auth.users:
+        raise StartError(
+            f"admin.host = {settings.admin.host} gives access to everyone who can reach this machine; name a file of"
+            " users in auth.users, or leave the admin listener on 127.0.0.1."
+        )
 
 
 def check_certificate(settings: Settings) -> None:
-    """Raise StartError when there is a certificate without its key, or a key without its certificate."""
+    """Raise StartError when the certificate or its key is missing and the other one is set."""
     if bool(settings.cert) != bool(settings.key):
         given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
         raise StartError(f"{given} needs {missing} too; a certificate and its private key belong together.")
 
 
 def acme_files(settings: Settings) -> AcmeFiles | None:
-    """Return the files of the certificate that the server orders by ACME; None when it orders none.
+    """Return the files of the certificate that the server orders by ACME; None when ACME is off.
 
     Raises:
         StartError: the settings contradict one another, the library is missing, or there is no folder for the files.
@@ -433,7 +448,7 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
     if not tls.acme:
         return None
     if bool(tls.acme_eab_id) != bool(tls.acme_eab_key):
-        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; give both, or none.")
+        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; set both, or none.")
     check_library()
     if tls.acme_folder:
         folder = Path(tls.acme_folder).absolute()
@@ -444,21 +459,14 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
             folder = state_folder() / "acme"
         except FileNotFoundError as error:
             raise StartError(
-                f"tls.acme has no place for its files: {error.strerror}; or set tls.acme_folder."
+                f"tls.acme has no folder for its files: {error.strerror}; or set tls.acme_folder."
             ) from None
     files = AcmeFiles(folder, tls.acme_directory, tls.acme)
     if settings.cert and settings.cert != str(files.cert):
         raise StartError("tls.acme orders the certificate that cert and key name; leave out one of them.")
     if not settings.cert and not lacks_certificate(settings):
-        raise StartError("tls.acme orders a certificate, and no port with TLS wants one; set tls_port.")
+        raise StartError("tls.acme orders a certificate, and no port with TLS needs one; set tls_port.")
     return files
-
-
-def _tls_files(settings: Settings, conf: MakoConf | None) -> Iterator[TlsFiles]:
-    if lacks_certificate(settings):
-        settings = replace(settings, cert=_SELF_SIGNED, key=_SELF_SIGNED)
-    for files in filter(None, [*(one.tls for one in ports(settings, conf)), admin_files(settings)]):
-        yield replace(files, pairs=tuple(pair for pair in files.pairs if _SELF_SIGNED not in pair))
 
 
 def _check_access_log(path: str) -> None:
@@ -474,15 +482,3 @@ def _check_access_log(path: str) -> None:
         fault = errno.EACCES
     if fault:
         raise StartError(f"log.access: {path} can't be written: {os.strerror(fault)}.")
-
-
-def _check_admin_host(admin: AdminSettings, auth: AuthSettings) -> None:
-    try:
-        is_open = not ip_address(admin.host.strip("[]")).is_loopback
-    except ValueError:
-        return  # a name: the server resolves it at its start
-    if admin.enabled and is_open and not auth.users:
-        raise StartError(
-            f"admin.host = {admin.host} gives access to everyone who can reach this machine; name a file of users in"
-            " auth.users, or leave the admin listener on 127.0.0.1."
-        )

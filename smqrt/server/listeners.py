@@ -6,7 +6,7 @@ import _socket
 import logging
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import gevent
@@ -26,8 +26,9 @@ OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: r
 _MAX_ALPN_BYTES = 255  # ALPN has one byte for the length of a name
 ADMIN = "admin"
 ADMIN_PORT = 9356
-"""The default. When another process has it, any free port is used."""
+"""The default. When another process uses it, any free port is opened."""
 _FLAT_PORTS = {"http": "port", "https": "tls_port"}
+"""The settings outside of the tables `listener` that name the port of a listener."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Port:
     """The complete settings of a listener.
 
     Attributes:
-        name: of its table; `http` and `https` for the flat settings.
+        name: the name of its table; `http` and `https` for the settings without a table.
         tls: None for no TLS.
-        max_connections: 0 for no limit of its own.
-        others: ports to try when `port` is taken.
+        max_connections: the limit of this listener, 0 for none.
+        others: ports to try when `port` is in use.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Port:
 
 
 def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
-    """Return the listeners that the settings ask for, `http` and `https` first.
+    """Return the enabled listeners of the settings, `http` and `https` first.
 
     Raises:
         StartError: a table contradicts itself or lacks a setting; one sentence that names it.
@@ -58,12 +59,12 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
     flat = ["http"] if settings.tls_port is None or conf is None or conf.plain_http else []
     flat += ["https"] if settings.tls_port is not None else []
     tables = settings.listener
-    asked = [name for name in dict.fromkeys([*flat, *tables]) if name not in tables or tables[name].enabled]
-    if not asked:
-        raise StartError("no listener is enabled; leave one of them on.")
-    if ADMIN in asked:
+    enabled = [name for name in dict.fromkeys([*flat, *tables]) if name not in tables or tables[name].enabled]
+    if not enabled:
+        raise StartError("no listener is enabled; enable at least one.")
+    if ADMIN in enabled:
         raise StartError(f"listener.{ADMIN}: the listener of operators has this name, see [{ADMIN}]; choose another.")
-    return [_port(name, settings, conf) for name in asked]
+    return [_port(name, settings, conf) for name in enabled]
 
 
 def lacks_certificate(settings: Settings) -> bool:
@@ -80,15 +81,15 @@ def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
     flat = {"http": settings.port, "https": settings.tls_port}.get(name)
     port = flat if table.port is None else table.port
     if port is None:
-        raise StartError(f"listener.{name} has no port; give it one (0 picks a free one).")
+        raise StartError(f"listener.{name} has no port; set it (0 for any free port).")
     mako_host = conf.tls_host if conf and name == "https" else None
     files = _files(name, table, settings) if _is_secure(name, table) else None
     if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
-        raise StartError(f"listener.{name} has settings of TLS, but tls is off; set tls = true, or leave them out.")
+        raise StartError(f"listener.{name} has settings of TLS, but tls is off; set tls = true, or remove them.")
     if table.proxy_protocol and not settings.proxy.trusted:
-        raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; give its address.")
-    of_mako = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
-    others = OTHER_PORTS[name] if of_mako else range(0)
+        raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; add its address.")
+    is_from_conf = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
+    others = OTHER_PORTS[name] if is_from_conf else range(0)  # only Mako tries other ports
     return Port(name, table.host or mako_host or settings.host, port, files, table.max_connections, others)
 
 
@@ -109,12 +110,12 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
     flat = ((settings.cert, settings.key),) if settings.cert and settings.key else ()
     pairs = ((*flat, *table.certificates) if name == "https" and not table.cert else _own_pairs(table)) or flat
     if not pairs:
-        raise StartError(f"{what or name} has no certificate; give cert and key.")
+        raise StartError(f"{what or name} has no certificate; set cert and key.")
     tls = settings.tls
     alpn = tls.alpn if table.alpn is None else table.alpn
     for protocol in alpn:
         if not protocol.isascii() or len(protocol) > _MAX_ALPN_BYTES:
-            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is not a name of ALPN: 1 to 255 ASCII characters.")
+            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is not an ALPN name: 1 to 255 ASCII characters.")
     return TlsFiles(
         pairs,
         table.client_ca or settings.client_ca,
@@ -139,13 +140,11 @@ def admin_files(settings: Settings) -> TlsFiles | None:
         raise StartError(f"admin.{given} needs {missing} too; a certificate and its private key belong together.")
     if not (bool(admin.cert) if admin.tls is None else admin.tls):
         if admin.cert or admin.client_ca:
-            raise StartError(
-                "admin has settings of TLS, but admin.tls is off; set admin.tls = true, or leave them out."
-            )
+            raise StartError("admin has settings of TLS, but admin.tls is off; set admin.tls = true, or remove them.")
         return None
     cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
     if not cert or not key:
-        raise StartError("admin.tls is on and there is no certificate; give admin.cert and admin.key, or cert and key.")
+        raise StartError("admin.tls is on and there is no certificate; set admin.cert and admin.key, or cert and key.")
     crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
     version, password = tls.minimum_version, tls.key_password
     return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
@@ -153,9 +152,10 @@ def admin_files(settings: Settings) -> TlsFiles | None:
 
 # ---- Listening sockets
 #
-# A port has the same number of sockets for each worker, and the kernel spreads connections over all of them
-# (SO_REUSEPORT). Every process has all of them open, so that the death of a worker closes none, with the connections in
-# its queue. The supervisor decides at which sockets a worker accepts. systemd passes only one socket.
+# A port has the same number of sockets for each worker, and the kernel distributes connections over all of them
+# (SO_REUSEPORT). Every process keeps all of them open, so that the death of a worker closes no socket: the kernel would
+# reset the connections in its queue. The supervisor decides at which sockets a worker accepts. systemd passes only one
+# socket.
 
 
 @dataclass
@@ -164,9 +164,9 @@ class PortSockets:
 
     Attributes:
         workers: the sockets of each worker.
-        number: the number of the worker that this process is.
+        number: the number of this worker.
         is_one_for_all: all workers accept at one socket.
-        is_kept: systemd keeps the socket open, so that the next server accepts what is in its queue.
+        is_kept: systemd keeps the socket open, so that the next server accepts the connections in its queue.
     """
 
     workers: list[list[_socket.socket]]
@@ -180,7 +180,7 @@ class PortSockets:
         return self.workers[self.number]
 
     def of(self, workers: Iterable[int]) -> list[_socket.socket]:
-        """Return the sockets of other workers, for which this one accepts; none when there is one for all."""
+        """Return the sockets of other workers, at which this one also accepts; none when there is one for all."""
         return [] if self.is_one_for_all else [one for number in workers for one in self.workers[number]]
 
     def all(self) -> Iterator[_socket.socket]:
@@ -193,29 +193,35 @@ class PortSockets:
             one.close()
 
 
-def passed_ports(asked: Sequence[Port]) -> dict[str, PortSockets]:
+def passed_ports(enabled: Sequence[Port]) -> dict[str, PortSockets]:
     """Return the sockets that systemd passes, by listener. Raises StartError as `passed_sockets`."""
-    passed = passed_sockets([port.name for port in asked])
+    passed = passed_sockets([port.name for port in enabled])
     return {name: PortSockets([[sock]], is_kept=True) for name, sock in passed.items()}
 
 
 def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> dict[str, PortSockets]:
-    """Open the ports that the settings ask for, and the admin listener's, for `count` workers.
+    """Open the enabled ports, with that of the admin listener, for `count` workers.
 
     Raises:
         StartError: an address can't be bound; one sentence.
     """
-    asked = ports(settings, conf)
+    enabled = ports(settings, conf)
     opened: dict[str, PortSockets] = {}
-    passed = passed_ports(asked)
+    passed = passed_ports(enabled)
     try:
-        for port in asked:
-            if given := passed.get(port.name):
-                opened[port.name] = PortSockets(given.workers * count, is_one_for_all=True, is_kept=True)
+        for port in enabled:
+            if from_systemd := passed.get(port.name):
+                opened[port.name] = PortSockets(from_systemd.workers * count, is_one_for_all=True, is_kept=True)
             else:
                 opened[port.name] = _opened(port, count)
         if settings.admin.enabled:
-            admin = _opened_admin(settings)
+            host, number = settings.admin.host, settings.admin.port
+            try:
+                admin = listening_sockets(host, ADMIN_PORT if number is None else number)
+            except StartError:
+                if number is not None:
+                    raise
+                admin = listening_sockets(host, 0)
             opened[ADMIN] = PortSockets([admin, *([] for _ in range(count - 1))])  # only worker 0 accepts there
     except BaseException:
         for sockets in (*opened.values(), *passed.values()):
@@ -225,7 +231,7 @@ def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> d
 
 
 def _opened(port: Port, count: int) -> PortSockets:
-    each = -(-sockets_per_port() // count)
+    each = -(-sockets_per_port() // count)  # rounded up
     failures: list[StartError] = []
     for number in (port.port, *port.others):
         try:
@@ -237,16 +243,6 @@ def _opened(port: Port, count: int) -> PortSockets:
     raise failures[0]
 
 
-def _opened_admin(settings: Settings) -> list[_socket.socket]:
-    host, port = settings.admin.host, settings.admin.port
-    try:
-        return listening_sockets(host, ADMIN_PORT if port is None else port)
-    except StartError:
-        if port is not None:
-            raise
-        return listening_sockets(host, 0)
-
-
 log = logging.getLogger("smqrt")
 
 EXPIRY_CHECK_S = 60.0
@@ -254,14 +250,14 @@ _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Listeners(Mapping[str, Listener]):
-    """The ports of a server by name. They are bound when this is made.
+    """The open ports of a server by name. The constructor binds them.
 
     Args:
-        settings: of the server.
-        http: gets the connections.
+        settings: all settings of the server.
+        http: handles the connections.
         conf: the mako.conf.
-        given: the sockets of each port, which a worker gets from its supervisor; None to open them here.
-        balance: spreads connections over the workers; None without workers.
+        given: the sockets of each port, which a worker receives from its supervisor; None to open them here.
+        balance: distributes connections over the workers; None without workers.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -281,16 +277,16 @@ class Listeners(Mapping[str, Listener]):
         self._is_closed = self._has_no_successor = False
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
-        self._admin: Listener | None = None  # no port of the mapping; only its certificates are renewed here
+        self._admin: Listener | None = None  # not in the mapping; only its certificates are renewed here
         self._expiry_checks: gevent.Greenlet[..., None] | None = None
         try:
-            asked = ports(settings, conf)
+            enabled = ports(settings, conf)
             if given is None:
-                self._given = passed_ports(asked)
-            for port in asked:
+                self._given = passed_ports(enabled)
+            for port in enabled:
                 if given is None or port.name in given:
                     self._open(port)
-                else:  # a reload added it; the supervisor has opened its ports before
+                else:  # it was added to the settings after the supervisor opened the ports
                     log.warning("listener %s is opened at the next start of the server", port.name)
         except BaseException:
             self.close()
@@ -310,7 +306,14 @@ class Listeners(Mapping[str, Listener]):
         failures: list[StartError] = []
         for number in (port.port, *port.others):
             try:
-                listener = self._bound(replace(port, port=number), tls)
+                sockets = self._given.get(port.name)
+                given = sockets.own if sockets else ()
+                make = partial(Listener, port.host, number, given=given, sockets=sockets_per_port())
+                if tls is None:
+                    listener = make(self._http.accepted)
+                else:
+                    listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
+                listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
                 break
             except StartError as error:
                 named = port.name not in OTHER_PORTS
@@ -327,19 +330,8 @@ class Listeners(Mapping[str, Listener]):
         if tls is not None:
             self._tls[port.name] = tls
 
-    def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
-        sockets = self._given.get(port.name)
-        given = sockets.own if sockets else ()
-        make = partial(Listener, port.host, port.port, given=given, sockets=sockets_per_port())
-        if tls is None:
-            listener = make(self._http.accepted)
-        else:
-            listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
-        listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
-        return listener
-
     def accept_for(self, workers: Sequence[int]) -> None:
-        """Accept the connections of these workers, too. After `close` this does nothing."""
+        """Also accept the connections of these workers. After `close` this does nothing."""
         if self._is_closed:
             return
         for name, listener in self._listeners.items():
@@ -361,7 +353,7 @@ class Listeners(Mapping[str, Listener]):
             self._expiry_checks = gevent.spawn(self._check_expiries)
 
     def reject_queued(self) -> None:
-        """Stop accepting, and answer queued connections that the server stops."""
+        """Stop accepting, and reject queued connections with the response that the server stops."""
         if self._balance is not None:
             self._balance.leave()
         for listener in self._listeners.values():
@@ -432,48 +424,43 @@ class Listeners(Mapping[str, Listener]):
             in_thread: block only this greenlet.
 
         Returns:
-            Why a listener kept its old certificates; None when all have the new ones.
+            The errors of listeners that keep their old certificates; None for success.
         """
         faults = [tls.reload(in_thread) for tls in self._tls.values()]
         self._apply_contexts()
         return "; ".join(filter(None, faults)) or None
 
     def change(self, settings: Settings) -> None:
-        """Apply other settings of TLS, and limits of listeners; blocks this greenlet.
+        """Apply changed settings of TLS and limits of listeners; blocks this greenlet.
 
         Raises:
-            StartError: some are wrong; those listeners keep their settings.
+            StartError: a setting is invalid; listeners with an error keep their settings.
         """
+        handshake_s = settings.tls.handshake_s
         faults = []
         for port in ports(settings, self._conf):
             try:
-                self._change(port, settings.tls.handshake_s)
+                listener, tls = self._listeners[port.name], self._tls.get(port.name)
+                if (port.tls is None) != (tls is None):
+                    raise StartError(f"listener.{port.name}: TLS on or off needs a restart")
+                if tls is not None and port.tls is not None:
+                    listener.handshake_s = handshake_s
+                    tls.change(port.tls)
+                listener.max_connections = port.max_connections
             except StartError as error:
                 faults.append(str(error))
         try:
-            self._change_admin(settings)
+            files, tls = admin_files(settings) if settings.admin.enabled else None, self._tls.get(ADMIN)
+            if (files is None) != (tls is None):
+                raise StartError(f"{ADMIN}: TLS on or off needs a restart")
+            if tls is not None and files is not None and self._admin is not None:
+                self._admin.handshake_s = handshake_s
+                tls.change(files)
         except StartError as error:
             faults.append(str(error))
         self._apply_contexts()
         if faults:
             raise StartError("; ".join(faults))
-
-    def _change(self, port: Port, handshake_s: float) -> None:
-        listener, tls = self._listeners[port.name], self._tls.get(port.name)
-        if (port.tls is None) != (tls is None):
-            raise StartError(f"listener.{port.name}: TLS on or off needs a restart")
-        if tls is not None and port.tls is not None:
-            listener.handshake_s = handshake_s
-            tls.change(port.tls)
-        listener.max_connections = port.max_connections
-
-    def _change_admin(self, settings: Settings) -> None:
-        files, tls = admin_files(settings) if settings.admin.enabled else None, self._tls.get(ADMIN)
-        if (files is None) != (tls is None):
-            raise StartError(f"{ADMIN}: TLS on or off needs a restart")
-        if tls is not None and files is not None and self._admin is not None:
-            self._admin.handshake_s = settings.tls.handshake_s
-            tls.change(files)
 
     def _apply_contexts(self) -> None:
         for name, tls in self._tls.items():
@@ -488,18 +475,18 @@ class Listeners(Mapping[str, Listener]):
             self._apply_contexts()
 
     def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
-        """Let a certificate authority verify names by handshakes; see `ListenerTls.answer_challenges`."""
+        """Answer handshakes by which a certificate authority verifies names; see `ListenerTls.answer_challenges`."""
         for tls in self._tls.values():
             tls.answer_challenges(contexts)
 
     def expiries(self) -> dict[str, float]:
-        """Return when the first certificate of each listener expires, in Unix seconds."""
+        """Return the earliest expiry of the certificates of each listener, in Unix seconds."""
         return {name: min(one.not_after.timestamp() for one in tls.certificates) for name, tls in self._tls.items()}
 
     def tls_snapshot(self, name: str) -> dict[str, object] | None:
-        """Return the state of the TLS of a listener as JSON for operators; None when it has no TLS."""
+        """Return the TLS state of a listener as JSON for operators; None without TLS."""
         return self._tls[name].snapshot() | self._listeners[name].handshake_counts if name in self._tls else None
 
     def reload_failures(self) -> dict[str, tuple[int, bool]]:
-        """Return the failed reloads of each listener with TLS, and whether the last reload failed."""
+        """Return the number of failed reloads of each listener with TLS, and whether the last reload failed."""
         return {name: (tls.failures, tls.fault is not None) for name, tls in self._tls.items()}

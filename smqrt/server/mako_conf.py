@@ -1,7 +1,7 @@
 """mako.conf, the configuration file of Mako: a Lua file whose globals are settings (spec: runtime §1.2).
 
-Its ports, certificates, limits and applications become settings of the server. The Lua side reads users, file server,
-trace logger and the rest itself, through `require "loadconf"`.
+Its ports, certificates, limits and applications become settings of the server. Lua code reads the other variables, such
+as users, file server and trace logger, through `require "loadconf"`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from smqrt.settings.option_types import options_of, path, text, whole
 from smqrt.settings.server_settings import Settings
 
 NAME = "mako.conf"
-NOT_HONOURED = frozenset(
+UNSUPPORTED = frozenset(
     ("certstore", "favorRSA", "commandcnt", "rspsz", "reqminsz", "reqmaxsz", "timertick", "tracker_nodes")
     + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
 )
 """Variables that Mako uses and this server does not. All other variables belong to the applications."""
 TLS_PORT = 443  # Mako's default, when there is a certificate
 _MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
+"""An application written as `name:priority:path`."""
 
 Value = Any
 """The value of a Lua variable: str, bool, int, float, or a dict of these."""
@@ -37,9 +38,9 @@ class ConfiguredApp:
 
     Attributes:
         name: the path segment of its URL; empty for the root.
-        path: a folder or ZIP file; may be missing.
+        path: a folder or ZIP file, which need not exist.
         priority: -127 to 127.
-        entry: its number in `apps`, from 1.
+        entry: its index in `apps`, from 1.
     """
 
     name: str
@@ -58,9 +59,9 @@ class MakoConf:
         apps: the applications, in order.
         home: the folder of the io "home", and of relative paths.
         plain_http: False when `port` is 0.
-        tls_host: the address of the TLS port, None for that of the plain one.
-        sessions: the limit of HTTP sessions, None for the server's own limit.
-        not_honoured: names of variables that Mako uses and this server does not.
+        tls_host: the address of the TLS port; None for the address of the plain port.
+        sessions: the limit of HTTP sessions; None for the server's default.
+        unsupported: the names of its variables that Mako uses and this server does not.
     """
 
     path: Path
@@ -70,37 +71,37 @@ class MakoConf:
     plain_http: bool = True
     tls_host: str | None = None
     sessions: int | None = None
-    not_honoured: Sequence[str] = ()
+    unsupported: Sequence[str] = ()
 
 
 def find(current: Path) -> Path | None:
-    """Return the default mako.conf: in the folder of the executable, in the current one, or in the user's home.
+    """Find the default mako.conf: in the folder of the executable, in `current`, or in the user's home.
 
     Returns:
-        None when there is none.
+        The first file that exists, or None.
     """
     folders = [Path(os.path.realpath(sys.argv[0])).parent, current, Path(os.environ.get("HOME") or current)]
     return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
 
 
-def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> MakoConf:
+def read(file: Path, arguments: Sequence[str] = (), current: Path | None = None) -> MakoConf:
     """Run a mako.conf and return its contents.
 
     Args:
         file: the file.
-        words: the arguments of the command line, for `mako.argv`.
-        current: the folder of relative paths; the current one by default.
+        arguments: the arguments of the command line, for `mako.argv`.
+        current: the folder of relative paths; the working folder by default.
 
     Raises:
-        StartError: it can't be read, its Lua fails, or a variable breaks its rule; one sentence with file and line, or
-            the name of the variable.
+        StartError: the file can't be read, its Lua fails, or a variable has an invalid value; one sentence with file
+            and line, or the name of the variable.
     """
     file, current = file.absolute(), current or Path.cwd()
     if not file.exists():
         raise StartError(f"{file} does not exist.")
-    from smqrt.apps.lua.applications import variables  # here: without such a file, this does not load Lua
+    from smqrt.apps.lua.applications import variables  # here: only a server with such a file needs Lua this early
 
-    values = variables(file, words)
+    values = variables(file, arguments)
     try:
         home = current / _checked(values, "homeio", path, str(current))
         if not home.is_dir():
@@ -114,7 +115,7 @@ def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> 
             plain_http=port != 0,
             tls_host=_checked(values, "sslhost", text, None),
             sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
-            not_honoured=sorted(NOT_HONOURED & values.keys()),
+            unsupported=sorted(UNSUPPORTED & values.keys()),
         )
     except ArgumentError as error:
         raise StartError(f"{file}: {error}") from None
@@ -128,7 +129,7 @@ _SETTINGS = {"port": "port", "sslport": "tls_port", "host": "host", "conncnt": "
 
 
 def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, object]]:
-    """Yield the settings of the server. The port 0, which disables a listener, is not among them."""
+    """Yield the settings of the server, without a port 0, which disables a listener."""
     table = options_of(Settings)
     for name, setting in _SETTINGS.items():
         if values.get(name) is not None:
@@ -137,7 +138,7 @@ def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, ob
                 yield setting, value
     files = {name: values[name] for name in ("certfile", "keyfile") if values.get(name) is not None}
     if len(files) == 1:
-        raise ArgumentError(f"{next(iter(files))} is given alone; certfile and keyfile belong together.")
+        raise ArgumentError(f"{next(iter(files))} is set alone; certfile and keyfile belong together.")
     if files:
         certs, keys = (_paths(name, files[name]) for name in ("certfile", "keyfile"))
         if len(certs) != len(keys):
@@ -155,37 +156,34 @@ def _paths(name: str, value: Value) -> list[str]:
     found = [value.get(number) for number in range(1, len(value) + 1)] if isinstance(value, dict) else [value]
     paths = [one for one in found if isinstance(one, str)]
     if not paths or len(paths) != len(found):
-        raise ArgumentError(f"{name} must be the path of a file, or an array of such, not {value!r}.")
+        raise ArgumentError(f"{name} must be the path of a file, or an array of paths, not {value!r}.")
     return paths
 
 
 def _apps(apps: Value, home: Path, folder: Path) -> Iterator[ConfiguredApp]:
+    """Yield the applications. Paths are relative to `home`, then to `folder`, which has the mako.conf."""
     if apps is None:
         return
     if not isinstance(apps, dict):
-        apps = {1: apps}
+        apps = {1: apps}  # a single path
     entries = {1: apps} if isinstance(apps.get("path"), str) else apps
     for number in range(1, len(entries) + 1):
         if number not in entries:
             raise ArgumentError("apps must be an array of paths, or of tables such as {name='shop', path='apps/shop'}.")
-        yield _app(number, entries[number], home, folder)
-
-
-def _app(entry: int, value: Value, home: Path, folder: Path) -> ConfiguredApp:
-    where = f"apps[{entry}]"
-    if isinstance(value, str):
-        mount = _MOUNT.fullmatch(value)
-        name, priority, given = mount.groups() if mount else (None, "", value)
-        prio = int(priority) if priority.strip("-") else 0
-    elif isinstance(value, dict) and isinstance(value.get("path"), str):
-        given, prio = value["path"], value.get("prio") or 0
-        name = value.get("name") or ""
-    else:
-        raise ArgumentError(f"{where} must be a path, or a table with one such as {{name='shop', path='apps/shop'}}.")
-    found, beside = Path(os.path.normpath(home / given)), Path(os.path.normpath(folder / given))
-    if not found.exists() and beside.exists():  # beside the mako.conf
-        found = beside
-    name = text().check(f"{where}.name", found.stem if name is None else name).strip("/")
-    if "/" in name:
-        raise ArgumentError(f"{where}.name must be one path segment, not {name!r}.")
-    return ConfiguredApp(name, found, whole(-127, 127).check(f"{where}.prio", prio), entry)
+        where, value = f"apps[{number}]", entries[number]
+        if isinstance(value, str):
+            mount = _MOUNT.fullmatch(value)
+            name, priority, written = mount.groups() if mount else (None, "", value)
+            prio = int(priority) if priority.strip("-") else 0
+        elif isinstance(value, dict) and isinstance(value.get("path"), str):
+            written, prio = value["path"], value.get("prio") or 0
+            name = value.get("name") or ""
+        else:
+            raise ArgumentError(f"{where} must be a path, or a table such as {{name='shop', path='apps/shop'}}.")
+        found, beside_conf = Path(os.path.normpath(home / written)), Path(os.path.normpath(folder / written))
+        if not found.exists() and beside_conf.exists():
+            found = beside_conf
+        name = text().check(f"{where}.name", found.stem if name is None else name).strip("/")
+        if "/" in name:
+            raise ArgumentError(f"{where}.name must be one path segment, not {name!r}.")
+        yield ConfiguredApp(name, found, whole(-127, 127).check(f"{where}.prio", prio), number)

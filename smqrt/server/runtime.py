@@ -77,31 +77,32 @@ log = logging.getLogger("smqrt")
 
 Report = Callable[[str], None]
 
-RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
-JOIN_S = 1.0  # for the hubs of this process to join their clusters before clients are accepted
-MQTT_CLOSE_S = 2.0  # for MQTT clients to send what is queued, and to disconnect
-SMQ_CLOSE_S = 2.0  # for SMQ clients of applications to do the same
-FLUSH_S = 1.0  # for what was sent last to reach the clients
+RTL_PRIORITY = 127  # the highest: no application can replace /rtl/ (spec: runtime §5.9)
+# Time limits.
+JOIN_S = 1.0  # the hubs of this process join their clusters; then clients are accepted
+MQTT_CLOSE_S = 2.0  # MQTT clients send their queues and disconnect
+SMQ_CLOSE_S = 2.0  # SMQ clients of applications do the same
+FLUSH_S = 1.0  # the kernel sends the last bytes to clients
 
 
 class Server:
-    """One server process. Its ports are bound when it is made, and accept connections from `start` on.
+    """One server process. The constructor binds its ports; `start` begins to accept connections.
 
     Args:
-        settings: host, ports and the rest.
-        words: the arguments of the command line, for `mako.argv`.
-        report: takes each line for the terminal.
-        pipelines: the command that runs the pipelines of the application whose folder is appended; None to run none.
-        conf: the mako.conf; its settings are part of `settings` already.
+        settings: all settings of the process.
+        arguments: the arguments of the command line, for `mako.argv`.
+        report: called with each line for the terminal.
+        pipelines: the command that runs the pipelines of an application, whose folder is appended; None to run none.
+        conf: the mako.conf; `settings` already contains its settings.
         take_over: the hot restart in which this process replaces another one.
         worker: the channel to the supervisor, when this process is one of several workers.
 
     Attributes:
         file_reloader: reloads files at SIGHUP, and when they change.
-        state: "loading", "serving", or "draining" after it was asked to stop.
-        live: the settings in force.
+        state: "loading", "serving", or "draining" during the shutdown.
+        live: the current settings.
         identities: authenticates and authorizes clients of hubs; None to accept anonymous clients.
-        acme: orders the certificate; None when the settings ask for none.
+        acme: orders the certificate; None when ACME is off.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -110,7 +111,7 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        words: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         report: Report = print,
         pipelines: Sequence[str] | None = None,
         conf: MakoConf | None = None,
@@ -121,7 +122,7 @@ class Server:
         self._report, self._conf = report, conf
         self._take_over, self._worker = take_over, worker
         self.place = worker_place()
-        self._fleet = WorkerRpc(self.place) if worker else None
+        self._worker_rpc = WorkerRpc(self.place) if worker else None
         self.state = "loading"
         self._exit_code = 0
         self._stopping = Event()
@@ -129,22 +130,25 @@ class Server:
         self._systemd = Notifier()
         self._collector = GarbageCollector()
         self._compactions = Compactions(writer.opened, report)
+        # Limits and the cluster are state of the process. Hubs read them when they are made.
         apply_limits(settings.limits, settings.topics)
         cluster.set_plan(cluster_plan(settings.cluster))
 
+        # HTTP: the directory tree, sessions, logins, ports and the admin listener. The ports are bound here.
         self.root = Root()
         sessions = sessions_of(self.place, settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
         self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions, self.place.secret))
         self.identities = _identity_service(settings, self.http.logins)
         sessions.catch_up()
         self._listeners = Listeners(settings, self.http, conf, *((worker.ports, worker.balance) if worker else ()))
-        self._operations = Operations(settings, self.http, self.identities, self._listeners, worker, self._fleet)
+        self._operations = Operations(settings, self.http, self.identities, self._listeners, worker, self._worker_rpc)
         self.admin = self._operations.admin
         self.acme = _acme_service(settings, self._listeners, self.http, report)
 
+        # Reload. The settings come first, because they name the files of the other parts.
         self.file_reloader = FileReloader(report)
         self.file_reloader.on_reloaded = worker.reloaded if worker else self._systemd.reloaded
-        self.file_reloader.add("settings", self.live.reload)  # first: other parts may find their files' names there
+        self.file_reloader.add("settings", self.live.reload)
         if self._listeners.has_certificates:
             self.file_reloader.add("certificates", self._listeners.reload, self._listeners.files)
         if self.identities is not None:
@@ -153,9 +157,10 @@ class Server:
             self.file_reloader.add("access log", self._operations.access_log.reopen)
         apply_settings(self.live, self.http, self._listeners)
 
+        # Applications: the Lua runtime with its libraries, the loader, and the pipelines.
         self._announcer = Announcer(writer.opened, self._listeners.local_url())
         self._rtl = self._mount_rtl()
-        self.services = self._make_services(words)
+        self.services = self._make_services(arguments)
         self.vm = Vm(settings.lua.version)
         self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s, memory_mib=settings.limits.lua_memory_mib)
         api.install(self.vm, self.services)
@@ -167,6 +172,7 @@ class Server:
         smq_client.install_smq_cluster(self.vm, self.services, hubs)
         smq_client.install_smq_client(self.vm, self.services)
 
+        # Operators: health, hot restart, and everything that the admin listener shows.
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
         restart = replace(settings.restart, socket="") if worker else settings.restart  # the supervisor has the socket
         self._restarts = Restarts(self, restart, report, self._replaced)
@@ -187,7 +193,7 @@ class Server:
     def _mount_rtl(self) -> ResourceReader:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
             rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
-        # Before the files: readers of journals ask often, and this saves the look-up of a file.
+        # Before the files: readers of journals poll often, and this saves the look-up of a file.
         rtl.insertprolog(
             JournalService(writer.opened, self.settings.commit_mib << 20, lambda: self.state == "draining")
         )
@@ -198,7 +204,7 @@ class Server:
             self.root.insert(Manual())
         return rtl
 
-    def _make_services(self, words: Sequence[str]) -> Services:
+    def _make_services(self, arguments: Sequence[str]) -> Services:
         settings = self.settings
         private = Private(settings.served_files)
         ios: dict[str, Io] = {
@@ -216,7 +222,7 @@ class Server:
             logins=self.http.logins,
             json_values=settings.json_values,
             key_file=Path(settings.tpm_key_file).absolute() if settings.tpm_key_file else None,
-            argv=list(words),
+            argv=list(arguments),
             http_port=self.port("http"),
             https_port=self.port("https"),
             stop=self.ask_to_stop,
@@ -224,16 +230,16 @@ class Server:
             http_server=self.http,
             conf=self._conf.path if self._conf else None,
             tracelogger=settings.tracelogger,
-            fleet=self._fleet,
+            fleet=self._worker_rpc,
         )
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
+        """The current settings."""
         return self.live.current
 
     def port(self, scheme: str = "http") -> int:
-        """Return the port of "http" or "https", 0 when there is none."""
+        """Return the port of "http" or "https"; 0 without such a listener."""
         return self._listeners.port_of(scheme)
 
     # ---- start
@@ -242,7 +248,7 @@ class Server:
         """Load applications and serve them until SIGTERM, SIGINT or `mako.exit`; return the exit code."""
         at_once: dict[int, Callable[[], object]] = {
             signal.SIGTERM: self.end,
-            signal.SIGINT: (lambda: None) if self._worker else self.end,  # Ctrl-C reaches the supervisor, too
+            signal.SIGINT: (lambda: None) if self._worker else self.end,  # Ctrl-C also reaches the supervisor
             signal.SIGUSR1: self.log_state,
         }
         supervisor = f"send SIGUSR2 to its supervisor, process {os.getppid()}"
@@ -254,7 +260,7 @@ class Server:
         self._watchdog.start()
         limit_errors_of_greenlets()
         self._operations.start()
-        loading = gevent.spawn(self.load, specs)  # a greenlet: a .preload may block while the server is asked to stop
+        loading = gevent.spawn(self.load, specs)  # a greenlet: SIGTERM also stops a server whose .preload blocks
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)
         failure: StartError | None = None
@@ -272,13 +278,13 @@ class Server:
         return self._exit_code
 
     def load(self, specs: Iterable[AppSpec]) -> None:
-        """Load applications one after the other and report each. One that fails does not stop the others."""
+        """Load applications one after the other and report each. A failed application does not stop the others."""
         self._apps.load(specs)
         if self.settings.pages.applications and all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
 
     def _serve(self, signals: Signals) -> StartError | None:
-        """Serve until the server is asked to stop. Return why it could not start."""
+        """Serve until `end` is called, and return None; return the error of a failed start."""
 
         def take_late(take_over: TakeOver) -> None:
             if not take_over.take_late():
@@ -288,7 +294,7 @@ class Server:
         try:
             if take_over:
                 self._prepare()
-                cluster.wait_until_joined(JOIN_S)  # so that the other nodes know the hubs before the clients arrive
+                cluster.wait_until_joined(JOIN_S)  # so that the other nodes have the hubs before the clients arrive
                 take_over.take(self.http, self.failed_applications())
             self._restarts.open()
         except StartError as error:
@@ -301,20 +307,20 @@ class Server:
         return None
 
     def _prepare(self) -> None:
-        """Prepare the process for its clients."""
         prepare_process()
         self._collector.start()
         apply_connection_limits(self.settings)
 
     def start(self) -> None:
         """Start the listeners and all background work."""
+        # A process that takes over has done this in `_serve`, before it received clients.
         if self._take_over is None:
             self._prepare()
             if not self.place.is_first:
-                cluster.wait_until_joined(JOIN_S)  # so that clients reach those of the workers that serve already
+                cluster.wait_until_joined(JOIN_S)  # so that clients reach the clients of workers that already serve
         self._apps.watch_code()
         if self.acme is not None:
-            self.acme.start()  # before the listeners: the first connection may be the authority's verification
+            self.acme.start()  # before the listeners: the first connection may be a verification by the authority
         self._listeners.start()
         self.file_reloader.start()
         if self.identities is not None:
@@ -329,8 +335,8 @@ class Server:
         ]
         for line in listening if self._worker is None else ():
             self._report(line)
-        if self._fleet is not None:
-            self._fleet.desk.open()
+        if self._worker_rpc is not None:
+            self._worker_rpc.desk.open()
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -344,10 +350,10 @@ class Server:
         failed = [f"application {shown_name(application)} failed" for application in self._apps.failed()]
         self._systemd.ready(", ".join([*urls.values(), *failed]))
 
-    # ---- what operators, signals and applications ask for
+    # ---- requests of operators, signals and applications
 
     def drain(self, on: bool) -> None:
-        """Close the SMQ clients soon and accept no new ones, until this is called with false."""
+        """Close the SMQ clients after `drain.delay_s` and reject new ones, until this is called with False."""
         log.warning("an operator drains the server" if on else "an operator ends the drain; clients are accepted again")
         if on and not self.health.drained:
             gevent.spawn(self._close_clients)
@@ -366,25 +372,28 @@ class Server:
             log.warning("drained: %d SMQ clients were closed", count)
 
     def load_certificates(self, in_thread: bool = True) -> str | None:
-        """Read the certificates again. Return why that failed, and nothing has changed then; None for success.
+        """Read the certificates again. A failure changes nothing.
 
         Args:
             in_thread: block only this greenlet.
+
+        Returns:
+            The error; None for success.
         """
         if not self._listeners.has_certificates:
             return "there are no certificates to read again"
         return self._listeners.reload(in_thread)
 
     def reload(self) -> None:
-        """Reload settings and files soon."""
+        """Start a reload of settings and files; never blocks."""
         self._systemd.reloading()
         self.file_reloader.ask()
         if self.acme is not None:
             self.acme.try_now()
 
     def log_state(self) -> None:
-        """Log what the greenlets, and the activities of applications, wait for."""
-        log.warning("asked for the state\n%s", state_report(self.vm.waiting()))
+        """Log where each greenlet and each Lua activity waits."""
+        log.warning("state of the server\n%s", state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
         """Stop the server, with all its workers."""
@@ -401,7 +410,7 @@ class Server:
         return self._take_over is not None
 
     def failed_applications(self) -> list[str]:
-        """Return the name and the error of each application that does not run."""
+        """Return the name and the error of each failed application."""
         return [f"{shown_name(one)}: {one.error}" for one in self._apps.failed()]
 
     def stop_pipelines(self) -> None:
@@ -414,14 +423,14 @@ class Server:
 
     def _replaced(self, pid: int) -> None:
         self._systemd.replaced(pid)
-        if self._fleet is not None:
-            self._fleet.desk.close()  # from now on the other workers ask the new process
+        if self._worker_rpc is not None:
+            self._worker_rpc.desk.close()  # from now on the other workers call the new process
         self.end()
 
-    # ---- what the supervisor of workers asks for
+    # ---- requests of the supervisor
 
     def accept_for(self, workers: Sequence[int]) -> None:
-        """Accept the connections of these workers, too."""
+        """Also accept the connections of these workers."""
         self._listeners.accept_for(workers)
 
     def hand_over(self, channel: FdChannel) -> tuple[str | None, int]:
@@ -429,7 +438,7 @@ class Server:
         return self._restarts.hand_over(channel)
 
     def end_for_good(self) -> None:
-        """Stop this process; no other process takes over its sockets."""
+        """Stop this process when no other process takes over its sockets."""
         self._listeners.expect_no_successor()
         self.end()
 
@@ -441,10 +450,10 @@ class Server:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stop everything in order; blocks. What was accepted before is delivered, or counted as lost."""
+        """Stop all parts in order; blocks. Messages accepted before are delivered, or counted as lost."""
         never_served = self.state == "loading" and self.is_successor
         self.state = "draining"
-        if not (self._restarts.is_handed_over or never_served):  # else the service goes on in another process
+        if not (self._restarts.is_handed_over or never_served):  # else another process is the service
             self._systemd.stopping(self.settings.drain.timeout_s)
         drain, patience_s = self.settings.drain, self.settings.drain_s
         brokers = gevent_broker.opened()
@@ -452,11 +461,11 @@ class Server:
             ("the delay", lambda: gevent.sleep(0 if self._restarts.is_handed_over else drain.delay_s)),
             ("refusing new clients", lambda: self._refuse_newcomers(brokers)),
             # Before the listeners close: pipelines commit their results over HTTP.
-            ("the end of the pipelines", self.stop_pipelines),
+            ("stopping the pipelines", self.stop_pipelines),
             ("compactions", self._compactions.stop),
             ("listeners", self._close_listeners),
-            ("HTTP requests under way", lambda: self.http.drain(patience_s)),
-            ("messages under way", lambda: wait_handled(brokers, patience_s)),
+            ("open HTTP requests", lambda: self.http.drain(patience_s)),
+            ("received messages", lambda: wait_handled(brokers, patience_s)),
             # Before the clients are closed: `onunload` may send them messages.
             ("onunload of the applications", self._loader.end),
             ("closing SMQ clients", lambda: close_clients(brokers, drain.window_s, patience_s)),
@@ -466,10 +475,12 @@ class Server:
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
             ("clients of applications that start again", session_migration.drop_kept_clients),
+            # After the applications have ended: this forwards their last messages.
             ("the hand-over to the new process", self._restarts.finish),
             ("the last bytes to clients", lambda: wait_sent(FLUSH_S)),
+            # After the hubs, whose last messages they record.
             ("journals", writer.close_all),
-            ("the rest", self._close_rest),
+            ("the other parts", self._close_other_parts),
         ]
         self._steps.run(steps)
 
@@ -488,7 +499,7 @@ class Server:
         self._listeners.reject_queued()
         self._listeners.close()
 
-    def _close_rest(self) -> None:
+    def _close_other_parts(self) -> None:
         identity.serve(None)
         gevent_broker.set_topic_rules(gevent_broker.TopicRules())
         if self.identities is not None:
@@ -496,22 +507,22 @@ class Server:
         self.http.close()
         self.http.logins.sessions.close()
         self._systemd.close()
-        if self._fleet is not None:
-            self._fleet.desk.close()
+        if self._worker_rpc is not None:
+            self._worker_rpc.desk.close()
         self._operations.close()
         self._watchdog.stop()
         self._collector.stop()
         self.vm.stop()
 
     def _remaining(self) -> str:
-        """Return what is still open, for the log line of a shutdown that takes too long."""
+        """Return the counts of open objects, for the message of a shutdown that exceeds its time limit."""
         counts = {
             "connections of HTTP": len(self.http),
             "SMQ clients": sum(len(one.sessions) for one in gevent_broker.opened()),
             "running applications": sum(one.running for one in self.applications),
             "open journals": len(writer.opened),
         }
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing"
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
 
 
 def _identity_service(settings: Settings, logins: Logins) -> IdentityService | None:
@@ -549,19 +560,19 @@ def _close_services(services: Services) -> None:
 
 
 class Operations:
-    """What operators use: the admin listener, the access log and traces.
+    """The admin listener, the access log and the traces of a server.
 
     Args:
-        settings: of the server.
-        http: its requests are logged and traced.
-        identities: logs operators in; None for no login.
+        settings: all settings of the process.
+        http: the server whose requests are logged and traced.
+        identities: authenticates operators; None for no login.
         listeners: renews the certificates of the admin listener.
         worker: has the socket of the admin listener, when this process is a worker.
-        fleet: the channel to the other workers.
+        worker_rpc: calls the other workers; None without workers.
 
     Attributes:
-        admin: the admin listener; None when there is none, and in all workers but the first.
-        access_log: None when the settings ask for none.
+        admin: the admin listener; None when it is off, and in all workers but the first.
+        access_log: None when it is off.
 
     Raises:
         StartError: an address can't be bound, or a file can't be written; one sentence.
@@ -574,9 +585,9 @@ class Operations:
         identities: IdentityService | None,
         listeners: Listeners,
         worker: WorkerEnd | None,
-        fleet: WorkerRpc | None,
+        worker_rpc: WorkerRpc | None,
     ) -> None:
-        self._settings, self._fleet = settings.admin, fleet
+        self._settings, self._worker_rpc = settings.admin, worker_rpc
         self._parts: Parts | None = None
         self.admin: AdminServer | None = None
         if settings.admin.enabled and worker_place().is_first:
@@ -602,25 +613,25 @@ class Operations:
             http.observers = (*http.observers, self._tracing)
 
     def show(self, parts: Parts) -> None:
-        """Show these parts at the admin listener, that of this process or of worker 0."""
+        """Show these parts at the admin listener of this process; other workers send theirs to worker 0."""
         self._parts = parts
         if self.admin is not None:
-            together = AllWorkers(parts, self._fleet)
-            self.admin.mount(parts, together)
+            all_workers = AllWorkers(parts, self._worker_rpc)
+            self.admin.mount(parts, all_workers)
             if self._settings.console:
-                self.admin.application = mount_console(together, self.admin.root)
-        elif self._fleet is not None and self._settings.enabled:
-            serve_other_workers(self._fleet.desk, parts)
+                self.admin.application = mount_console(all_workers, self.admin.root)
+        elif self._worker_rpc is not None and self._settings.enabled:
+            serve_other_workers(self._worker_rpc.desk, parts)
 
     def start(self) -> None:
         """Accept connections of operators."""
         if self.admin is not None:
             self.admin.start()
-        elif self._fleet is not None and self._settings.enabled and self._parts is not None:
+        elif self._worker_rpc is not None and self._settings.enabled and self._parts is not None:
             self._parts.start()
 
     def close(self) -> None:
-        """Close all of it."""
+        """Close the admin listener, the access log and the traces."""
         if self.admin is not None:
             self.admin.close()
         if self._parts is not None:

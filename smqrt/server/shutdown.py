@@ -1,7 +1,7 @@
-"""Signals of a server's process, and its shutdown in steps with a deadline.
+"""Signals of a server process, and its shutdown in steps with a deadline.
 
-The deadline and a second signal also end a server whose event loop is blocked, for instance by an application that
-computes: both run outside the loop.
+The deadline and a second signal also end a server whose event loop is blocked, for instance by an application in a
+long computation: both run outside the loop.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Signals:
     """Handlers of signals, in the event loop.
 
     Args:
-        at_once: the reactions that need no running server.
-        when_ready: the reactions that do. A signal that arrives before `ready` is handled there.
+        at_once: the handlers that need no running server.
+        when_ready: the handlers that need one. A signal that arrives before `ready` is called is deferred until then.
     """
 
     def __init__(self, at_once: Mapping[int, Reaction], when_ready: Mapping[int, Reaction]) -> None:
@@ -56,7 +56,7 @@ class Signals:
             self._deferred[number] = None
 
     def ready(self) -> None:
-        """Handle the deferred signals, and from now on each signal at once."""
+        """Handle the deferred signals; from now on each signal is handled at once."""
         deferred, self._deferred = self._deferred, None
         for number in deferred or ():
             self._when_ready[number]()
@@ -71,14 +71,14 @@ class Signals:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 _MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
-_MAX_FRAMES = 12  # of each greenlet in a state report
+_MAX_FRAMES = 12  # for each greenlet in a state report
 
 
 def prepare_process() -> None:
     """Prepare the process for many connections and large messages."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB.
+    # By default malloc maps and unmaps memory for every large message: 34 us instead of 20 us for 60 KB.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
@@ -86,53 +86,47 @@ def prepare_process() -> None:
 
 
 def state_report(activities: Iterable[str]) -> str:
-    """Return as text what the greenlets of the process, and the activities of its applications, wait for.
+    """Return the stacks of all greenlets, and the waiting activities of Lua, as text.
 
     Args:
         activities: a line for each activity of Lua.
     """
-    lua = Counter(activities)
+
+    def counted(text: str, count: int) -> str:
+        return f"  {text}" if count == 1 else f"  {count} times {text}"
+
+    lua, stacks = Counter(activities), Counter[str]()
     current = getcurrent()
     gc.unfreeze()  # the collector does not list objects that the server froze at its start
-    stacks = Counter(
-        _stack(one)
-        for one in gc.get_objects()
-        if isinstance(one, greenlet) and one.gr_frame is not None and one is not current
-    )
+    for one in gc.get_objects():
+        if isinstance(one, greenlet) and one.gr_frame is not None and one is not current:
+            frames = traceback.extract_stack(one.gr_frame, _MAX_FRAMES)
+            calls = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
+            stacks[f"{type(one).__name__} at " + "\n      from ".join(calls)] += 1
     gc.freeze()
-    lines = [f"{sum(lua.values())} activities of Lua wait", *(_counted(text, count) for text, count in lua.items())]
-    lines += [f"{sum(stacks.values())} greenlets", *(_counted(text, count) for text, count in stacks.most_common())]
+    lines = [f"{sum(lua.values())} activities of Lua wait", *(counted(text, count) for text, count in lua.items())]
+    lines += [f"{sum(stacks.values())} greenlets", *(counted(text, count) for text, count in stacks.most_common())]
     return "\n".join(lines)
-
-
-def _counted(text: str, count: int) -> str:
-    return f"  {text}" if count == 1 else f"  {count} times {text}"
-
-
-def _stack(one: greenlet) -> str:
-    frames = traceback.extract_stack(one.gr_frame, _MAX_FRAMES)
-    lines = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
-    return f"{type(one).__name__} at " + "\n      from ".join(lines)
 
 
 # ---- the steps of a shutdown
 
 Step = tuple[str, Callable[[], object]]
-"""The name of a step, for the log line of a shutdown that takes too long; and its function."""
+"""The name of a step, for the message of a shutdown that exceeds its time limit; and its function."""
 
 STDERR = 2
 _POLL_S = 0.05
-# The originals, not gevent's: the deadline is watched by a thread that needs no event loop.
 
 
 class StepRunner:
     """Runs the steps of a shutdown.
 
     Args:
-        remaining: returns what is still open: "3 requests, 120 SMQ clients". Another thread calls it: it only reads.
+        remaining: returns the counts of open objects, such as "3 requests, 120 SMQ clients". It must only read, because
+            another thread calls it.
 
     Attributes:
-        step: the current step; empty before the first and after the last one.
+        step: the name of the current step; empty before the first and after the last one.
     """
 
     def __init__(self, remaining: Callable[[], str]) -> None:
@@ -140,7 +134,7 @@ class StepRunner:
         self._remaining = remaining
 
     def run(self, steps: Iterable[Step]) -> None:
-        """Run the steps. A step that fails is logged, and the next ones run."""
+        """Run the steps. The error of a step is logged, and the next step runs."""
         for self.step, function in steps:
             try:
                 function()
@@ -155,8 +149,13 @@ class StepRunner:
         Args:
             timeout_s: 0 for no limit.
         """
+
+        def exit_at_once(_number: int, _frame: FrameType | None) -> None:
+            os._exit(1)
+
         is_over: list[bool] = []
-        before = {number: signal.signal(number, _exit_at_once) for number in (signal.SIGTERM, signal.SIGINT)}
+        # Handlers of Python, not of gevent: they also run while a greenlet blocks the loop.
+        before = {number: signal.signal(number, exit_at_once) for number in (signal.SIGTERM, signal.SIGINT)}
         if timeout_s:
             start_thread(self._watch, (timeout_s, is_over))
         try:
@@ -167,17 +166,14 @@ class StepRunner:
                 signal.signal(number, handler)
 
     def _watch(self, timeout_s: float, is_over: list[bool]) -> None:
+        """Enforce the time limit. This runs in a thread, which a blocked event loop does not delay."""
         deadline_s = time.monotonic() + timeout_s
         while not is_over:
             if time.monotonic() >= deadline_s:
                 line = (
-                    f"stopped after {timeout_s:g} s, at {self.step or 'its last step'}, with {self._remaining()} still "
-                    "there; see the setting drain.timeout_s\n"
+                    f"stopped after {timeout_s:g} s, at {self.step or 'the last step'}, with {self._remaining()} still "
+                    "open; see the setting drain.timeout_s\n"
                 )
                 os.write(STDERR, line.encode())  # not the log: its lock may be held
                 os._exit(1)
             block_thread(_POLL_S)
-
-
-def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    os._exit(1)  # second signal: exit at once

@@ -1,6 +1,7 @@
 """Supervisor of workers: opens the ports, then starts, restarts and stops the workers.
 
-It loads no application. Worker 0 starts first, alone: what applications create at their first start is created once.
+It loads no application. Worker 0 starts first, alone, so that files that applications create at their first start are
+created once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -47,7 +48,7 @@ DIVIDED_LIMITS: tuple[SettingPath, ...] = (
     ("limits", "handshakes_per_address"),
     ("limits", "total_queue_bytes"),
 )
-"""Limits of the whole server, beside `max_connections` of listeners. Connections are spread evenly."""
+"""Limits of the whole server, beside `max_connections` of listeners. Connections are distributed evenly."""
 
 
 def shared(settings: Settings, place: WorkerPlace) -> Settings:
@@ -59,7 +60,7 @@ def shared(settings: Settings, place: WorkerPlace) -> Settings:
         value = value_at(settings, path)
         if isinstance(value, float):
             value /= place.count
-        elif isinstance(value, int):  # not None: no limit
+        elif isinstance(value, int):  # None stands for no limit
             value = place.share(value)
         values[path] = value
     listeners = {
@@ -77,7 +78,7 @@ HAND_OVER_S = 60.0
 
 
 class WorkerOwner(Protocol):
-    """What a rolling restart needs of the supervisor."""
+    """The part of the supervisor that a rolling restart uses."""
 
     settings: Settings
     count: int
@@ -119,7 +120,7 @@ class RollingRestart:
         self._socket.close()
 
     def ask(self) -> None:
-        """Replace all workers soon; never blocks."""
+        """Start to replace all workers; never blocks."""
         gevent.spawn(self._run)
 
     def _answer(self, channel: FdChannel, is_command: bool) -> None:
@@ -134,7 +135,7 @@ class RollingRestart:
         channel.close()
 
     def _run(self) -> tuple[str | None, int]:
-        """Return why the restart failed, None for success; and the number of clients of the new processes."""
+        """Replace all workers. Return the error, None for success; and the number of clients of the new processes."""
         fault: str | None = "one is under way already"
         clients = 0
         if not self._is_under_way:
@@ -149,13 +150,13 @@ class RollingRestart:
             finally:
                 self._is_under_way = False
         if fault is not None:
-            self._supervisor.report(f"restart: stopped, the others go on: {fault}")
+            self._supervisor.report(f"restart: stopped, the other workers continue: {fault}")
             return fault, clients
         self._supervisor.report(f"restart: {self._supervisor.count} new workers serve, with {clients} clients")
         return None, clients
 
     def _replace(self, number: int) -> tuple[str | None, int]:
-        """Replace a worker. Return why it failed, None for success; and the number of migrated clients."""
+        """Replace a worker. Return the error, None for success; and the number of migrated clients."""
         old = self._supervisor.workers[number]
         if not old.accepts:
             return "it does not serve at the moment", 0
@@ -183,35 +184,36 @@ Report = Callable[[str], None]
 
 RESTART_DELAYS = RestartDelays(first_s=0.25, longest_s=30.0, steady_s=60.0)
 MAX_FAILED_STARTS = 5
-"""When a worker fails so often before it serves, and no other worker serves, the server stops."""
+"""The server stops when a worker fails this often before it serves, and no other worker serves."""
 UNRESPONSIVE_S = 3.0
-"""A worker that sends nothing for so long is unresponsive: others accept its connections meanwhile."""
+"""A worker that is silent for this time is unresponsive: other workers accept its connections meanwhile."""
 POLL_S = 1.0
 RELOAD_S = 30.0
+"""The time limit for all workers to reload; then systemd gets the message that the reload is done."""
 KILL_AFTER_S = 5.0
-"""Beyond `drain.timeout_s`, which the workers apply themselves."""
+"""The wait beyond `drain.timeout_s`, which the workers apply themselves."""
 MAX_DIRECTORY_CHARS = 78
-"""The path of a Unix socket has at most 107 characters; those of links between workers add 28."""
+"""The path of a Unix socket has at most 107 characters; links between workers add 28 to the folder."""
 DIRECTORY_PREFIX = "smqrt-workers-"
 MEMORY_FOLDER = "/dev/shm"
 MIN_FREE_BYTES = 48 << 20
-"""Free space needed there for the sessions of workers; containers have 64 MiB."""
+"""The free space in `MEMORY_FOLDER` that the sessions of workers need; it has 64 MiB in containers."""
 SECRET_BYTES = 32
 MAX_START_LINES = 1000
 
 
 class Supervisor:
-    """The workers of a server. The ports are open when this is made.
+    """The workers of a server. The constructor opens the ports.
 
     Args:
-        settings: of the server.
+        settings: all settings of the server.
         count: the number of workers.
         conf: the mako.conf.
-        report: takes each line for the terminal.
+        report: called with each line for the terminal.
         reload: reloads the settings of this process, at SIGHUP.
 
     Attributes:
-        over: set when the server has to stop.
+        over: set when the server must stop.
 
     Raises:
         StartError: an address can't be bound; one sentence.
@@ -232,7 +234,7 @@ class Supervisor:
         self._places = [WorkerPlace(number, count, secret, self._directory) for number in range(count)]
         self.workers: dict[int, WorkerProcess] = {}
         self._leaving: set[WorkerProcess] = set()
-        self._is_up = False
+        self._has_started = False
         self.over = Event()
         self._exit_code = 0
         self._failure: StartError | None = None
@@ -243,7 +245,7 @@ class Supervisor:
     # ---- the server
 
     def run(self) -> int:
-        """Serve until SIGTERM, SIGINT or the `exit` of an application; returns the exit code.
+        """Serve until SIGTERM, SIGINT or the `exit` of an application; return the exit code.
 
         Raises:
             StartError: the workers can't start; one sentence.
@@ -284,14 +286,14 @@ class Supervisor:
         self.over.set()
 
     def _start_all(self, signals: Signals) -> None:
-        gevent.spawn(self._keep, 0)
-        gevent.sleep(0)
-        self._wait_ready([0])
-        for number in range(1, self.count):
-            gevent.spawn(self._keep, number)
-        gevent.sleep(0)
-        self._wait_ready(range(self.count))
-        self._is_up = True
+        for numbers in (range(1), range(1, self.count)):  # worker 0 alone; see the module
+            for number in numbers:
+                gevent.spawn(self._keep, number)
+            gevent.sleep(0)  # so that the greenlets start
+            for number in range(numbers.stop):  # again with worker 0, which may have died meanwhile
+                while number not in self.workers or not self.workers[number].is_ready:
+                    gevent.sleep(0.02)
+        self._has_started = True
         processes = ", ".join(str(self.workers[number].pid) for number in range(self.count))
         self.report(f"{self.count} workers: processes {processes}")
         lines = self.workers[0].lines
@@ -299,11 +301,6 @@ class Supervisor:
             self.report(line)
         self._systemd.ready(f"{self.count} workers, {', '.join(lines)}")
         signals.ready()
-
-    def _wait_ready(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            while number not in self.workers or not self.workers[number].is_ready:
-                gevent.sleep(0.02)
 
     # ---- one worker
 
@@ -315,13 +312,13 @@ class Supervisor:
         return worker
 
     def replace(self, number: int, worker: WorkerProcess) -> None:
-        """Make another process the worker of this number. The process before exits by itself."""
+        """Make another process the worker of this number. The old process exits by itself."""
         self._leaving.add(self.workers[number])
         self.workers[number] = worker
         self._reassign_sockets()
 
     def _keep(self, number: int) -> None:
-        """Start a worker, and start it again when it dies."""
+        """Start a worker, and restart it when it dies."""
         wait_s, failed = RESTART_DELAYS.first_s, 0
         while not self.over.is_set():
             try:
@@ -329,31 +326,27 @@ class Supervisor:
             except OSError as error:
                 self._fail(f"A worker can't be started: {error.strerror}.")
                 return
-            worker = self._wait_ended(number)
+            while True:  # also through hot restarts: a replaced process exits before the new one
+                worker = self.workers[number]
+                worker.ended.wait()
+                self._leaving.discard(worker)
+                if self.workers[number] is worker:
+                    break
             self._reassign_sockets()
             if self.over.is_set():
                 return
             if monotonic() - worker.began_s >= RESTART_DELAYS.steady_s:
                 wait_s = RESTART_DELAYS.first_s
             failed = 0 if worker.is_ready else failed + 1
-            if worker.fault is not None and not self._is_up:
+            if worker.fault is not None and not self._has_started:
                 self._fail(worker.fault)
                 return
             if failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
-                self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
+                self._fail(f"Worker {worker.name} failed {failed} times before it served; it {worker.ending}.")
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
             wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
-
-    def _wait_ended(self, number: int) -> WorkerProcess:
-        """Return the last process of a worker after its exit; processes that it replaced exit before."""
-        while True:
-            worker = self.workers[number]
-            worker.ended.wait()
-            self._leaving.discard(worker)
-            if self.workers[number] is worker:
-                return worker
 
     def _fail(self, why: str) -> None:
         self._failure = self._failure or StartError(why)
@@ -362,26 +355,22 @@ class Supervisor:
     def _on_message(self, worker: WorkerProcess, message: Message) -> None:
         match message["do"]:
             case "report":
-                self._report_line(worker, str(message["line"]))
+                line = str(message["line"])
+                is_starting = not self._has_started and len(self._start_lines) < MAX_START_LINES
+                if worker.place.is_first and not worker.is_ready and is_starting:
+                    self._start_lines.add(line)
+                    self.report(line)
+                elif worker.is_ready or line not in self._start_lines:  # all workers print the same lines at the start
+                    self.report(f"{worker.name}: {line}")
             case "exit":
                 self._exit_code = int(message["code"])
                 self.over.set()
             case "ready":
-                if self._is_up:
+                if self._has_started:
                     self.report(f"{worker.name}: process {worker.pid} serves")
                 self._reassign_sockets()
             case "left" | "handed_over":
                 self._reassign_sockets()
-
-    def _report_line(self, worker: WorkerProcess, line: str) -> None:
-        """Report a line of a worker. Lines that all workers print at their start are reported once."""
-        if worker.is_ready:
-            self.report(f"{worker.name}: {line}")
-        elif worker.place.is_first and not self._is_up and len(self._start_lines) < MAX_START_LINES:
-            self._start_lines.add(line)
-            self.report(line)
-        elif line not in self._start_lines:
-            self.report(f"{worker.name}: {line}")
 
     # ---- all workers
 
@@ -392,43 +381,43 @@ class Supervisor:
         covers: dict[int, list[int]] = {number: [] for number in accepting}
         for number in range(self.count):
             if number not in covers and accepting:
+                # The next accepting worker, by number: a change of one worker reassigns few sockets.
                 covers[next((one for one in accepting if one > number), accepting[0])].append(number)
         for number, covered in covers.items():
             self.workers[number].cover(covered)
 
     def _watch(self) -> None:
         """Find workers that an application, or SIGSTOP, has made unresponsive."""
-        polled_s = monotonic()
+        polled_s, watchdog_s = monotonic(), self._systemd.watchdog_s
         while True:
             gevent.sleep(POLL_S)
             now_s = monotonic()
-            was_stopped = now_s - polled_s > 2 * POLL_S  # then messages of workers wait to be read
+            # When this process itself was stopped, the messages of the workers are still unread.
+            was_stopped = now_s - polled_s > 2 * POLL_S
             polled_s = now_s
             for worker in list(self.workers.values()):
                 if was_stopped:
                     worker.heard_s = now_s
-                self._check_responsive(worker, now_s - worker.heard_s)
-
-    def _check_responsive(self, worker: WorkerProcess, silent_s: float) -> None:
-        is_unresponsive = silent_s > UNRESPONSIVE_S
-        watchdog_s = self._systemd.watchdog_s
-        if worker.is_ready and not worker.ended.is_set() and is_unresponsive != worker.is_unresponsive:
-            worker.is_unresponsive = is_unresponsive
-            if is_unresponsive:
-                log.warning("%s (process %d) is unresponsive; others accept its connections", worker.name, worker.pid)
-            self._reassign_sockets()
-        elif worker.is_unresponsive and watchdog_s and silent_s > watchdog_s:
-            log.error("%s (process %d) was unresponsive for %.0f s: killed", worker.name, worker.pid, silent_s)
-            worker.signal(signal.SIGABRT)
+                silent_s = now_s - worker.heard_s
+                is_unresponsive = silent_s > UNRESPONSIVE_S
+                name = f"{worker.name} (process {worker.pid})"
+                if worker.is_ready and not worker.ended.is_set() and is_unresponsive != worker.is_unresponsive:
+                    worker.is_unresponsive = is_unresponsive
+                    if is_unresponsive:
+                        log.warning("%s is unresponsive; others accept its connections", name)
+                    self._reassign_sockets()
+                elif worker.is_unresponsive and watchdog_s and silent_s > watchdog_s:
+                    log.error("%s was unresponsive for %.0f s: killed", name, silent_s)
+                    worker.signal(signal.SIGABRT)  # as systemd does: a core file shows where the process hangs
 
     def _reload_all(self) -> None:
         self._systemd.reloading()
         self._reload()
-        asked = [one for one in self.workers.values() if one.is_ready]
-        for worker in asked:
+        ready = [one for one in self.workers.values() if one.is_ready]
+        for worker in ready:
             worker.reloaded.clear()
             worker.send({"do": "reload"})
-        gevent.wait([one.reloaded for one in asked], timeout=RELOAD_S)
+        gevent.wait([one.reloaded for one in ready], timeout=RELOAD_S)
         self._systemd.reloaded()
 
     def _signal(self, number: int) -> None:
@@ -444,17 +433,23 @@ class Supervisor:
         ended = gevent.wait([one.ended for one in processes], timeout=timeout_s + KILL_AFTER_S if timeout_s else None)
         if len(ended) < len(processes):
             self._signal(signal.SIGKILL)
+            # A killed worker may have lost messages.
             self._exit_code = self._exit_code or 1
         elif not self._exit_code and any(one.exit_code for one in processes if one.is_ready):
             self._exit_code = 1
 
 
 def _private_directory() -> Path:
-    """Make a folder of this user for Unix sockets and shared files: in TMPDIR, else in memory, which is never slow,
-    else in the default folder of temporary files.
+    """Make a folder for Unix sockets and shared files that only this user can open.
+
+    It is in TMPDIR when that is set; else in memory, which is never slow; else in the default temporary folder.
     """
+    has_room = False
+    with contextlib.suppress(OSError):
+        free = os.statvfs(MEMORY_FOLDER)
+        has_room = os.access(MEMORY_FOLDER, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MIN_FREE_BYTES
     try:
-        if "TMPDIR" not in os.environ and _has_room(MEMORY_FOLDER):
+        if "TMPDIR" not in os.environ and has_room:
             return Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=MEMORY_FOLDER))
         folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         if len(str(folder)) > MAX_DIRECTORY_CHARS:
@@ -463,11 +458,3 @@ def _private_directory() -> Path:
     except OSError as error:
         raise StartError(f"Cannot make a folder for the sockets of workers: {error}; set TMPDIR.") from None
     return folder
-
-
-def _has_room(folder: str) -> bool:
-    try:
-        free = os.statvfs(folder)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MIN_FREE_BYTES

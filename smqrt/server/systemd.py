@@ -1,6 +1,6 @@
 """Interface to systemd: readiness, watchdog and passed sockets (sd_notify(3), sd_listen_fds(3)).
 
-Without systemd this does nothing.
+All of it does nothing when systemd has not started the process.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Notifier:
         environ: has `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
 
     Attributes:
-        watchdog_s: systemd kills a service that sends nothing for so long; 0 for no watchdog.
+        watchdog_s: systemd kills a service that is silent for this time; 0 for no watchdog.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
-        # "@" begins the name of an abstract socket. Other kinds (vsock) are for virtual machines.
+        # "@" begins the name of an abstract socket. Other kinds (vsock) are for virtual machines: ignored.
         self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
         usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
         is_watched = bool(self._address) and usec.isdecimal() and pid in ("", str(os.getpid()))
@@ -48,7 +48,9 @@ class Notifier:
         self._has_failed = False
 
     def ready(self, status: str) -> None:
-        """Report that the server is ready, and feed the watchdog from the event loop: a blocked loop does not."""
+        """Report that the server is ready, and feed the watchdog. A timer of the event loop does that, so systemd
+        kills a process whose loop is blocked.
+        """
         self.send("READY=1", _status(status))
         if self.watchdog_s and self._timer is None:
             every_s = self.watchdog_s / _FEEDS_PER_TIMEOUT
@@ -68,7 +70,7 @@ class Notifier:
         self.send(f"MAINPID={pid}")
 
     def stopping(self, timeout_s: float) -> None:
-        """Report a shutdown that takes at most `timeout_s`, 0 for no limit. The watchdog stays on: it ends one that
+        """Report a shutdown that takes at most `timeout_s`, 0 for no limit. The watchdog stays on, for a shutdown that
         hangs.
         """
         extend = [f"EXTEND_TIMEOUT_USEC={int(timeout_s * 1e6)}"] if timeout_s else []
@@ -82,11 +84,12 @@ class Notifier:
             self._timer = None
 
     def send(self, *lines: str) -> None:
-        """Send some lines as one message. Only the first failure is logged."""
+        """Send lines as one message. Only the first failure is logged."""
         if not self._address:
             return
         try:
             with closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)) as sock:
+                # A service manager that does not read must not block the server.
                 sock.setblocking(False)
                 sock.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
@@ -107,30 +110,43 @@ def passed_sockets(
 ) -> dict[str, _socket.socket]:
     """Take the listening sockets that systemd passes.
 
-    A socket belongs to the listener of its name (`FileDescriptorName=`). As many sockets with other names as there are
-    listeners belong to the listeners in their order.
+    A socket belongs to the listener of its name (`FileDescriptorName=`). If no name is that of a listener and the
+    counts are equal, sockets and listeners are matched in order.
 
     Args:
         listeners: their names, in the order of the settings.
-        environ: has `LISTEN_FDS` and so on. They are removed: child processes must not see them.
+        environ: has `LISTEN_FDS` and the related variables. They are removed: child processes must not use them.
 
     Returns:
         The sockets by listener; none without systemd, or when they are for another process.
 
     Raises:
-        StartError: they can't be used, or do not match the listeners; one sentence.
+        StartError: the sockets are unusable, or do not match the listeners; one sentence.
     """
-    given = {name: environ.pop(name, "") for name in _LISTEN}
-    if given["LISTEN_PID"] != str(os.getpid()) or not given["LISTEN_FDS"]:
+    passed = {name: environ.pop(name, "") for name in _LISTEN}
+    if passed["LISTEN_PID"] != str(os.getpid()) or not passed["LISTEN_FDS"]:
         return {}
-    count = int(given["LISTEN_FDS"]) if given["LISTEN_FDS"].isdecimal() else 0
+    count = int(passed["LISTEN_FDS"]) if passed["LISTEN_FDS"].isdecimal() else 0
     if not 0 < count <= _MAX_SOCKETS:
-        raise StartError(f"systemd passes LISTEN_FDS={given['LISTEN_FDS']}; from 1 to {_MAX_SOCKETS} are possible.")
-    names = given["LISTEN_FDNAMES"].split(":") if given["LISTEN_FDNAMES"] else []
+        raise StartError(f"systemd passes LISTEN_FDS={passed['LISTEN_FDS']}; from 1 to {_MAX_SOCKETS} are possible.")
+    names = passed["LISTEN_FDNAMES"].split(":") if passed["LISTEN_FDNAMES"] else []
     if names and len(names) != count:
         raise StartError(f"systemd passes {count} sockets and {len(names)} names; their numbers must be equal.")
-    names = names or ["unknown"] * count
-    sockets = [_listening_socket(FIRST_FD + at, name) for at, name in enumerate(names)]
+    names = names or ["unknown"] * count  # as in sd_listen_fds_with_names(3)
+    sockets = []
+    for fd, name in enumerate(names, FIRST_FD):
+        what = f"systemd passes {name!r} (descriptor {fd}), which is"
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+            sock = _socket.socket(fileno=fd)
+        except OSError as error:
+            raise StartError(f"{what} not a socket: {error.strerror}.") from None
+        if sock.family not in (_socket.AF_INET, _socket.AF_INET6) or sock.type != _socket.SOCK_STREAM:
+            raise StartError(f"{what} not a TCP socket; write ListenStream=9357 in the socket unit.")
+        if not sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN):
+            raise StartError(f"{what} a connection; the socket unit needs Accept=no.")
+        sock.setblocking(False)
+        sockets.append(sock)
     if len(set(names)) == len(names) and set(names) <= set(listeners):
         return dict(zip(names, sockets, strict=True))
     if len(names) == len(listeners) and not set(names) & set(listeners):
@@ -139,18 +155,3 @@ def passed_sockets(
         f"systemd passes the sockets {', '.join(names)}, and the listeners are {', '.join(listeners)}; name each "
         "socket after its listener: FileDescriptorName=http"
     )
-
-
-def _listening_socket(fd: int, name: str) -> _socket.socket:
-    what = f"systemd passes {name!r} (descriptor {fd}), which is"
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-        sock = _socket.socket(fileno=fd)
-    except OSError as error:
-        raise StartError(f"{what} no socket: {error.strerror}.") from None
-    if sock.family not in (_socket.AF_INET, _socket.AF_INET6) or sock.type != _socket.SOCK_STREAM:
-        raise StartError(f"{what} not a TCP socket; write ListenStream=9357 in the socket unit.")
-    if not sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN):
-        raise StartError(f"{what} a connection; the socket unit needs Accept=no.")
-    sock.setblocking(False)
-    return sock

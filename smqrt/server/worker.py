@@ -1,4 +1,4 @@
-"""Channel between supervisor and worker, both sides.
+"""Channel between supervisor and worker: both ends.
 
     supervisor                                   worker
     place {version, number, …, ports}       ──▶
@@ -8,16 +8,16 @@
                                             ◀──  report {line}: for the terminal
                                             ◀──  failed {why}, or ready {lines}
                                             ◀──  alive, every second
-    cover {workers}                         ──▶  accept for these, too
+    cover {workers}                         ──▶  also accepts connections of these workers
     reload                                  ──▶
                                             ◀──  reloaded
     hand_over, with a socket                ──▶  a new process at its other end replaces this one
                                             ◀──  handed_over {fault, clients}
                                             ◀──  exit {code}: an application stops the server
     stop                                    ──▶  the server stops
-                                            ◀──  left: accepts no more
+                                            ◀──  left: accepts no more connections
 
-A worker stops when the channel is closed: the supervisor has died.
+A worker stops when the channel is closed, because the supervisor has died then.
 """
 
 from __future__ import annotations
@@ -60,33 +60,33 @@ log = logging.getLogger("smqrt")
 
 VERSION = 2
 PLACE_S = 10.0
-"""The time limit of each message that a worker needs to start."""
+"""The time limit of each message that a worker needs for its start."""
 ALIVE_S = 1.0
 MAX_QUEUED = 1000
-"""Messages queued for a supervisor that does not read; further ones are dropped."""
+"""The limit of messages queued for a supervisor that does not read; further messages are dropped."""
 CLOSE_S = 1.0
 
 
 class WorkingServer(Protocol):
-    """What a supervisor may ask of the server in this process."""
+    """The methods of the server in this process that a supervisor calls."""
 
     def end(self, exit_code: int = 0) -> None:
         """Stop this process, as at SIGTERM."""
 
     def end_for_good(self) -> None:
-        """Stop; no other process takes over the sockets of this one."""
+        """Stop this process when no other process takes over its sockets."""
 
     def reload(self) -> None:
         """Reload settings and files, then call `WorkerEnd.reloaded`."""
 
     def accept_for(self, workers: Sequence[int]) -> None:
-        """Accept the connections of these workers too."""
+        """Also accept the connections of these workers."""
 
     def hand_over(self, channel: FdChannel) -> tuple[str | None, int]:
         """Let the process at the other end replace this one; blocks.
 
         Returns:
-            Why it failed, None for success; and the number of migrated clients.
+            The error, None for success; and the number of migrated clients.
         """
 
 
@@ -99,10 +99,10 @@ class WorkerEnd:
     Attributes:
         place: number and secrets of this worker.
         ports: the listening sockets by listener.
-        balance: spreads connections over the workers.
+        balance: distributes connections over the workers.
 
     Raises:
-        StartError: a message of the supervisor is invalid, or it has another version.
+        StartError: a message of the supervisor is invalid or has another version.
     """
 
     def __init__(self, channel: FdChannel) -> None:
@@ -120,7 +120,15 @@ class WorkerEnd:
                 message["number"], message["count"], message["secret"], directory, message["start"]
             )
             for _ in range(message["ports"]):
-                self._add_port(*channel.receive(PLACE_S))
+                port, fds = channel.receive(PLACE_S)
+                sockets = iter([_socket.socket(fileno=fd) for fd in fds])
+                if port["one_for_all"]:
+                    workers = [list(sockets)] * self.place.count
+                else:
+                    workers = [[next(sockets) for _ in range(count)] for count in port["counts"]]
+                for one in workers[0] + workers[self.place.number]:
+                    one.setblocking(False)
+                self.ports[port["name"]] = PortSockets(workers, self.place.number, port["one_for_all"], port["kept"])
             self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1], channel.receive(PLACE_S)[1])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             raise StartError(f"Invalid message from the supervisor: {error}.") from None
@@ -132,18 +140,8 @@ class WorkerEnd:
         number = os.environ.pop(ENVIRONMENT, None)
         if number is None:
             return None
-        os.set_inheritable(int(number), False)
+        os.set_inheritable(int(number), False)  # not for child processes of applications
         return cls(FdChannel(socket.socket(fileno=int(number))))
-
-    def _add_port(self, message: Message, fds: list[int]) -> None:
-        sockets = iter([_socket.socket(fileno=fd) for fd in fds])
-        if message["one_for_all"]:
-            workers = [list(sockets)] * self.place.count
-        else:
-            workers = [[next(sockets) for _ in range(count)] for count in message["counts"]]
-        for one in workers[0] + workers[self.place.number]:
-            one.setblocking(False)
-        self.ports[message["name"]] = PortSockets(workers, self.place.number, message["one_for_all"], message["kept"])
 
     # ---- messages to the supervisor
 
@@ -160,12 +158,12 @@ class WorkerEnd:
         self._send("ready", lines=list(lines))
 
     def failed(self, why: str) -> None:
-        """Report that this worker can't start."""
+        """Report that this worker can't start. This does not need `start`, and sends at once."""
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "failed", "why": why}, timeout_s=CLOSE_S)
 
     def exit(self, code: int) -> None:
-        """Ask for the stop of the whole server with this exit code."""
+        """Request that the whole server stops with this exit code."""
         self._send("exit", code=code)
 
     def left(self) -> None:
@@ -183,49 +181,50 @@ class WorkerEnd:
     # ---- messages of the supervisor
 
     def start(self, server: WorkingServer) -> None:
-        """Start to handle messages of the supervisor, and to send queued ones."""
+        """Start handling messages of the supervisor, and sending queued ones."""
+
+        def send_queued() -> None:
+            with contextlib.suppress(ChannelError):  # `_receive_all` handles it
+                while True:
+                    self._channel.send(self._queue.peek())
+                    self._queue.get()  # after the send, because `close` waits until the queue is empty
+
+        def send_alive() -> None:
+            while True:
+                self._send("alive")
+                gevent.sleep(ALIVE_S)
+
         self._greenlets = [
             gevent.spawn(self._receive_all, server),
-            gevent.spawn(self._send_queued),
-            gevent.spawn(self._send_alive),
+            gevent.spawn(send_queued),
+            gevent.spawn(send_alive),
         ]
-        outlive_parent()
+        outlive_parent()  # from now on `_receive_all` stops this worker when the supervisor dies
 
     def _receive_all(self, server: WorkingServer) -> None:
-        orders: dict[str, Callable[[Message, list[int]], object]] = {
+        def hand_over(fds: list[int]) -> None:
+            fault, clients = server.hand_over(FdChannel(socket.socket(fileno=fds[0])))
+            self._send("handed_over", fault=fault, clients=clients)
+
+        handlers: dict[str, Callable[[Message, list[int]], object]] = {
             "stop": lambda message, fds: server.end_for_good(),
             "reload": lambda message, fds: server.reload(),
             "cover": lambda message, fds: server.accept_for(message["workers"]),
-            "hand_over": lambda message, fds: gevent.spawn(self._hand_over, server, fds),
+            "hand_over": lambda message, fds: gevent.spawn(hand_over, fds),
         }
         try:
             while True:
                 message, fds = self._channel.receive(None)
-                orders[message["do"]](message, fds)
+                handlers[message["do"]](message, fds)
         except ChannelError as error:
             log.error("this worker stops, because the supervisor has died: %s", error)
             self._is_orphaned = True
             server.end(1)
 
-    def _hand_over(self, server: WorkingServer, fds: list[int]) -> None:
-        fault, clients = server.hand_over(FdChannel(socket.socket(fileno=fds[0])))
-        self._send("handed_over", fault=fault, clients=clients)
-
-    def _send_queued(self) -> None:
-        with contextlib.suppress(ChannelError):  # `_receive_all` handles it
-            while True:
-                self._channel.send(self._queue.peek())
-                self._queue.get()  # only now: `close` waits until the queue is empty
-
-    def _send_alive(self) -> None:
-        while True:
-            self._send("alive")
-            gevent.sleep(ALIVE_S)
-
     def close(self) -> None:
         """Send the queued messages and close the channel; blocks for `CLOSE_S` at most.
 
-        When the supervisor has died, the shared folder is removed here.
+        When the supervisor has died, this removes the shared folder in its place.
         """
         until_s = monotonic() + CLOSE_S
         while not self._queue.empty() and not self._is_orphaned and monotonic() < until_s:
@@ -237,10 +236,10 @@ class WorkerEnd:
             shutil.rmtree(self.place.directory, ignore_errors=True)
 
 
-# ---- Supervisor side
+# ---- the supervisor's end
 
 SEND_S = 2.0
-LAST_MESSAGES_S = 1.0
+LAST_MESSAGES_S = 1.0  # to read the messages that a process sent before its exit
 _NOT_FOR_WORKERS = (
     TAKE_OVER,
     ENVIRONMENT,
@@ -251,7 +250,7 @@ _NOT_FOR_WORKERS = (
     "WATCHDOG_PID",
     "WATCHDOG_USEC",
 )
-"""Environment variables of the supervisor: only it talks to the service manager."""
+"""Environment variables that only the supervisor uses, for hot restarts and for systemd."""
 
 OnMessage = Callable[["WorkerProcess", Message], None]
 
@@ -261,19 +260,19 @@ class WorkerProcess:
 
     Args:
         place: number and secrets of the worker.
-        ports: the sockets that it gets.
-        balance: the descriptors with which workers spread connections.
+        ports: the listening sockets that it uses.
+        balance: the descriptors with which workers distribute connections.
         on_message: called with each message of the worker.
         take_over: the descriptor with which it replaces another process; None for a new start.
 
     Attributes:
-        settled: set when it serves, or has ended without serving.
+        settled: set when the worker serves, or its process has ended.
         is_ready: whether it has ever served.
         lines: its addresses, for the terminal.
-        is_unresponsive: whether it has sent nothing for a while.
+        is_unresponsive: set by the supervisor when the worker has been silent for too long.
         heard_s: the time of its last message, on the monotonic clock.
-        fault: its own message why it could not start.
-        reloaded: set when it has reloaded its files.
+        fault: the error of its start, as it was reported.
+        reloaded: set when it has reloaded its files, or has ended.
         ended: set when the process has ended.
 
     Raises:
@@ -319,6 +318,13 @@ class WorkerProcess:
         gevent.spawn(self._wait, gevent.spawn(self._receive_all))
 
     def _open(self, take_over: int | None) -> subprocess.Popen[bytes]:
+        """Start the process and connect the channel."""
+
+        def prepare() -> None:  # in the new process, before its program starts
+            terminate_with_parent()
+            early_signals.block()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the supervisor stops the workers in order
+
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
         environment[ENVIRONMENT] = str(theirs.fileno())
@@ -333,7 +339,7 @@ class WorkerProcess:
                 cwd=current_process.FOLDER,
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_prepare,
+                preexec_fn=prepare,
             )
         except BaseException:
             ours.close()
@@ -359,7 +365,7 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: Message, fds: list[int] | None = None) -> None:
-        """Send a message. A worker that does not read it is killed; one that has ended is ignored."""
+        """Send a message. A worker that does not read it within `SEND_S` is killed. An ended worker is ignored."""
         try:
             self._channel.send(message, fds or [], timeout_s=SEND_S)
         except ChannelSilent:
@@ -368,13 +374,13 @@ class WorkerProcess:
             pass  # it has ended
 
     def cover(self, workers: list[int]) -> None:
-        """Let it accept the connections of these workers, too."""
+        """Make it accept the connections of these workers as well."""
         if workers != self._covered:
             self._covered = workers
             self.send({"do": "cover", "workers": workers})
 
     def stop(self) -> None:
-        """Ask it to stop. While it loads its applications, it stops at once."""
+        """Stop the worker: in order when it serves, else by SIGTERM."""
         if self.is_ready:
             self.send({"do": "stop"})
         else:
@@ -384,12 +390,12 @@ class WorkerProcess:
         """Wait until its hot restart is done; blocks.
 
         Returns:
-            Why it failed, None for success; and the number of migrated clients.
+            The error, None for success; and the number of migrated clients.
         """
         with suppress(gevent.Timeout):
             outcome = self._handed_over.get(timeout=timeout_s) or ("no outcome was sent", 0)
             if outcome[0] is not None:
-                self._handed_over = AsyncResult()
+                self._handed_over = AsyncResult()  # for the next attempt
             return outcome
         return f"the hand-over took more than {timeout_s:g} s", 0
 
@@ -401,20 +407,21 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process that has ended; negative for a signal."""
+        """The exit code of an ended process; negative for a signal."""
         code = self._process.returncode
         assert code is not None
         return code
 
     @property
     def ending(self) -> str:
-        """How the process ended, for the log."""
+        """The reason why the process ended, for the log."""
         return self.fault or failure(self.exit_code) or "ended"
 
     def _receive_all(self) -> None:
         with suppress(ChannelError):
             while True:
                 message, fds = self._channel.receive(None)
+                # A worker sends no descriptors.
                 for fd in fds:
                     os.close(fd)
                 self.heard_s = monotonic()
@@ -444,10 +451,3 @@ class WorkerProcess:
             event.set()
         if not self._handed_over.ready():
             self._handed_over.set((f"the process {self.ending}", 0))
-
-
-def _prepare() -> None:
-    """Prepare the new process before its program starts."""
-    terminate_with_parent()
-    early_signals.block()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which stops the workers in order

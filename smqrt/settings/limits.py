@@ -1,7 +1,7 @@
 """Settings of limits and topics, and the register of limits.
 
-A program without an smqrt server has the defaults. Code that enforces a limit calls `in_force`, or registers with
-`on_change`.
+Programs without an smqrt server use the defaults. Code that enforces a limit calls `in_force`, or registers a function
+by `on_change`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ UNLIMITED = "unlimited"
 
 
 def limited(rule: Rule[T]) -> Rule[T | None]:
-    """Return a rule that also takes the word "unlimited", which is None."""
+    """Return a rule that also permits the word "unlimited", which becomes None."""
 
     def read_limited(value: object) -> T | None:
-        if value is None or value == UNLIMITED:  # None: `check` reads its own result again
+        if value is None or value == UNLIMITED:  # None is the result of an earlier check, which is checked again
             return None
         try:
             return rule.read(value)
@@ -38,7 +38,7 @@ PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """Limits on what clients may use. Sizes are in bytes, times in seconds, rates per second."""
+    """Limits of clients. Sizes are in bytes, times in seconds, rates per second."""
 
     connections_per_user: int | None = option(
         10_000, limited(whole(1)), "SMQ connections of one user; beyond, Connack 2.", live=True
@@ -65,7 +65,7 @@ class LimitSettings:
     authenticate_s: float = option(
         30.0,
         number(0),
-        "Additional time for `authenticate`, which may ask other services, in seconds; then Connack 2.",
+        "Additional time for `authenticate`, which may call other services, in seconds; then Connack 2.",
         live=True,
     )
     idle_s: float | None = option(
@@ -99,7 +99,7 @@ class LimitSettings:
         shown=f"`{UNLIMITED}`",
     )
     publish_burst_s: float = option(
-        1.0, number(0.01), "Size of a burst after a pause: the messages and bytes of so many seconds.", live=True
+        1.0, number(0.01), "Size of a burst after a pause, as a number of seconds at these rates.", live=True
     )
     publish_policy: str = option(
         "wait",
@@ -129,7 +129,7 @@ class LimitSettings:
     slow: str = option(
         "newest",
         choice(*SLOW),
-        "What to drop when a client's queue is full; `slow` of its hub overrides it. See "
+        "Policy for a full send queue of a client; `slow` of its hub overrides it. See "
         "[slow consumers](slow-consumers.md).",
         live=True,
     )
@@ -174,7 +174,7 @@ class TopicSettings:
     """Settings of the topics that a filter matches: `+` matches one level, `#` the rest."""
 
     slow: str = option(
-        "", choice("", *SLOW), "What to drop when a client's queue is full; as the hub when empty.", live=True
+        "", choice("", *SLOW), "Policy for a full send queue of a client; the policy of the hub when empty.", live=True
     )
     last_value: bool = option(
         False,
@@ -196,22 +196,22 @@ _watchers: list[Callable[[LimitSettings], None]] = []
 
 
 def in_force() -> LimitSettings:
-    """Return the settings of limits of this process."""
+    """Return the current settings of limits of this process."""
     return _in_force.limits
 
 
 def topics_in_force() -> Mapping[str, TopicSettings]:
-    """Return the settings of topics of this process, by topic filter."""
+    """Return the current settings of topics of this process, by topic filter."""
     return _in_force.topics
 
 
 def on_change(apply: Callable[[LimitSettings], None]) -> None:
-    """Have `apply` called after each change of the settings of limits."""
+    """Call `apply` after each change of the settings of limits."""
     _watchers.append(apply)
 
 
 def apply_limits(limits: LimitSettings, topics: Mapping[str, TopicSettings]) -> None:
-    """Apply these settings, for connected clients too."""
+    """Apply these settings, also to connected clients."""
     _in_force.limits, _in_force.topics = limits, topics
     for apply in _watchers:
         apply(limits)
@@ -257,12 +257,12 @@ class LimitState:
     """The current state of a limit.
 
     Attributes:
-        name: of the limit, in words with underscores.
-        rule: the sentence in the log.
+        name: the name of the limit, in words with underscores.
+        rule: the rule, as it is logged.
         setting: the setting that changes it; empty for none.
-        count: how often it was reached since the process started.
-        last: what it refused last; empty for nothing.
-        last_s: the time of that, in seconds since 1970; 0 for never.
+        count: the number of refusals since the process started.
+        last: the last refused object; empty before the first refusal.
+        last_s: the Unix time of the last refusal, in seconds; 0 before the first one.
     """
 
     name: str
@@ -274,15 +274,15 @@ class LimitState:
 
 
 class Limit:
-    """A limit of this process. It adds itself to the register.
+    """A limit of this process. The constructor adds it to the register.
 
     Args:
-        name: of the limit, in words with underscores, for metrics and `refused()` of hubs.
+        name: the name of the limit, in words with underscores, for metrics and `refused()` of hubs.
         setting: the setting that changes it, such as `limits.publish_rate`; empty for none.
-        rule: what is permitted, a clause for the log.
+        rule: the rule as a clause for the log.
 
     Attributes:
-        count: how often it was reached.
+        count: the number of refusals.
     """
 
     __slots__ = ("_last", "_last_s", "count", "lines", "name", "rule", "setting")
@@ -299,7 +299,7 @@ class Limit:
         return f"Limit({self.name})"
 
     def sentence(self, what: str, rule: str = "") -> str:
-        """Return the log line for a refused `what`. `rule` replaces the limit's own, with its figures."""
+        """Return the log line for a refused `what`. `rule` replaces the rule of the limit, to add figures."""
         setting = f"; see the setting {self.setting}" if self.setting else ""
         return f"refused: {what}: {rule or self.rule}{setting}"
 
@@ -307,9 +307,10 @@ class Limit:
         """Count a refusal and log it, at most once a second for each limit.
 
         Args:
-            what: what was refused: "a connection of 192.0.2.1". No secrets: the log and the API show it.
-            rule: the rule with its figures; the limit's own by default.
-            times: how many refusals.
+            what: the refused object: "a connection of 192.0.2.1". It must contain no secrets: the log and the API show
+                it.
+            rule: the rule with its figures; the rule of the limit by default.
+            times: the number of refusals.
         """
         self.count += times
         self._last, self._last_s = what, time()
@@ -335,12 +336,12 @@ def snapshot() -> list[LimitState]:
 
 
 class Bucket:
-    """A token bucket. Its level may be negative: callers may take more at once than it holds.
+    """A token bucket. Callers may take more tokens than it has; its level is then negative.
 
     Args:
         per_s: tokens added per second.
         burst: its capacity.
-        now_s: the time.
+        now_s: the current time, in seconds.
     """
 
     __slots__ = ("_at_s", "_burst", "_per_s", "tokens")
@@ -356,5 +357,5 @@ class Bucket:
         return self.tokens
 
     def wait_s(self, tokens: float) -> float:
-        """Return the seconds until it has so many tokens, or is full."""
+        """Return the seconds until it has this many tokens, or is full."""
         return max(0.0, (min(tokens, self._burst) - self.tokens) / self._per_s)

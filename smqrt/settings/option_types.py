@@ -1,6 +1,6 @@
 """Declarations of options and trees of settings.
 
-A table of options is a dataclass whose fields `option` makes:
+A table of options is a dataclass whose fields are created by `option`:
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
@@ -39,7 +39,7 @@ _BYTES = {"": 1, "b": 1} | {
 
 
 class InvalidValueError(ValueError):
-    """A value breaks a rule. A text replaces the rule's own in the error."""
+    """A value breaks a rule. The argument, if any, replaces the text of the rule in the error."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Rule(Generic[T]):
     """The permitted values of an option.
 
     Attributes:
-        says: what follows "must be" in errors.
-        read: returns the value to use; raises NotThisError, or ArgumentError with its own sentence.
+        says: the text after "must be" in errors.
+        read: returns the value to use; raises InvalidValueError, or ArgumentError with a complete sentence.
         kind: the type of the values, for texts of a command line or the environment.
         schema: the rule as JSON Schema; empty for any value.
     """
@@ -68,7 +68,7 @@ class Rule(Generic[T]):
             return self.read(value)
         except InvalidValueError as error:
             raise ArgumentError(f"{name} must be {error if error.args else self.says}, not {value!r}.") from None
-        except ArgumentError as error:  # of an inner table, whose error has the name already
+        except ArgumentError as error:  # of an inner table, whose error may start with the name
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
     def from_text(self, text: str) -> object:
@@ -99,13 +99,13 @@ def option(
     """Return the dataclass field of an option.
 
     Args:
-        default: its default; a function makes one for each table.
-        rule: its permitted values.
-        help_text: for the manual and the command line.
-        name: its name for users, when that is not the name of the field.
-        shown: the default in the manual, when that is not the plain value.
-        live: the setting may change while the server runs.
-        secret: the value is never shown. A variable `..._FILE` may name a file that has it.
+        default: the default; a function is called for each table.
+        rule: the permitted values.
+        help_text: the text for the manual and the command line.
+        name: the name for users; the name of the field by default.
+        shown: the default as the manual shows it; the plain value by default.
+        live: a reload applies a change while the server runs.
+        secret: the value is never shown. A variable `..._FILE` may name a file that contains it.
     """
     metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown, "live": live, "secret": secret}
     # `Any`, as `dataclasses.field` returns the type of the field for type checkers.
@@ -153,7 +153,7 @@ def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[st
         prefix: of the names in errors: "journal.".
 
     Raises:
-        ArgumentError: there is no such option, or a value breaks its rule.
+        ArgumentError: an option is unknown, or a value breaks its rule.
     """
     known = options_of(table)
     for name in values:
@@ -164,7 +164,7 @@ def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[st
 
 def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # shortened: it takes quadratic time
+    near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # cut, because this takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
     return f"{name} is not an option{meant} There are: {', '.join(known)}."
 
@@ -209,7 +209,7 @@ def _range_schema(kind: str, minimum: float, maximum: float) -> dict[str, object
 
 
 def whole(minimum: int, maximum: float = inf, unit: str = "") -> Rule[int]:
-    """Return the rule of whole numbers in a range. A float without a fraction counts: Lua may pass it."""
+    """Return the rule of whole numbers in a range, including floats without a fraction, which Lua may pass."""
 
     def read_whole(value: object) -> int:
         found = _finite(value)
@@ -271,7 +271,7 @@ def text() -> Rule[str]:
 
 
 def texts() -> Rule[tuple[str, ...]]:
-    """Return the rule of lists of texts without commas, also given as one comma-separated text."""
+    """Return the rule of lists of texts without commas; one comma-separated text is also permitted."""
 
     def read_texts(value: object) -> tuple[str, ...]:
         given = value.split(",") if isinstance(value, str) else value
@@ -284,7 +284,7 @@ def texts() -> Rule[tuple[str, ...]]:
 
 
 def path() -> Rule[str]:
-    """Return the rule of paths; they become str."""
+    """Return the rule of paths, which become str."""
 
     def read_path(value: object) -> str:
         if not isinstance(value, str | bytes | os.PathLike) or not os.fspath(value):
@@ -320,7 +320,7 @@ def choice(*choices: T) -> Rule[T]:
 
 
 def optional(rule: Rule[T]) -> Rule[T | None]:
-    """Return a rule that also takes None."""
+    """Return a rule that also permits None."""
     return Rule(f"{rule.says}, or nothing", lambda one: None if one is None else rule.read(one), rule.kind, rule.schema)
 
 
@@ -401,10 +401,10 @@ def parse_size(value: object) -> int:
 
 # ---- Trees of settings
 #
-# A table is a dataclass whose fields `option`, `group` and `tables` made.
+# A table is a dataclass whose fields are created by `option`, `group` and `tables`.
 
 Path = tuple[str, ...]
-"""The names of the groups of a setting, and its own: ("limits", "publish_rate"), ("listener", "main", "port")."""
+"""The names of the groups of a setting, then its name: ("limits", "publish_rate"), ("listener", "main", "port")."""
 ENVIRONMENT = "SMQRT_"
 NAME = "NAME"
 """The placeholder of a table's name in the path of a setting of `tables`."""
@@ -415,8 +415,8 @@ class Setting:
     """One setting.
 
     Attributes:
-        path: with NAME in place of the name of a named table.
-        field: its declaration.
+        path: the path, with NAME in place of the name of a named table.
+        field: the declaration.
     """
 
     path: Path
@@ -440,7 +440,7 @@ class Setting:
 
     @property
     def live(self) -> bool:
-        """Whether it may change while the server runs."""
+        """Whether a reload applies a change while the server runs."""
         return bool(self.field.metadata["live"])
 
     @property
@@ -488,7 +488,7 @@ def value_at(made: object, path: Path) -> object:
 
 
 def with_values(made: T, values: Mapping[Path, object]) -> T:
-    """Return a checked copy of a table with other values. The path of a named table adds an empty one."""
+    """Return a checked copy of a table with other values. The path of a named table adds an empty table."""
     changes: dict[str, object] = {path[0]: value for path, value in values.items() if len(path) == 1}
     for item in fields(made):  # type: ignore[arg-type]  # a dataclass
         inner = {path[1:]: value for path, value in values.items() if path[0] == item.name and len(path) > 1}

@@ -1,9 +1,9 @@
 """Declarations of all settings of the server.
 
 Each field of `Settings` is a setting with its type, default and help. `group` declares a table of settings, `tables`
-declares tables that users name. From these declarations are made: the keys of `smqrt.toml` (`[limits] publish_rate`),
-the environment variables (`SMQRT_LIMITS__PUBLISH_RATE`), the flags of `smqrt serve` (`--limits-publish-rate`), the page
-of the manual (by `scripts/fix`) and the JSON Schema. `sources.py` reads their values.
+declares tables that users name. These declarations define the keys of `smqrt.toml` (`[limits] publish_rate`), the
+environment variables (`SMQRT_LIMITS__PUBLISH_RATE`), the flags of `smqrt serve` (`--limits-publish-rate`), the page of
+the manual (by `scripts/fix`) and the JSON Schema. `sources.py` reads the values.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LuaSettings:
 def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
     """Return the rule of certificates with their keys.
 
-    It reads `[["site.pem", "site.key"], …]`, tables of `cert` and `key`, or a text.
+    It permits `[["site.pem", "site.key"], …]`, tables with `cert` and `key`, and a text.
     """
 
     def pair(given: object) -> tuple[str, str]:
@@ -90,7 +90,7 @@ def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
 
 
 _CLIENT_CERTIFICATE = choice("none", "optional", "required")
-_VERSION = choice("1.2", "1.3")
+_VERSION = choice("1.2", "1.3")  # 1.0 and 1.1 are deprecated (RFC 8996)
 
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
@@ -99,7 +99,7 @@ _MAX_HOST_NAMES = 100  # of one certificate at Let's Encrypt
 
 
 def _host_names() -> Rule[tuple[str, ...]]:
-    """Return the rule of host names of certificates: no address, no `*`."""
+    """Return the rule of host names of certificates. Addresses and `*` are not permitted."""
 
     def read_names(value: object) -> tuple[str, ...]:
         found = []
@@ -108,7 +108,7 @@ def _host_names() -> Rule[tuple[str, ...]]:
                 name = one.rstrip(".").encode("idna").decode().lower()
             except UnicodeError:
                 name = ""
-            is_address = name.replace(".", "").isdigit()  # of IPv4; the pattern refuses those of IPv6
+            is_address = name.replace(".", "").isdigit()  # for IPv4; the pattern does not match IPv6
             if not _HOST_NAME.fullmatch(name) or len(name) > _MAX_HOST_NAME or is_address:
                 raise InvalidValueError(
                     f"host names such as example.com, without * and no addresses; {one!r} is not one"
@@ -201,7 +201,7 @@ class TlsSettings:
 
 @dataclass(frozen=True)
 class ListenerSettings:
-    """A port. `port` and `tls_port` make the listeners `http` and `https`; tables of these names change them."""
+    """A port. `port` and `tls_port` declare the listeners `http` and `https`; tables of these names change them."""
 
     host: str | None = option(None, optional(text()), "Address to listen on; `host` by default.")
     port: int | None = option(None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.")
@@ -254,7 +254,7 @@ class ListenerSettings:
 
 def _networks() -> Rule[tuple[str, ...]]:
     def read_networks(value: object) -> tuple[str, ...]:
-        given = texts().read(value)  # not inside `try`: NotThisError is a ValueError, too
+        given = texts().read(value)  # outside of `try`, because InvalidValueError is a ValueError
         try:
             return tuple(str(ip_network(one)) for one in given)
         except ValueError as error:
@@ -488,7 +488,7 @@ class RestartSettings:
     load_s: float = option(
         60.0,
         number(0, above=True),
-        "Time limit of the new process for loading the applications, in seconds; then the old process goes on.",
+        "Time limit of the new process for loading the applications, in seconds; then the old process continues.",
     )
 
 
@@ -502,7 +502,7 @@ class ClusterSettings:
     nodes: tuple[str, ...] = option(
         (),
         texts(),
-        "Other nodes, `10.0.0.2:1900`; the list may contain this node, too. Or servers of NATS, "
+        "Other nodes, `10.0.0.2:1900`; the list may also contain this node. Or servers of NATS, "
         "`nats://10.0.0.9`, through which all nodes find each other.",
         shown="none",
     )
@@ -719,7 +719,7 @@ _UNITS = (
 def limits_manual() -> str:
     """Return the table of limits of the manual in Markdown: settings of limits, then limits without a setting.
 
-    The caller has imported the modules that declare limits, see `smqrt.server.runtime`.
+    The caller must have imported all modules that declare limits, for instance by `smqrt.server.runtime`.
     """
     counters: dict[str, list[Limit]] = {}
     for limit in registered():

@@ -1,7 +1,7 @@
 """Values of settings from flags, environment and files, each with its place.
 
-A flag overrides the environment, that `smqrt.toml`, that mako.conf, and that the default. Errors name the place: the
-flag, the variable, or the file and line.
+Sources in descending order of precedence: flags, environment, `smqrt.toml`, mako.conf, defaults. Errors name the place
+of a value: the flag, the variable, or the file and line.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from smqrt.settings.option_types import ENVIRONMENT, NAME, Setting, environment_
 from smqrt.settings.server_settings import Settings, named_table, table
 
 OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
-"""Other variables of the package and its tests, which are not settings."""
+"""Variables of the package and its tests that are not settings."""
 FORMER_NAMES = {
     ("drain", "most_s"): ("drain", "timeout_s"),
     ("key_file",): ("tpm_key_file",),
     ("limits", "publish_bytes"): ("limits", "publish_bytes_per_s"),
     ("limits", "queues_bytes"): ("limits", "total_queue_bytes"),
 }
-"""Former path to present path of renamed settings. A former name works for one release, with a warning."""
+"""The former and the present paths of renamed settings. A former name works for one release, with a warning."""
 DEFAULT = "default"
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
 _STATEMENT_END = re.compile(r"""\]|""\"|'''""")
-"""The possible ends of a statement of several lines: a list, or a text."""
+"""The possible ends of a statement of several lines: the end of a list, or of a text."""
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
-"""The variables of Kubernetes in every container when a service is called smqrt, beside SMQRT_PORT=tcp://..."""
-_MAX_SECRET_BYTES = 1 << 20  # more than any key; a wrong file name may be that of a disk
+"""Variables that Kubernetes sets in all containers for a service named smqrt, beside SMQRT_PORT=tcp://..."""
+_MAX_SECRET_BYTES = 1 << 20  # larger than any key; a wrong path may name a device of unlimited size
 
 
 @dataclass(frozen=True)
 class Given:
-    """A given value.
+    """A value from a source.
 
     Attributes:
-        path: of the setting, in full: ("listener", "main", "port").
-        value: before its check.
-        place: for messages: "smqrt.toml, line 3".
+        path: the full path of the setting: ("listener", "main", "port").
+        value: the value before its check.
+        place: the place for messages: "smqrt.toml, line 3".
     """
 
     path: tuple[str, ...]
@@ -56,9 +56,9 @@ class Configuration:
 
     Attributes:
         settings: the values.
-        places: the place of each value that isn't a default, by the path of the setting.
-        files: the files read.
-        warnings: one line each.
+        places: the places of the values that are not defaults, by the path of the setting.
+        files: the files that were read.
+        warnings: the warnings, one line each.
     """
 
     settings: Settings
@@ -73,10 +73,10 @@ class Sources:
 
     Attributes:
         flags: values by the path of the setting.
-        environment: all variables.
+        environment: all environment variables.
         file: a smqrt.toml; None for none.
         fallback: values of a mako.conf by the names of settings.
-        fallback_place: its name in messages.
+        fallback_place: the name of the mako.conf in messages.
     """
 
     flags: Mapping[tuple[str, ...], object] = field(default_factory=dict)
@@ -89,12 +89,16 @@ class Sources:
         """Read and check all settings.
 
         Raises:
-            StartError: a file can't be read, or values are wrong: a line for each fault.
+            StartError: a file can't be read, or values are invalid: a line for each fault.
         """
         warnings: list[str] = []
         given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
         given += _with_present_names(from_file(self.file), warnings) if self.file else []
-        given += _with_present_names(from_environment(self.environment, _named(given), warnings), warnings)
+        groups, named = _named_groups(), dict[str, set[str]]()
+        for one in given:
+            if one.path[0] in groups and len(one.path) > 1:
+                named.setdefault(one.path[0], set()).add(one.path[1])
+        given += _with_present_names(from_environment(self.environment, named, warnings), warnings)
         flags = [Given(path, value, flag(path)) for path, value in self.flags.items()]
         given += _with_present_names(flags, warnings)
         checked: dict[tuple[str, ...], object] = {}
@@ -119,7 +123,7 @@ def _with_present_names(source: Iterable[Given], warnings: list[str]) -> list[Gi
             continue
         names = f"{'.'.join(former)} is now {'.'.join(present)}"
         if present in given:
-            warnings.append(f"{one.place}: {names}, which is given too; this value is ignored")
+            warnings.append(f"{one.place}: {names}, which is set too; this value is ignored")
         else:
             given[present] = replace(one, path=present)
             warnings.append(f"{one.place}: {names}; the former name works for one release")
@@ -127,7 +131,7 @@ def _with_present_names(source: Iterable[Given], warnings: list[str]) -> list[Gi
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """Return the setting of a path; None when there is none."""
+    """Return the setting of a path; None for an unknown path."""
     if path in (known := _by_path()):
         return known[path]
     return known.get((path[0], NAME, *path[2:])) if len(path) > 2 else None
@@ -145,7 +149,7 @@ def _checked(given: Given) -> object:
     setting = setting_at(given.path)
     if setting is None:
         if given.value == {} and len(given.path) == 2 and given.path[0] in _named_groups():
-            return given.value  # an empty table: all defaults
+            return given.value  # an empty table, whose settings have their defaults
         raise ArgumentError(_unknown(given.path))
     name = ".".join(given.path)
     try:
@@ -165,10 +169,10 @@ def _unknown(path: tuple[str, ...]) -> str:
     last = name.rpartition(".")[2]
     near = (
         [one for one in known if one.rpartition(".")[2] == last]
-        or difflib.get_close_matches(name[:64], known, 1)
+        or difflib.get_close_matches(name[:64], known, 1)  # cut, because this takes quadratic time
         or [one for one in known if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
     )
-    hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
+    hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` lists them all."
     return f"{name} is not a setting{hint}"
 
 
@@ -179,7 +183,7 @@ def from_file(path: Path) -> list[Given]:
     """Read a smqrt.toml.
 
     Raises:
-        StartError: it can't be read, or isn't TOML.
+        StartError: the file can't be read, or is not TOML.
     """
     try:
         text = path.read_text("utf-8-sig")  # some editors write a byte order mark
@@ -190,30 +194,27 @@ def from_file(path: Path) -> list[Given]:
         raise StartError(f"{path} is not valid TOML: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         at = _TOML_PLACE.search(str(error))
+        # An error at the end of the document has no line number: it is that of the last line.
         place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
         message = _TOML_PLACE.sub("", str(error))
         if message.startswith(("Cannot overwrite", "Cannot declare")):
-            raise StartError(f"{place}: this name is given a second time.") from None
+            raise StartError(f"{place}: this name was set before.") from None
         raise StartError(f"{place} is not valid TOML: {message}.") from None
     lines = _lines(text)
     return [Given(one, value, f"{path}, line {_line_of(one, lines)}") for one, value in _leaves(values)]
 
 
 def _leaves(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the values of settings. Unknown names count as tables, so that errors name the values in them."""
     for name, value in values.items():
         path = (*above, name)
-        if isinstance(value, dict) and value and _is_table(path):
+        is_table = setting_at(path) is None and (
+            len(path) < 3 or any(one[: len(path)] in (path, (path[0], NAME, *path[2:])) for one in _by_path())
+        )
+        if isinstance(value, dict) and value and is_table:
             yield from _leaves(value, path)
         else:
             yield path, value
-
-
-def _is_table(path: tuple[str, ...]) -> bool:
-    """Whether a path is that of a table. Unknown names count as tables, so that errors name the values in them."""
-    known = _by_path()
-    return setting_at(path) is None and (
-        len(path) < 3 or any(one[: len(path)] in (path, (path[0], NAME, *path[2:])) for one in known)
-    )
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
@@ -229,11 +230,11 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
         begin = number if is_first else begin
         statement += line
         if not (is_first or _STATEMENT_END.search(line)):
-            continue  # else a long list would be parsed again with each of its lines
+            continue  # else a long list would be parsed again at each of its lines
         try:
             values = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            continue  # the statement goes on in the next line
+            continue  # the statement continues in the next line
         names = tuple(_names(values))
         if statement.lstrip().startswith("["):
             header = names[0] if names else ()
@@ -267,15 +268,15 @@ def _line_of(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> int
 def from_environment(
     variables: Mapping[str, str], named: Mapping[str, Iterable[str]], warnings: list[str]
 ) -> list[Given]:
-    """Read the variables `SMQRT_...`; an empty one counts as not given.
+    """Read the variables `SMQRT_...`; empty ones are ignored.
 
     Args:
         variables: the whole environment.
-        named: the names of tables in the file, by their group: a variable may set a value in one.
-        warnings: gets a line for each unknown variable.
+        named: the names of tables in the file, by their group: a variable may set a value in such a table.
+        warnings: a line is appended for each unknown variable.
 
     Raises:
-        StartError: the file of a secret can't be read, or the secret is given twice.
+        StartError: the file of a secret can't be read, or the secret is set twice.
     """
     known = {environment_name(setting.path): setting for setting in table()}
     present = _by_path()
@@ -298,13 +299,13 @@ def from_environment(
             found.append(Given(path, setting.rule.from_text(text), variable))
         elif secret := _of_file(variable, known, named):
             if variables.get(variable.removesuffix("_FILE")):
-                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is given too; give one of them.")
+                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is set too; set one of them.")
             found.append(Given(secret, _content(variable, text), variable))
         else:
             # Without the common prefix, which would make all names similar.
-            rests = [one.removeprefix(ENVIRONMENT) for one in known]
-            near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], rests, 1)
-            hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
+            names = [one.removeprefix(ENVIRONMENT) for one in known]
+            near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], names, 1)
+            hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` lists them all."
             warnings.append(f"{variable} is not a setting{hint}")
     return found
 
@@ -316,6 +317,7 @@ def _path_of(variable: str, named: Mapping[str, Iterable[str]]) -> tuple[str, ..
     if not name:
         return None
     group, last = group.lower(), last.lower()
+    # Variables are in upper case, and the names of tables in a file may not be.
     same = [one for one in named.get(group, ()) if one.lower() == name.lower()]
     name = name if name in same else same[0] if same else name.lower() if name.isupper() else name
     path = (group, name, last)
@@ -340,17 +342,7 @@ def _content(variable: str, path: str) -> str:
         raise StartError(f"{variable}: {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise StartError(f"{variable}: {path} is not UTF-8 text.") from None
-    return secret.removesuffix("\n").removesuffix("\r")  # editors end the last line
-
-
-def _named(given: Iterable[Given]) -> dict[str, set[str]]:
-    """Return the names of named tables by their group."""
-    groups = _named_groups()
-    names: dict[str, set[str]] = {}
-    for one in given:
-        if one.path[0] in groups and len(one.path) > 1:
-            names.setdefault(one.path[0], set()).add(one.path[1])
-    return names
+    return secret.removesuffix("\n").removesuffix("\r")  # editors add a line end to the last line
 
 
 def rows(configuration: Configuration) -> Iterator[tuple[str, object, str]]:

@@ -70,7 +70,7 @@ def test_acme_with_a_certificate_file(tmp_path: Path) -> None:
 
 
 def test_no_port_that_wants_one(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no port with TLS wants one; set tls_port"):
+    with pytest.raises(StartError, match="no port with TLS needs one; set tls_port"):
         check_startable(settings(tmp_path, tls_port=None))
 
 

@@ -178,7 +178,7 @@ def test_clients_without_a_certificate_are_refused(tmp_path: Path) -> None:
     [
         (Settings(admin=AdminSettings(cert="a.pem")), "admin.cert needs key too"),
         (Settings(admin=AdminSettings(key="a.key")), "admin.key needs cert too"),
-        (Settings(admin=AdminSettings(tls=True)), "give admin.cert and admin.key"),
+        (Settings(admin=AdminSettings(tls=True)), "set admin.cert and admin.key"),
         (Settings(admin=AdminSettings(client_ca="ca.pem")), "admin.tls is off"),
         (Settings(admin=AdminSettings(tls=False, cert="a", key="b")), "admin.tls is off"),
     ],

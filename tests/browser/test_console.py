@@ -91,7 +91,7 @@ def test_the_overview_is_live_and_its_charts_survive_a_reload(shop: Shop, new_pa
     expect(page.get_by_role("navigation").get_by_role("link", name="Peers")).to_contain_text("3")
     third.close()
     expect(figure(page, "Peers")).to_have_text("2")
-    expect(page.get_by_role("region", name="What needs attention")).to_contain_text(
+    expect(page.get_by_role("region", name="Alerts")).to_contain_text(
         "The application /broken/ failed: broken/.preload:3"
     )
     for _ in range(2):

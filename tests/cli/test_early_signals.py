@@ -53,7 +53,7 @@ def test_signals_while_the_program_loads(workers: list[str], tmp_path: Path) -> 
         if workers:
             served.wait_for("^restart: 2 new workers serve")
         else:
-            served.wait_for("asked for the state")
+            served.wait_for("state of the server")
             served.next_process()
         assert page(served) == b"page"
         assert served.output.count("listening on http://") == 1 + (not workers), served.output
@@ -68,7 +68,7 @@ def test_signals_while_applications_load(serve: Callable[..., Served], tmp_path:
     wait_until((app / "begun").exists, served.lines)
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1):
         served.process.send_signal(number)
-    served.wait_for("asked for the state")
+    served.wait_for("state of the server")
     assert "restart:" not in served.output
     (app / "go").touch()
     try:

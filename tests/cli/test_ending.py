@@ -98,7 +98,7 @@ def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: 
     assert served.stop() == 1
     served.wait_for(
         "^stopped after 0.4 s, at onunload of the applications, with 1 SMQ clients, 1 running applications still "
-        "there; see the setting drain.timeout_s$"
+        "open; see the setting drain.timeout_s$"
     )
     client.close()
 

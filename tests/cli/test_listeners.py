@@ -141,7 +141,7 @@ minimum_version = "1.3"
         ("[listener.main]\nport = 0\nclient_ca = 'ca.pem'", "listener.main has settings of TLS, but tls is off"),
         (
             "[listener.main]\nport = 0\ncert = 'a'\nkey = 'b'\nalpn = ['h\u00e9']",
-            "listener.main.alpn: 'h\u00e9' is not a name",
+            "listener.main.alpn: 'h\u00e9' is not an ALPN name",
         ),
         ("[listener.main]\nport = 0\nhost = '192.0.2.1'", "listener.main: cannot listen on 192.0.2.1:0"),
     ],

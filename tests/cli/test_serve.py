@@ -271,7 +271,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
     assert status() == 200
     config.write_text('hosts = "c.example"\nhosts = 1')
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("^settings not reloaded: .*smqrt.toml, line 2: this name is given a second time")
+    served.wait_for("^settings not reloaded: .*smqrt.toml, line 2: this name was set before")
     assert status() == 200
 
 

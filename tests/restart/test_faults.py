@@ -86,7 +86,7 @@ def test_the_old_process_goes_on_whatever_becomes_of_the_new_one(server: HotServ
             assert new.channel.receive(5)[0]["do"] == "go"
         new.die()
         if number:
-            wait_until(lambda number=number: server.output.count("this process goes on") >= number, server.lines)
+            wait_until(lambda number=number: server.output.count("this process continues") >= number, server.lines)
         if steps != HUB[:4]:
             assert heard(device)[1] == b"echo:x"
     device.until_end(torn=True)  # as when a server crashes: it comes back
@@ -101,7 +101,7 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     path = tmp_path / "r.sock"
     refusing = FakeNew(path).until("welcome", "ahead", "hub")
     refusing.channel.send({"do": "failed", "why": "no journal\x1b[31m"})
-    server.wait_for("goes on: no journal")
+    server.wait_for("this process continues: no journal")
     second = FakeNew(path)
     second.channel.send({**HELLO, "version": 99})
     assert second.channel.receive(5)[0]["why"].startswith("the new process uses version 99")
@@ -110,7 +110,9 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     other.channel.send(HELLO)
     assert other.channel.receive(5)[0]["why"] == "another restart is under way"
     device.publish(echo, b"x")
-    server.wait_for(r"goes on: the other process sent nothing for 5 s", 30)  # it has the client's socket still
+    server.wait_for(
+        r"this process continues: the other process sent nothing for 5 s", 30
+    )  # it has the client's socket still
     assert heard(device)[1] == b"echo:x"
     assert hanging.channel.receive(5)[0]["do"] == "end"
     assert hanging.channel.receive(5)[0]["do"] == "abort"
@@ -216,7 +218,7 @@ def test_the_new_process_when_the_old_one_is_gone(serve_hot: Serve, make_site: A
     if end == "changes its mind":
         channel.send({"do": "abort", "why": "it was only a test"})
         assert new.wait() == 1
-        assert "The other process goes on: it was only a test." in new.output
+        assert "The other process continues: it was only a test." in new.output
         standing.go_on()
         device.publish(topic, b"here")
         assert heard(device) == (topic, b"here")

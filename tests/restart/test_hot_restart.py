@@ -115,7 +115,7 @@ def test_the_old_process_goes_on_when_the_new_one_fails(serve_hot: Serve, tmp_pa
     for preload, why in (("this is no Lua", "application app: "), ("while true do ba.sleep(100) end", "sent nothing")):
         (app / ".preload").write_text(preload)
         os.kill(served.pid, signal.SIGUSR2)
-        served.wait_for(f"restart: failed, this process goes on: .*{why}")
+        served.wait_for(f"restart: failed, this process continues: .*{why}")
         failed = re.findall(r"restart: process (\d+) starts", served.output)[-1]
         assert has_ended(int(failed)), "the next restart may end who looks after it"
         device.publish(topic, b"still here")

@@ -159,7 +159,7 @@ def test_a_process_is_killed_at_a_step(
     wait_until(lambda: has_ended(victim()), "the end of a process")
     ledger.publish(20)
     survivor = old if who == "new" else new[0]
-    survivor.wait_for("this process goes on|refused: process")
+    survivor.wait_for("this process continues|refused: process")
     assert ledger.check() is clients_stay
     again = Device(("127.0.0.1", old.port), "raw").start(target="/smq.lsp").connect(b"comes-back")
     assert again.subscribe(b"news") == ledger.topic

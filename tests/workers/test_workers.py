@@ -202,7 +202,7 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     failed = command("restart", "--socket", door)
     assert (failed.returncode, failed.stderr.count("Restart failed")) == (1, 1)
     assert "no luck" in failed.stderr
-    served.wait_for(r"^restart: stopped, the others go on: w1: .*no luck", 30)
+    served.wait_for(r"^restart: stopped, the other workers continue: w1: .*no luck", 30)
     assert {who(served) for _ in range(20)} == {"0", "1"}
     assert served.stop() == 0
     assert "Traceback" not in served.output

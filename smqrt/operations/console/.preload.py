@@ -1,6 +1,6 @@
 """Web console for operators: its pages, and an SMQ hub that updates them.
 
-`smqrt.operations.console.mount` sets `server`, a `smqrt.operations.all_workers.AllWorkers`.
+`smqrt.operations.console.mount` sets the name `server`, a `smqrt.operations.all_workers.AllWorkers`.
 """
 
 import json
@@ -28,7 +28,7 @@ smq = hub.create(
 
 
 def may_publish(data, ptid, tid):
-    """Allow messages from pages to the server, but not to each other."""
+    """Return whether a message is from the server, or from a page to the server."""
     return ptid == smq.gettid() or (tid == smq.gettid() and len(data) <= MAX_REQUEST_BYTES)
 
 
@@ -52,7 +52,7 @@ smq.subscribe("self", on_request, json=True)
 
 
 def answer(request, relpath):
-    """Serve these paths; the files of this folder are at all others."""
+    """Answer requests for these paths. At other paths, the files of this folder are served."""
     if relpath == "smq":
         if request.method != "GET" or not hub.isSMQ(request):
             raise HttpError(404)

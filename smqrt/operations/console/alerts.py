@@ -11,22 +11,22 @@ from smqrt.operations.snapshots import Snapshot
 LONG_LOOP_S = 0.1
 """A longer turn of the event loop is an alert."""
 WARN_DAYS, URGENT_DAYS = 30, 7
-"""Certificates that expire in so many days are a warning, or urgent."""
+"""Certificates that expire within these days are a warning, or an urgent alert."""
 _MAX_ALERTS = 20
 _MANY_FILES = 0.8
 """More open files than this fraction of the limit are an alert."""
 
 Row = Mapping[str, Any]
 _FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
-"""The words of an alert for a query in these states."""
+"""The states of a query that are an alert, with its words."""
 
 
 @dataclass
 class AlertInput:
-    """The state of a server from which alerts are found; see `smqrt.operations.snapshots` for the rows.
+    """The state of a server for `find_alerts`; see `smqrt.operations.snapshots` for the rows.
 
     Attributes:
-        limits: with `lately`, how often each limit was reached in the last minutes.
+        limits: the limits; `lately` is the number of refusals of each in the last minutes.
         dropped_lately: messages dropped at slow consumers in the last minutes.
         errors_lately: errors in the log in the last minutes.
     """
@@ -43,8 +43,8 @@ class AlertInput:
 
 def find_alerts(state: AlertInput) -> list[Snapshot]:
     """Return the alerts, the urgent ones first."""
-    found = [*_server(state), *_certificates(state), *_applications(state), *_data(state), *_limits(state)]
-    # Sorting is stable, so alerts keep this order within a level.
+    found = [*_server(state), *_certificates(state), *_applications(state), *_limits(state)]
+    # Sorting is stable: within a level, alerts keep this order.
     return sorted(found, key=lambda alert: alert["level"] != "bad")[:_MAX_ALERTS]
 
 
@@ -74,7 +74,7 @@ def _certificates(state: AlertInput) -> Iterator[Snapshot]:
     acme = state.server.get("acme")
     if acme and acme["fault"]:
         what = f"The certificate of {', '.join(acme['names'])} could not be ordered: {acme['fault']}"
-        remedy = "The server tries again later, or at once after SIGHUP. Until then it uses its present certificate."
+        remedy = "The server tries again later, or at once after SIGHUP. Until then it uses its current certificate."
         yield _alert("bad", what, remedy, "overview")
     for listener in state.listeners:
         if listener["certificate_fault"]:
@@ -85,9 +85,9 @@ def _certificates(state: AlertInput) -> Iterator[Snapshot]:
         days = listener["certificate_days"]
         if days is None or days >= WARN_DAYS:
             continue
-        ends = "has expired" if days < 0 else f"expires in {_counted(days, 'day')}"
+        expiry = "has expired" if days < 0 else f"expires in {_counted(days, 'day')}"
         remedy = "Replace the files; the server reads them again by itself, or after SIGHUP."
-        what = f"The certificate of the listener {listener['name']} {ends}."
+        what = f"The certificate of the listener {listener['name']} {expiry}."
         yield _alert("bad" if days < URGENT_DAYS else "warn", what, remedy, "overview")
 
 
@@ -97,9 +97,6 @@ def _applications(state: AlertInput) -> Iterator[Snapshot]:
             first = str(one["error"]).partition("\n")[0]
             remedy = "Fix the line in the error, then restart the application."
             yield _alert("bad", f"The application {one['uri']} failed: {first}", remedy, "applications")
-
-
-def _data(state: AlertInput) -> Iterator[Snapshot]:
     for journal in state.journals:
         if journal.get("alarm"):
             remedy = "Check whether the disk is full, failing or slow. Publishers wait for it."
@@ -114,13 +111,13 @@ def _data(state: AlertInput) -> Iterator[Snapshot]:
                 what = f"The query {query.get('name')} of {pipeline['path']} {_FAILED_STATES[query['state']]}"
                 remedy = "`smqrt pipeline status` shows more."
                 yield _alert("bad", f"{what}: {why}" if why else f"{what}.", remedy, "journals")
+
+
+def _limits(state: AlertInput) -> Iterator[Snapshot]:
     if state.dropped_lately:
         what = f"{_counted(state.dropped_lately, 'message')} dropped in the last five minutes."
         remedy = "Slow consumers miss messages; sort the peers by Dropped."
         yield _alert("warn", what, remedy, "peers")
-
-
-def _limits(state: AlertInput) -> Iterator[Snapshot]:
     for limit in state.limits:
         if limit["lately"]:
             times = _counted(limit["lately"], "time")

@@ -1,6 +1,6 @@
 // Charts of the last hour, and small line charts beside figures.
 
-import {h, say} from "./dom.js";
+import {h, setText} from "./dom.js";
 import * as format from "./format.js";
 
 const HEIGHT = 150, SPAN_S = 3600, MIN_SPAN_S = 600, SVG = "http://www.w3.org/2000/svg";
@@ -31,7 +31,7 @@ export class Chart {
                 stroke: colour(index ? "--two" : "--one"), width: 1.5, dash: index ? [5, 3] : undefined, points: {show: false},
                 fill: index ? undefined : () => `color-mix(in srgb, ${colour("--one")()}, transparent 90%)`,
             }))],
-            hooks: {setCursor: [plot => this.tell(plot.cursor.idx)]},
+            hooks: {setCursor: [plot => this.showValues(plot.cursor.idx)]},
         }, [[], ...series.map(() => [])], this.place);
         this.resizing = new ResizeObserver(() => this.plot.setSize({width: Math.max(this.place.clientWidth - 8, 120), height: HEIGHT}));
         this.resizing.observe(this.place);
@@ -48,14 +48,14 @@ export class Chart {
     draw(history) {
         this.data = [history.times, ...this.series.map(one => history.series[one.name])];
         this.plot.setData(this.data);
-        if (this.plot.cursor.idx === null || this.plot.cursor.idx === undefined) this.tell(null);
+        if (this.plot.cursor.idx === null || this.plot.cursor.idx === undefined) this.showValues(null);
         const last = this.series.map((one, index) => `${one.label} ${this.show(this.data[index + 1].at(-1))}, highest ${this.show(highest(this.data[index + 1]))}`);
         this.place.setAttribute("aria-label", `${this.title}, last hour: ${last.join("; ")}`);
     }
 
-    tell(index) {
+    showValues(index) {
         const at = index === null || index === undefined ? -1 : index;
-        this.values.forEach((value, number) => say(value, this.show(this.data?.[number + 1].at(at))));
+        this.values.forEach((value, number) => setText(value, this.show(this.data?.[number + 1].at(at))));
     }
 
     close() {

@@ -1,4 +1,4 @@
-"""State of the console that all its pages share."""
+"""Shared state of all pages of the console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("smqrt.console")
 
 
 class Console:
-    """Samples the figures of a server, and returns the data of its pages.
+    """Samples the figures of a server, and returns the data of the console's pages.
 
     Args:
         server: the server with all its workers.
@@ -35,6 +35,7 @@ class Console:
         self.server = server
         self.history = History(NAMES)
         self.point: Snapshot = {}
+        # Separate gauges, because rates are computed between two samples: charts and pages have other intervals.
         self._history_gauges = Gauges(server, "limits")
         self._page_gauges = Gauges(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()
@@ -49,31 +50,28 @@ class Console:
     def _sample_loop(self) -> None:
         while True:
             try:
-                self._add_sample()
+                sample = self._history_gauges.sample()
+                workers = [one["worker"] for one in workers_of(sample)]
+                if workers != self._workers:  # sums over other workers can't be compared with these
+                    self._workers, self._limits, self._drops = workers, Growth(), Growth()
+                at_s = time()
+                self.history.add(at_s, sample.now)
+                self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in sample.now.items()}}
+                self._drops.add({"dropped": sum(hub["dropped"] for hub in sample.hubs)})
+                self._limits.add({str(one["name"]): reached(one) for one in sample.also["limits"]})
             except Exception:
                 log.exception("the console can't read the figures of the server")
             gevent.sleep(STEP_S)
 
-    def _add_sample(self) -> None:
-        sample = self._history_gauges.sample()
-        workers = [one["worker"] for one in workers_of(sample)]
-        if workers != self._workers:  # other workers, so the sums can't be compared with the former ones
-            self._workers, self._limits, self._drops = workers, Growth(), Growth()
-        at_s = time()
-        self.history.add(at_s, sample.now)
-        self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in sample.now.items()}}
-        self._drops.add({"dropped": sum(hub["dropped"] for hub in sample.hubs)})
-        self._limits.add({str(one["name"]): reached(one) for one in sample.also["limits"]})
-
     def sample(self) -> Sample:
-        """Return the present sample. All pages of a round share one question to each worker."""
+        """Return the current sample. All pages of a round share one request to each worker."""
         return self._page_gauges.sample()
 
     def pulse(self) -> Snapshot:
-        """Return the figures that all pages get each second."""
+        """Return the figures that all pages receive each second."""
         sample = self.sample()
         counts = {
-            "attention": len(self._attention(sample)),
+            "attention": len(self._alerts(sample)),
             "peers": sample.now["peers"],
             "topics": sum(hub["topics"] for hub in merged_hubs(sample.hubs)),
             "apps_failed": sum(one["state"] == "failed" for one in sample.also["apps"]),
@@ -95,7 +93,7 @@ class Console:
                 "state": server["phase"],
                 "workers": len(workers_of(sample)),
             },
-            "attention": self._attention(sample),
+            "attention": self._alerts(sample),
             "hubs": [
                 {
                     "id": hub["id"],
@@ -114,13 +112,13 @@ class Console:
         }
 
     def limits(self) -> list[dict[str, Any]]:
-        """Return the limits, with `lately`, how often each was reached in the last minutes."""
+        """Return the limits. `lately` is the number of refusals of each in the last minutes."""
         return self._with_growth(self.sample())
 
     def _with_growth(self, sample: Sample) -> list[dict[str, Any]]:
         return [{**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in sample.also["limits"]]
 
-    def _attention(self, sample: Sample) -> list[Snapshot]:
+    def _alerts(self, sample: Sample) -> list[Snapshot]:
         return find_alerts(
             AlertInput(
                 server=sample.server,
@@ -142,7 +140,7 @@ def workers_of(sample: Sample) -> list[dict[str, Any]]:
 
 
 def reached(limit: Any) -> int:
-    """Return how often a limit was reached since the start."""
+    """Return the number of refusals of a limit since the start."""
     return int(limit["reached"])
 
 
@@ -165,4 +163,5 @@ def _listeners(sample: Sample) -> list[Snapshot]:
 
 
 def _rounded(value: float | None) -> float | None:
+    """Round to five digits, so that JSON is short."""
     return None if value is None else float(f"{value:.5g}") if value < 1e5 else round(value)

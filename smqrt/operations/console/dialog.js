@@ -27,10 +27,10 @@ export function confirm(title, text, word, act) {
         sure.disabled = true;
         const error = await act();
         sure.disabled = false;
-        if (!error) return asked.close();
+        if (!error) return box.close();
         fault.textContent = error;
     }}, word);
-    const cancel = h("button", {type: "button", autofocus: true, click: () => asked.close()}, "Cancel");
-    const asked = dialog(title, [h("p", {}, text), fault, h("div", {class: "actions"}, cancel, sure)]);
-    return asked;
+    const cancel = h("button", {type: "button", autofocus: true, click: () => box.close()}, "Cancel");
+    const box = dialog(title, [h("p", {}, text), fault, h("div", {class: "actions"}, cancel, sure)]);
+    return box;
 }

@@ -16,7 +16,7 @@ function set(element, name, value) {
 
 export const find = id => document.getElementById(id);
 
-export function say(element, text) { // only when it has changed: a live region would repeat it
+export function setText(element, text) { // only when it has changed: a live region would repeat it
     if (element.textContent !== text) element.textContent = text;
 }
 
@@ -33,7 +33,7 @@ export function section(title, attributes = {}, ...more) {
 
 export const empty = (title, text) => h("p", {class: "empty"}, h("strong", {}, title), text);
 
-export const bones = (rows = 4) => h("div", {class: "inside", "aria-hidden": "true"},
+export const placeholder = (rows = 4) => h("div", {class: "inside", "aria-hidden": "true"},
     Array.from({length: rows}, () => h("p", {class: "empty"}, h("span", {class: "bone"}))));
 
 export function every(element, selector, change) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import isnan
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from smqrt.printable import printable
 
 
 class Rates:
-    """Rates of counters between two rounds of readings. A counter that one round does not read starts anew.
+    """Rates of counters between two rounds of readings. A counter that a round does not read starts again.
 
     Args:
         clock: returns monotonic seconds.
@@ -34,7 +35,11 @@ class Rates:
         self._now_s = self._clock()
 
     def per_s(self, key: Hashable, count: float | None) -> float | None:
-        """Return the growth per second of the counter `key` since the last round; None when unknown or restarted."""
+        """Return the growth per second of the counter `key` since the last round.
+
+        Returns:
+            None when the counter was not read in the last round, or has been restarted.
+        """
         if count is None:
             return None
         self._current[key] = (self._now_s, count)
@@ -47,8 +52,7 @@ class Rates:
 # ---- History of the last hour, of fixed size
 
 STEP_S = 5.0
-POINTS = 720
-"""One hour."""
+POINTS = 720  # one hour
 _UNKNOWN = float("nan")
 
 
@@ -84,22 +88,19 @@ class History:
 
     def snapshot(self) -> Snapshot:
         """Return all points, the oldest first. Unknown values are None."""
-        series = {
-            name: [_json_number(value) for value in self._in_order(values)] for name, values in self._series.items()
-        }
+
+        def in_order(values: array[float]) -> array[float]:
+            return values[self._oldest :] + values[: self._oldest]
+
         return {
             "step_s": self.step_s,
             "length": self._points,
-            "times": [round(at_s, 1) for at_s in self._in_order(self._times)],
-            "series": series,
+            "times": [round(at_s, 1) for at_s in in_order(self._times)],
+            "series": {
+                name: [None if isnan(value) else float(f"{value:.5g}") for value in in_order(values)]
+                for name, values in self._series.items()
+            },
         }
-
-    def _in_order(self, values: array[float]) -> array[float]:
-        return values[self._oldest :] + values[: self._oldest]
-
-
-def _json_number(value: float) -> float | None:
-    return None if value != value else float(f"{value:.5g}")  # only NaN differs from itself
 
 
 # ---- Samples
@@ -107,14 +108,14 @@ def _json_number(value: float) -> float | None:
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
 """The names of the figures."""
 LOST_REASONS = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
-"""Reasons of drops at which a subscriber misses a message. A message without a subscriber is not lost."""
+"""The reasons of drops by which a subscriber misses a message. A message without a subscriber is not lost."""
 _COST_FACTOR = 200
 """A sample is reused for this multiple of its CPU time, so that sampling takes at most 0.5 % of each worker.
 
 A sample of 10,000 clients takes 4 ms.
 """
 MIN_AGE_S = 0.5
-"""A sample is used at least so long, so that the pages of one round show the same figures."""
+"""A sample is used for at least this time, so that all pages of a round show the same figures."""
 
 
 class Growth:
@@ -129,14 +130,14 @@ class Growth:
         self._readings: deque[tuple[float, dict[str, int]]] = deque()
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add the present values of the counters."""
+        """Add the current values of the counters."""
         now_s = self._clock()
         self._readings.append((now_s, dict(counts)))
         while len(self._readings) > 1 and self._readings[1][0] <= now_s - LATELY_S:
             self._readings.popleft()
 
     def of(self, name: str, count: int) -> int:
-        """Return the growth of the counter `name`, whose present value is `count`."""
+        """Return the growth of the counter `name`, whose current value is `count`."""
         before = self._readings[0][1].get(name, 0) if self._readings else count
         return max(count - before, 0)
 
@@ -149,7 +150,7 @@ class Sample(NamedTuple):
         hubs: see `snapshots.hub`; in addition `in_per_s` (published messages), `out_per_s` (copies), `dropped` (lost
             messages) and `dropped_per_s`.
         now: the figures by `NAMES`.
-        also: the answers for further paths, by path.
+        also: the answers for other paths, by path.
     """
 
     server: dict[str, Any]
@@ -163,7 +164,7 @@ class Gauges:
 
     Args:
         server: the server with all its workers.
-        also: further paths of the API, answered with the same question to the workers.
+        also: further paths of the API, which are part of the same request to the workers.
         clock: returns monotonic seconds.
     """
 
@@ -176,18 +177,15 @@ class Gauges:
     def sample(self) -> Sample:
         """Return a sample with the rates since the previous one.
 
-        Return the previous sample again while it is new, compared with the CPU time that a sample takes.
+        The previous sample is returned while its age is below `MIN_AGE_S`, or a multiple of its CPU time.
         """
         now_s = self._clock()
-        if self._last is None or now_s >= self._next_s:
-            results = self._server.get_many([((path,), {}) for path in self._paths])
-            self._last = self._sampled(*results.answers)
-            self._next_s = now_s + max(results.cost_s * _COST_FACTOR, MIN_AGE_S)
-        return self._last
-
-    def _sampled(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Sample:
+        if self._last is not None and now_s < self._next_s:
+            return self._last
+        results = self._server.get_many([((path,), {}) for path in self._paths])
+        server, answered_hubs, *also = results.answers
         self._rates.begin()
-        hubs = list(map(dict, hubs))  # copies, to which rates are added
+        hubs: list[dict[str, Any]] = list(map(dict, answered_hubs))  # copies, to which rates are added
         for hub in hubs:
             number = hub["id"]
             hub["dropped"] = lost_messages(hub)
@@ -195,7 +193,7 @@ class Gauges:
             hub["out_per_s"] = self._rates.per_s((number, "out"), hub["copies"])
             hub["dropped_per_s"] = self._rates.per_s((number, "drops"), hub["dropped"])
         cpu = [self._rates.per_s(("cpu", one.get("worker")), one["cpu_s"]) for one in server.get("workers", [server])]
-        now: dict[str, float | None] = {
+        figures: dict[str, float | None] = {
             "peers": sum(hub["peers"] for hub in hubs),
             "in_per_s": sum(hub["in_per_s"] or 0.0 for hub in hubs),
             "out_per_s": sum(hub["out_per_s"] or 0.0 for hub in hubs),
@@ -204,7 +202,9 @@ class Gauges:
             "cpu_percent": None if None in cpu else sum(one or 0.0 for one in cpu) * 100,
             "memory_bytes": server["memory_bytes"],
         }
-        return Sample(server, hubs, now, dict(zip(self._paths[2:], also, strict=True)))
+        self._last = Sample(server, hubs, figures, dict(zip(self._paths[2:], also, strict=True)))
+        self._next_s = now_s + max(results.cost_s * _COST_FACTOR, MIN_AGE_S)
+        return self._last
 
 
 def lost_messages(hub: Mapping[str, Any]) -> int:
@@ -213,17 +213,17 @@ def lost_messages(hub: Mapping[str, Any]) -> int:
 
 
 def hub_name(hub: Mapping[str, Any]) -> str:
-    """Return the name of a hub for pages: the line that created it, with its application, and its worker."""
+    """Return the name of a hub for pages: the file and line that created it, and its worker."""
     return f"{creation_line(hub)}, worker {hub['worker']}" if "worker" in hub else creation_line(hub)
 
 
 def creation_line(hub: Mapping[str, Any]) -> str:
-    """Return the line of the application that created a hub."""
+    """Return the file and line that created a hub; else its application, or its id."""
     return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
 
 
 def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
-    """Return the hubs to choose from, the one with most clients first."""
+    """Return the hubs to choose from, in descending order of their clients."""
     ordered = sorted(hubs, key=lambda hub: -hub["peers"])
     return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]
 
@@ -232,9 +232,9 @@ def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
 
 
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the hubs, in which the hubs of all workers with the same key are one.
+    """Return the hubs, with one row for the hubs of all workers that have the same key.
 
-    `ids` are the ids of these, `peers` and `topics` are sums. A topic counts for each worker that has it.
+    `ids` are the ids of these hubs, `peers` and `topics` are sums. A topic counts once for each worker that has it.
     """
     found: dict[str, dict[str, Any]] = {}
     for hub in sorted(hubs, key=lambda one: int(one["id"])):
@@ -247,9 +247,9 @@ def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged_topics(pages: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return one page of the topics of a hub, those with most subscribers first.
+    """Return one page of the topics of a hub, in descending order of their subscribers.
 
-    In the total, a topic that is on no page counts for each worker that has it.
+    In the total, a topic that is on no page counts once for each worker that has it.
 
     Args:
         pages: a page of each worker, see `snapshots.topics`.

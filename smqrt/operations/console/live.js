@@ -1,6 +1,6 @@
 // The connection to the server. While the page is visible, it receives the pulse and the data of its view each second.
 
-import {find, say} from "./dom.js";
+import {find, setText} from "./dom.js";
 
 const RETRY_MS = 1500, PULSE = "pulse";
 
@@ -14,17 +14,17 @@ export class Live {
         this.smq = SMQ.Client(SMQ.wsURL("smq"), {info: "console"});
         this.smq.onconnect = this.smq.onreconnect = () => this.connected();
         this.smq.onclose = (message, canReconnect) => this.lost(message, canReconnect);
-        this.smq.subscribe(PULSE, {datatype: "json", onmsg: pulse => this.beat(pulse)});
+        this.smq.subscribe(PULSE, {datatype: "json", onmsg: pulse => this.receivePulse(pulse)});
         this.smq.subscribe("self", {datatype: "text", onmsg: piece => this.collect(piece)});
-        document.addEventListener("visibilitychange", () => this.ask());
+        document.addEventListener("visibilitychange", () => this.request());
     }
 
     watch(view, options, take) { // replaces the previous view
         this.shown = {view, options, take, serial: ++this.serial};
-        this.ask();
+        this.request();
     }
 
-    ask() { // a hidden page requests nothing, so it costs the server nothing
+    request() { // a hidden page requests an empty view, so that the server does no work for it
         const {view, options, serial} = this.shown ?? {view: ""};
         const wanted = document.hidden ? {view: "", options: {}, serial: 0} : {view, options, serial};
         if (this.smq.gettid()) this.smq.pubjson(wanted, 1);
@@ -33,7 +33,7 @@ export class Live {
     connected() {
         this.failures = 0;
         this.state("up", "live", "");
-        this.ask();
+        this.request();
     }
 
     lost(message, canReconnect) {
@@ -58,14 +58,14 @@ export class Live {
     state(kind, text, banner) {
         const link = find("link"), place = find("banner");
         link.dataset.kind = kind;
-        say(link, text);
+        setText(link, text);
         place.hidden = !banner;
         place.dataset.kind = "bad";
-        say(place, banner);
+        setText(place, banner);
         document.body.classList.toggle("stale", kind === "down");
     }
 
-    beat(pulse) {
+    receivePulse(pulse) {
         for (const listener of this.listeners) listener(pulse);
     }
 
@@ -84,6 +84,6 @@ export class Live {
         if (find("link").dataset.kind !== "up") return;
         find("banner").hidden = !text;
         find("banner").dataset.kind = "warn";
-        say(find("banner"), text);
+        setText(find("banner"), text);
     }
 }

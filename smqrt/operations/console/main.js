@@ -1,7 +1,7 @@
 // The frame of the console: navigation and the current view.
 
 import {History} from "./chart.js";
-import {bones, find, h, say} from "./dom.js";
+import {find, h, placeholder, setText} from "./dom.js";
 import * as format from "./format.js";
 import {Live} from "./live.js";
 import {overview} from "./views/overview.js";
@@ -22,11 +22,11 @@ const live = new Live(), history = new History(), main = find("main"), nav = fin
 let open = null; // the current view: {name, close}
 
 /* A view is a function of its context. It fills `main`, and may return a function that closes it.
- *   live, history   the sources of data
- *   parameters      the query in the address
- *   say(text)       sets the text beside the title
- *   place           the element to fill
- *   ready()         removes the placeholder; to be called before the first data is shown
+ *   live, history      the sources of data
+ *   parameters         the query in the address
+ *   setSubtitle(text)  sets the text beside the title
+ *   place              the element to fill
+ *   ready()            removes the placeholder; called before the first data is shown
  */
 function show() {
     const [, path, query] = /^#\/([a-z]+)(?:\?(.*))?$/.exec(location.hash) ?? [];
@@ -35,7 +35,7 @@ function show() {
     document.querySelectorAll("dialog").forEach(dialog => dialog.close());
     const title = h("h1", {}, name[0].toUpperCase() + name.slice(1)), about = h("p", {class: "soft"});
     main.replaceChildren(h("div", {class: "title"}, title, about));
-    const wait = main.appendChild(h("section", {class: "section", "aria-hidden": "true"}, bones(6)));
+    const wait = main.appendChild(h("section", {class: "section", "aria-hidden": "true"}, placeholder(6)));
     main.setAttribute("aria-busy", "true");
     const ready = () => {
         if (!wait.isConnected) return;
@@ -45,7 +45,7 @@ function show() {
     const close = VIEWS[name]({
         live, history, ready,
         parameters: new URLSearchParams(query),
-        say: text => say(about, text),
+        setSubtitle: text => setText(about, text),
         place: main,
     });
     open = {name, close};
@@ -79,12 +79,12 @@ document.addEventListener("keydown", event => {
 const COUNTED = {attention: "alert", apps_failed: "failed application", errors: "error"};
 
 live.listeners.add(({counts, point}) => {
-    for (const place of nav.querySelectorAll("[data-count]")) say(place, format.count(counts[place.dataset.count]));
+    for (const place of nav.querySelectorAll("[data-count]")) setText(place, format.count(counts[place.dataset.count]));
     for (const place of nav.querySelectorAll("[data-badge]")) {
         const number = counts[place.dataset.badge];
         place.hidden = !number;
         if (number) {
-            say(place, number > 99 ? "99+" : String(number));
+            setText(place, number > 99 ? "99+" : String(number));
             place.title = format.plural(number, COUNTED[place.dataset.badge]);
         }
     }

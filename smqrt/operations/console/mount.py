@@ -17,7 +17,7 @@ from smqrt.process.current_process import AppScope
 
 NAME = "console"
 HEADERS = {
-    # Only scripts and styles of this server, none inline: the name of a topic or client can't inject any.
+    # Only scripts and styles in files of this server: the name of a topic or client can't inject code into a page.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -47,18 +47,18 @@ class _StartPage(Directory):
 def mount(
     server: AllWorkers, root: Branch, find_session: Callable[[Request], object] = lambda request: None
 ) -> Application:
-    """Return the console as an application that is not loaded: `load` inserts it into `root`, `unload` removes it.
+    """Return the console as an application, not loaded yet: `load` inserts it into `root`, `unload` removes it.
 
     Args:
-        server: the server that it shows.
+        server: the server that the console shows.
         root: the tree of the admin listener.
-        find_session: returns the session of a request; None without one.
+        find_session: returns the session of a request, or None.
     """
     folder = Path(str(resources.files("smqrt.operations.console")))
 
     def start() -> Running:
         scope = AppScope(folder, NAME)
-        scope.is_internal = True
+        scope.is_internal = True  # the hub of the console is not shown in the console
         reader = ApplicationDirectory(NAME, 0, DiskIo(folder), scope, find_session, f"{NAME}/")
         reader.headers = dict(HEADERS)
         scope.names["server"] = server

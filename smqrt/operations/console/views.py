@@ -43,7 +43,7 @@ _LOCATION = re.compile(r"([^\s:][^:\n]{0,300}):(\d{1,7}):")
 
 
 def source_lines(application: Path, error: str) -> Snapshot | None:
-    """Return the lines at which an application failed.
+    """Return the source lines around the error of an application.
 
     Args:
         application: its folder or ZIP file.
@@ -56,12 +56,23 @@ def source_lines(application: Path, error: str) -> Snapshot | None:
     location = _LOCATION.match(error)
     if location is None:
         return None
+
+    def read(name: PurePosixPath) -> bytes:
+        if application.is_dir():
+            path = application / name
+            if not os.path.realpath(path).startswith(os.path.realpath(application) + os.sep):
+                raise FileNotFoundError(path)  # a symbolic link out of the folder
+            with path.open("rb") as file:
+                return file.read(_FILE_BYTES)
+        with ZipIo(application).open(str(name)) as member:
+            return member.read(_FILE_BYTES)
+
     label, line = location[1], int(location[2])
     name = _name_within(application, PurePosixPath(label))
     if name is None:
         return None
     try:
-        data = disks.call(str(application), _read, application, name)
+        data = disks.call(str(application), read, name)
     except (OSError, IoError, TimeoutError):
         return None
     lines = data.decode("utf-8", "replace").splitlines()
@@ -77,7 +88,7 @@ def source_lines(application: Path, error: str) -> Snapshot | None:
 
 
 def _name_within(application: Path, file: PurePosixPath) -> PurePosixPath | None:
-    """Return the name of a file inside its application. An error has "led/.preload", with the name of the folder."""
+    """Return the path of a file relative to its application. Errors name it with the folder: "led/.preload"."""
     if file.is_absolute():
         folder = application.resolve()
         return file.relative_to(folder) if file.is_relative_to(folder) else None
@@ -85,28 +96,17 @@ def _name_within(application: Path, file: PurePosixPath) -> PurePosixPath | None
     return name if name.parts and ".." not in name.parts else None
 
 
-def _read(application: Path, name: PurePosixPath) -> bytes:
-    if application.is_dir():
-        path = application / name
-        if not os.path.realpath(path).startswith(os.path.realpath(application) + os.sep):
-            raise FileNotFoundError(path)  # a symbolic link out of the folder
-        with path.open("rb") as file:
-            return file.read(_FILE_BYTES)
-    with ZipIo(application).open(str(name)) as member:
-        return member.read(_FILE_BYTES)
-
-
 # ---- Shared parts of views
 
 PAGE = 50
-"""Clients on a page."""
+"""The number of clients on a page."""
 MAX_PEER_PAGES = 20
 MAX_TOPIC_ROWS = 100
 MAX_CLOSES = 100
 MAX_READERS = 100
 MAX_LOG_ENTRIES = 60
 NAME_CHARACTERS = 120
-"""Names can have 65 KB; pages get so much of each."""
+"""The limit of shown characters of a name; names can have 65 KB."""
 SEARCH_CHARACTERS = 100
 ORDER_S = 5.0
 """The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
@@ -121,7 +121,7 @@ class PacedCache(Generic[T]):
     """Keeps the result of a function for `ORDER_S` seconds, or longer when the function is expensive.
 
     Args:
-        function: returns the result, and the CPU time of the worker that needed most.
+        function: returns the result, and the highest CPU time of a worker.
         clock: returns monotonic seconds.
     """
 
@@ -141,7 +141,7 @@ class PacedCache(Generic[T]):
 
 
 def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
-    """Return the hubs to choose from, and the hub with a number; by default the first of them."""
+    """Return the hubs to choose from, and the hub with a number, else the first hub."""
     hubs = merged_hubs(console.sample().hubs)
     choices = hub_choices(hubs)
     by_number = {one: hub for hub in hubs for one in hub["ids"]}
@@ -149,7 +149,7 @@ def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[
 
 
 def shown_name(text: str) -> str:
-    """Return the beginning of a name without control characters, as pages show it."""
+    """Return the beginning of a name without control characters, for a page."""
     cut = text[:NAME_CHARACTERS]
     more = f"… ({len(text):,} characters)" if len(text) > len(cut) else ""
     return printable(cut) + more
@@ -174,10 +174,10 @@ class View(Protocol):
     """A view of one page, or of several pages with the same request."""
 
     def data(self) -> Snapshot:
-        """Return the present data. Raises ArgumentError for something that does not exist."""
+        """Return the current data. Raises ArgumentError for an object that does not exist."""
 
     def close(self) -> None:
-        """Close the view: no page shows it any more."""
+        """Release the resources of the view, after its last page has left it."""
 
 
 class _Stateless:
@@ -253,7 +253,7 @@ class Peer(_Stateless):
         queries = [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
         peer, subscribed = self._server.get_many(queries).answers
         if peer is None or subscribed is None:
-            peer, subscribed = self._server.get(*address), {"items": []}  # raises the reason
+            peer, subscribed = self._server.get(*address), {"items": []}  # raises ArgumentError with the reason
         return {**peer_row(peer, self._rates), "topics": [shown_name(name) for name in subscribed["items"]]}
 
 
@@ -271,7 +271,7 @@ def peer_row(found: Mapping[str, Any], rates: Rates) -> Snapshot:
 
 
 class Topics(_Stateless):
-    """The topics of a hub with most subscribers."""
+    """The topics of a hub with the most subscribers."""
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
@@ -333,7 +333,7 @@ class Messages:
 
 
 class Applications(_Stateless):
-    """The applications, with the lines at which they failed and their last traces."""
+    """The applications, with the source lines around their errors and with their last traces."""
 
     _TRACED = 40
 
@@ -345,13 +345,17 @@ class Applications(_Stateless):
         """See `View.data`."""
         sources, self._sources = self._sources, {}
         found = self._console.server.get("traces", limit=str(self._TRACED))
-        traces = {one["app"]: [_traced(line) for line in one["lines"]] for one in found}
+        traces: dict[str | None, list[str]] = {}
+        for one in found:
+            traces[one["app"]] = [
+                f"w{line['worker']}: {line['text']}" if "worker" in line else line["text"] for line in one["lines"]
+            ]
         states = {one["name"]: one for one in self._console.sample().also["apps"]}
         rows = []
         for application in self._console.server.parts.applications:
             row = states.get(application.name)
             if row is None:
-                continue  # added since the sample
+                continue  # it was added after the sample
             error = printable(row["error"] or "", lines=True)
             key = (application.uri, error)
             if error:
@@ -361,10 +365,6 @@ class Applications(_Stateless):
             traced = traces.get(application.name, [])
             rows.append({**row, **named, "source": self._sources.get(key), "traces": traced})
         return {"rows": rows, "traces": traces[None]}
-
-
-def _traced(line: Mapping[str, Any]) -> str:
-    return f"w{line['worker']}: {line['text']}" if "worker" in line else str(line["text"])
 
 
 class Journals(_Stateless):
@@ -378,9 +378,8 @@ class Journals(_Stateless):
         """See `View.data`."""
         also = self._console.sample().also
         readers = self._order.get(0)
-        # sync_ms: the mean time of an fsync
         journals = [
-            {**one, "sync_ms": round(one["sync_s"] / one["syncs"] * 1000, 3) if one["syncs"] else None}
+            {**one, "sync_ms": round(one["sync_s"] / one["syncs"] * 1000, 3) if one["syncs"] else None}  # the mean
             for one in also["journals"]
         ]
         return {"journals": journals, "readers": readers, "pipelines": also["pipelines"]}
@@ -402,21 +401,27 @@ class Clusters(_Stateless):
 
 
 def _readers() -> list[Snapshot]:
+    """Return the queries that read the journals. The files are read in threads."""
+
+    def waiting(name: str, journal: Path) -> list[Snapshot]:
+        now_s = time()
+        return [
+            {
+                "journal": name,
+                "query": shown_name(one.name),
+                "behind": behind,
+                "seen_ago_s": int(now_s - one.seen_us / 1e6),
+            }
+            for one, behind in islice(readers.waiting(journal, 0), MAX_READERS)  # 0 reads no rows
+        ]
+
     found: list[Snapshot] = []
     for name, journal in list(writer.opened.items()):
         try:
-            found += disks.call(str(journal.path), _waiting, name, journal.path)
+            found += disks.call(str(journal.path), waiting, name, journal.path)
         except (OSError, JournalError, TimeoutError) as error:
             found.append({"journal": name, "query": "", "error": printable(str(error))})
     return found[:MAX_READERS]
-
-
-def _waiting(name: str, journal: Path) -> list[Snapshot]:
-    now_s = time()
-    return [
-        {"journal": name, "query": shown_name(one.name), "behind": behind, "seen_ago_s": int(now_s - one.seen_us / 1e6)}
-        for one, behind in islice(readers.waiting(journal, 0), MAX_READERS)  # 0 reads no rows
-    ]
 
 
 def _limits(console: Console) -> Snapshot:
@@ -433,20 +438,20 @@ def _closes(console: Console) -> Snapshot:
     reasons: list[dict[str, Any]] = []
     for name, count in counts.items():
         reason = CloseReason[name.upper()]
-        ending = explanation_of(reason)
+        explanation = explanation_of(reason)
         reasons.append(
             {
                 "reason": reason.value,
                 "count": count,
-                "what": ending.what,
-                "remedy": ending.remedy,
-                "setting": ending.setting,
-                "is_trouble": ending.is_trouble,
+                "what": explanation.what,
+                "remedy": explanation.remedy,
+                "setting": explanation.setting,
+                "is_trouble": explanation.is_trouble,
             }
         )
     reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
     found = console.server.get("closed", limit=str(MAX_CLOSES))
-    shown = {hub["id"] for hub in hubs}
+    shown = {hub["id"] for hub in hubs}  # not the internal ones, such as the console's own hub
     rows = [
         {
             **{key: one.get(key) for key in ("number", "worker", "at", "connected_s")},
@@ -460,7 +465,7 @@ def _closes(console: Console) -> Snapshot:
 
 
 class Log(_Stateless):
-    """The last errors and warnings. They are read only when there are new ones."""
+    """The last errors and warnings. They are read again only when their numbers have changed."""
 
     _CHARACTERS = 800
 
@@ -499,27 +504,33 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
 
 # ---- Live updates, once a second while a page shows a view
 #
-# A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates, as
-# for a page in the background. The answer is JSON, {"data"} or {"error"}, in pieces: each has a line
-# `SERIAL PART PARTS` and then its part of the text. Pages with the same request share a view. An unchanged answer is
-# not sent again.
+# A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates; a
+# page in the background sends it. The answer is JSON, {"data"} or {"error"}, in pieces: each piece is a line
+# `SERIAL PART PARTS` and a part of the text. Pages with the same request share a view. An unchanged answer is not sent
+# again.
 
 log = logging.getLogger("smqrt.console")
 
 PERIOD_S = 1.0
 MIN_PERIOD_S = 0.1
-"""Minimum time between two rounds, and so the maximum delay of the first answer to a page."""
+"""The minimum time between two rounds, and therefore the maximum delay of the first answer to a page."""
 MAX_PAGES = 20
 MAX_REQUEST_BYTES = 8192
 _PIECE_BYTES = 60_000
-"""Below the maximum payload of a message (65,520), with room for the line before the piece."""
+"""Less than the maximum payload of a message (65,520 bytes), to leave room for the line before the part."""
 _MAX_ANSWER_BYTES = 1 << 20
 _FAILED = "This view failed; see the log of the server."
 
 
 @dataclass(eq=False)
 class _SharedView:
-    """A view and the pages that show it, by their ETIDs: the serial of the request, and the last answer."""
+    """A view and the pages that show it.
+
+    Attributes:
+        view: the view.
+        pages: the serials of the requests, by the ETID of the page.
+        sent: the last answers, by the ETID of the page.
+    """
 
     view: View
     pages: dict[int, int] = field(default_factory=dict)
@@ -531,7 +542,7 @@ class LiveViews:
 
     Args:
         make: creates a view by its name and options; raises ArgumentError.
-        pulse: returns the figures that all pages get each second.
+        pulse: returns the figures that all pages receive each second.
         send: sends text to a page by its ETID.
         send_to_all: sends the pulse to all pages.
     """
@@ -570,7 +581,7 @@ class LiveViews:
         try:
             if len(self._keys) >= MAX_PAGES:
                 raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
-            key = json.dumps([name, options], sort_keys=True)  # the same for the same request of another page
+            key = json.dumps([name, options], sort_keys=True)  # equal for the same request of another page
             if key not in self._shared:
                 self._shared[key] = _SharedView(self._make(name, options))
         except (ArgumentError, ClosedError) as error:
@@ -606,26 +617,23 @@ class LiveViews:
         try:
             while self._keys:
                 self._changed.clear()
-                self._round()
+                # A request starts a round early; the pulse keeps its period.
+                if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
+                    self._pulse_at_s = monotonic()
+                    self._text_or_error(lambda: self._send_to_all(_json_text(self._pulse())))
+                for shared in list(self._shared.values()):
+                    answer = self._text_or_error(lambda view=shared.view: _json_text({"data": view.data()}))  # type: ignore[misc]
+                    for page, serial in list(shared.pages.items()):
+                        if shared.sent.get(page) != answer:
+                            shared.sent[page] = answer
+                            self._answer(page, serial, answer)
+                    gevent.sleep(0)  # serve clients between two views
                 gevent.sleep(MIN_PERIOD_S)
                 self._changed.wait(PERIOD_S - MIN_PERIOD_S)
         except ClosedError:
-            pass  # the hub of the console was closed, and its pages with it
+            pass  # the hub of the console was closed, with the connections of its pages
         finally:
             self._updating = None
-
-    def _round(self) -> None:
-        # A request starts a round early; the pulse keeps its period.
-        if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
-            self._pulse_at_s = monotonic()
-            self._text_or_error(lambda: self._send_to_all(_json_text(self._pulse())))
-        for shared in list(self._shared.values()):
-            answer = self._text_or_error(lambda shared=shared: _json_text({"data": shared.view.data()}))  # type: ignore[misc]
-            for page, serial in list(shared.pages.items()):
-                if shared.sent.get(page) != answer:
-                    shared.sent[page] = answer
-                    self._answer(page, serial, answer)
-            gevent.sleep(0)  # serve clients between two views
 
     def _text_or_error(self, call: Callable[[], Any]) -> str:
         try:

@@ -18,7 +18,7 @@ from smqrt.errors import StartError
 from smqrt.settings.limits import LineLimit
 from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 
-# ---- messages between the old process and the new one, in this order
+# ---- messages between the old process and the new process, in this order
 #
 #     new                                  old
 #     hello {version, pid}            ──▶
@@ -31,16 +31,16 @@ from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 #                                     ◀──  ahead {key, clients} and their sockets, as often as needed
 #                                          (accepts no more; for each hub:)
 #                                     ◀──  hub {key, record, unchanged, staying, node, others}; `unchanged` are the
-#                                          clients that were sent ahead and need no more; with `node`, when `ready` has
-#                                          `succeeds`, other nodes keep messages for the hub with this number, see
-#                                          cluster/leaving_nodes.py; `others` are the numbers of these nodes
-#                                     ◀──  values {values, sources}, as often as needed: last values that are in no file
+#                                          clients that were sent ahead and have not changed since; with `node`, when
+#                                          `ready` has `succeeds`, other nodes keep messages for the hub with this
+#                                          number, see cluster/leaving_nodes.py; `others` are the numbers of these nodes
+#                                     ◀──  values {values, sources}, as often as needed: last values without a file
 #                                     ◀──  changed {clients}, as often as needed: clients that were sent ahead, and
 #                                          have changed since
 #                                     ◀──  clients {clients} and their sockets, as often as needed: all other clients
 #                                     ◀──  end
 #     have, or failed {why}           ──▶
-#                                     ◀──  go: from here on the hub belongs to the new process
+#                                     ◀──  go: from now on the hub belongs to the new process
 #                                          (after all hubs:)
 #                                     ◀──  http {connections} and their sockets
 #                                     ◀──  done
@@ -48,19 +48,20 @@ from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 #                                     ◀──  left: the old process has left the clusters where its number is fixed
 #                                     ◀──  late {key, frames, names}, until the old process exits
 #
-# `abort {why}` of the old process ends the hand-over. A timeout or a closed connection means that the other process has
-# died.
+# `abort {why}` of the old process ends the hand-over. After a timeout, or when the connection is closed, a process acts
+# as if the other one had died.
 
 VERSION = 1
 HELLO_S = 5.0
 STEP_S = 5.0
-"""The time limit of each step for the other process; the longest step opens a journal."""
+"""The time limit of each step of the other process; the longest step opens a journal."""
 ENVIRONMENT = "_SMQRT_TAKE_OVER"
 """The environment variable with the descriptor that a new process inherits."""
 FDS_AT_ONCE = 200
+"""The limit of descriptors in a message; Linux allows 253 (SCM_MAX_FD)."""
 BYTES_AT_ONCE = 4 << 20
 MAX_PATH_BYTES = 107
-"""The limit of Linux for the path of a Unix socket. While the socket is made, its name ends with the process id."""
+"""The limit of Linux for the path of a Unix socket. The socket is made with the process id at the end of its name."""
 _PID_BYTES = 8
 MAX_WHY_CHARS = 1000
 
@@ -73,7 +74,7 @@ def check_socket_path(what: str, path: str) -> None:
 
 
 class Refused(ChannelError):
-    """The other process has ended the hand-over; the text is its reason."""
+    """The other process has ended the hand-over; the text is the reason."""
 
 
 def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
@@ -81,7 +82,7 @@ def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
 
     Raises:
         Refused: the other process has ended the hand-over.
-        ChannelError: it has died, does not answer, or sends another message.
+        ChannelError: it has died, does not answer, or has sent another message.
     """
     message, fds = channel.receive(timeout_s)
     for fd in fds:
@@ -89,7 +90,7 @@ def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
     if message["do"] in ("failed", "abort"):
         raise Refused(str(message.get("why", "no reason was given"))[:MAX_WHY_CHARS])
     if message["do"] != kind:
-        raise ChannelError(f"{message['do']!r} came instead of {kind!r}")
+        raise ChannelError(f"the other process sent {message['do']!r} instead of {kind!r}")
     return message
 
 
@@ -98,7 +99,7 @@ def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
 log = logging.getLogger("smqrt")
 
 FIRST_MESSAGE_BYTES = 4096
-"""The limit of a message before the kind of the request is known."""
+"""The limit of the first message, whose sender is not yet known to be a new process."""
 BACKLOG = 16
 
 
@@ -106,7 +107,7 @@ class ControlSocket:
     """The Unix socket where a server accepts requests for a hot restart.
 
     Args:
-        path: its path; empty for none.
+        path: its path; empty for no socket.
         on_request: called with a channel and its first message; must not block.
     """
 
@@ -117,13 +118,13 @@ class ControlSocket:
         self._other_user_lines, self._invalid_lines = LineLimit(), LineLimit()
 
     def open(self, is_successor: bool = False) -> None:
-        """Listen, if there is a path.
+        """Listen, unless the path is empty.
 
         Args:
             is_successor: this server replaces the one that listens there now.
 
         Raises:
-            StartError: the socket can't be made, or another server uses it.
+            StartError: the socket can't be created, or another server uses it.
         """
         path = self._path
         if not path:
@@ -131,22 +132,24 @@ class ControlSocket:
         check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
         new_path = f"{path}.{os.getpid()}"
-        before = os.umask(0o177)
+        before = os.umask(0o177)  # from its first moment, only this user can connect to the socket
         try:
             if not is_successor and _is_listening(path):
                 raise StartError(
-                    f"restart.socket: another server listens at {path}; start this one with --take-over, or give each "
-                    "server a socket of its own."
+                    f"restart.socket: another server listens at {path}; start this one with --take-over, or set "
+                    "another path."
                 )
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new_path)
             sock.bind(new_path)
             sock.listen(BACKLOG)
-            _check_replaceable(path)
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(Path(path).lstat().st_mode):
+                    raise FileExistsError(errno.EEXIST, "the file exists and is not a socket")
             os.rename(new_path, path)  # atomically, so that the path always exists
         except OSError as error:
             sock.close()
-            raise StartError(f"restart.socket: {path}: {error.strerror}; give a path in a folder of its own.") from None
+            raise StartError(f"restart.socket: {path}: {error.strerror}; set a path in a separate folder.") from None
         finally:
             os.umask(before)
         self._socket = sock
@@ -175,24 +178,22 @@ class ControlSocket:
                 log.error("restart.socket: %s", error)
                 gevent.sleep(1)
                 continue
-            self._serve(FdChannel(client, FIRST_MESSAGE_BYTES))
-
-    def _serve(self, channel: FdChannel) -> None:
-        # One after the other: a silent process blocks the others for HELLO_S, and it belongs to this user.
-        pid, uid = channel.peer()
-        if not channel.is_of_this_user():
-            self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
-            channel.close()
-            return
-        try:
-            message, fds = channel.receive(HELLO_S)
-        except ChannelError as error:
-            self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
-            channel.close()
-            return
-        for fd in fds:
-            os.close(fd)
-        self._on_request(channel, message)
+            channel = FdChannel(client, FIRST_MESSAGE_BYTES)
+            pid, uid = channel.peer()
+            if not channel.is_of_this_user():
+                self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
+                channel.close()
+                continue
+            try:
+                # One process after the other: only a silent process of this user blocks the others, for HELLO_S.
+                message, fds = channel.receive(HELLO_S)
+            except ChannelError as error:
+                self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
+                channel.close()
+                continue
+            for fd in fds:
+                os.close(fd)
+            self._on_request(channel, message)
 
 
 def _is_listening(path: str) -> bool:
@@ -203,10 +204,3 @@ def _is_listening(path: str) -> bool:
         except OSError:
             return False
         return True
-
-
-def _check_replaceable(path: str) -> None:
-    """Raise FileExistsError when the path is a file other than a socket."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "the file exists and is not a socket")

@@ -1,16 +1,16 @@
 """Relay of messages to clients that stay at the old process of a hot restart.
 
 The old process keeps some clients, such as those over TLS, until it closes them. Messages that are published at the new
-process reach them over a socket pair of its own. Neither process waits for it.
+process reach these clients over a separate socket pair. Neither process waits for it.
 
     old                                                                     new
     relay, with one of the sockets                                     ──▶
-    hub {staying}, before anything is published at the new one         ──▶  a subscriber in place of these clients
+    hub {staying}, before the first message of the new process         ──▶  a subscriber in place of these clients
     changes {key, clients, gone, topics}, over that socket             ──▶
                                                                        ◀──  runs {key, data}: batches of messages
 
-The new process announces this ability in `ready`. A link of a cluster would not do: the old process would need a number
-there, and its other clients, its server and its last values would be announced again.
+The new process announces this ability in `ready`. A link of a cluster is unsuitable: the old process would need a node
+number, and would announce its other clients, its server and its last values again.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ log = logging.getLogger("smqrt")
 MAX_QUEUED_BYTES = 16 << 20
 """The limit of the queue from the new process to the old one; further messages are counted as dropped."""
 _MESSAGE_BYTES = 1 << 19
+"""A message over the socket pair ends at the first batch that reaches this size."""
 _CHANGES_AT_ONCE = 1000
 _CHANGES_S = 0.005
 """Changes within this time are sent together."""
+
+_ID_BYTES = 4  # of a topic
+_IDS = slice(smq.TID.start, smq.PTID.stop)
 
 
 # ---- the old process
@@ -83,20 +87,22 @@ class KeptClients:
         staying = [one for one in hub.others if not one.closed]
         topics = Counter(topic for one in staying for topic in (one.topics or {}).values())
         self._hubs[broker.key], self._may_deliver[broker.key] = broker, Event()
-        self._changed[broker.key] = {}
-        broker.on_changed = partial(self._note, self._changed[broker.key])
+        changed: dict[int, Topic] = {}
+        self._changed[broker.key] = changed
+
+        def note(topic: Topic) -> None:
+            changed[topic.id] = topic
+            self._has_changed.set()
+
+        broker.on_changed = note
         return {
             "clients": [_client_record(one) for one in staying],
             "topics": [[topic.id, topic.name, count] for topic, count in topics.items()],
         }
 
     def begin(self, broker: RegisteredBroker) -> None:
-        """Start to deliver messages and send changes of a hub, whose tables now have only the clients that stay."""
+        """Start delivering messages and sending changes of a hub, whose tables now have only the clients that stay."""
         self._may_deliver[broker.key].set()
-        self._has_changed.set()
-
-    def _note(self, changed: dict[int, Topic], topic: Topic) -> None:
-        changed[topic.id] = topic
         self._has_changed.set()
 
     def _send_changes(self) -> None:
@@ -109,7 +115,20 @@ class KeptClients:
                     changed = self._changed[key]
                     while changed:
                         topics = [changed.popitem()[1] for _ in range(min(len(changed), _CHANGES_AT_ONCE))]
-                        self._channel.send({"do": "changes", "key": key, **_changes(self._hubs[key], topics)})
+                        broker = self._hubs[key]
+                        named = [topic for topic in topics if topic.name is not None]
+                        # The topic of a client has no name; its id is the ETID of the client.
+                        clients = [(topic.id, broker.sessions.get(topic.id)) for topic in topics if topic.name is None]
+                        message: Message = {
+                            "do": "changes",
+                            "key": key,
+                            "clients": [_client_record(one) for _, one in clients if isinstance(one, Session)],
+                            "gone": [etid for etid, one in clients if one is None],
+                            "topics": [
+                                [one.id, one.name, one.subscribers - (one.id in broker.server.topics)] for one in named
+                            ],
+                        }
+                        self._channel.send(message)
 
     def _receive(self) -> None:
         with contextlib.suppress(ChannelError):
@@ -136,22 +155,12 @@ def _client_record(session: Session) -> list[object]:
     return [session.etid, session.uid, session.info, shown.encode("utf-8", "surrogateescape")]
 
 
-def _changes(broker: Broker, topics: Sequence[Topic]) -> Record:
-    named = [topic for topic in topics if topic.name is not None]
-    clients = [(topic.id, broker.sessions.get(topic.id)) for topic in topics if topic.name is None]
-    return {
-        "clients": [_client_record(one) for _, one in clients if isinstance(one, Session)],
-        "gone": [etid for etid, one in clients if one is None],
-        "topics": [[one.id, one.name, one.subscribers - (one.id in broker.server.topics)] for one in named],
-    }
-
-
 def _deliver(broker: Broker, data: bytes) -> None:
-    """Send messages to the clients of this process. The server of the new process has handled them already."""
-    # A batch has one destination and one publisher: bytes 3 to 6 and 7 to 10 of each frame.
-    for head, frames in groupby(smq.frames(data), lambda frame: frame[3:11]):
+    """Send messages to the clients of this process, but not to its server: the new process has handled them already."""
+    # A batch has one destination and one publisher.
+    for ids, frames in groupby(smq.frames(data), lambda frame: frame[_IDS]):
         batch = b"".join(frames)
-        topic = broker.topic_table.by_key.get(head[:4])
+        topic = broker.topic_table.by_key.get(ids[:_ID_BYTES])
         if topic is None:
             broker.stats.drop(Drop.CLOSED, smq.count_frames(batch))
             continue
@@ -168,11 +177,11 @@ def _deliver(broker: Broker, data: bytes) -> None:
 def late_message(broker: RegisteredBroker, batches: Sequence[tuple[int, int, bytes]]) -> Message:
     """Return a `late` message for the new process.
 
-    It has the names of the topics, too: the new process may have another id for a topic that was made here meanwhile.
+    It includes the names of the topics: a topic that was made here meanwhile may have another id in the new process.
 
     Args:
         broker: the hub.
-        batches: destination, publisher and frames of each.
+        batches: destination, publisher and frames of each batch.
     """
     topics = [broker.topic_table.by_key.get(tid.to_bytes(4, "big")) for tid in {tid for tid, _, _ in batches}]
     names = [[one.id, one.name] for one in topics if one is not None and one.name is not None]
@@ -188,7 +197,7 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def with_local_ids(broker: RegisteredBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the batches of a `late` message with the topic ids of this process. New topics are made."""
+    """Yield the batches of a `late` message with the topic ids of this process. Missing topics are created."""
     local_ids: dict[int, int] = {}
     for old_id, name in message.get("names", ()):  # older versions send none
         topic = broker.topic_table.by_name.get(name)
@@ -202,11 +211,11 @@ def with_local_ids(broker: RegisteredBroker, message: Message) -> Iterator[tuple
 
 
 class Relay(Outbox):
-    """The subscriber of a hub at the new process for all clients that stay at the old one.
+    """The subscriber of a hub at the new process that represents all clients of the old process.
 
     Args:
         broker: the hub.
-        send: takes this relay and the batches for these clients.
+        send: called with this relay and the batches for these clients.
     """
 
     __slots__ = ("_broker", "_clients", "_counts_exactly", "_is_live", "_old_ids", "_send", "_topics")
@@ -227,41 +236,41 @@ class Relay(Outbox):
 
     def with_old_id(self, batch: bytes) -> bytes:
         """Return a batch with the id that its topic has in the old process."""
-        old_id = self._old_ids.get(batch[3:7]) if self._old_ids else None
-        return batch if old_id is None else rewritten(batch, old_id, int.from_bytes(batch[7:11], "big"))
+        old_id = self._old_ids.get(batch[smq.TID]) if self._old_ids else None
+        return batch if old_id is None else rewritten(batch, old_id, int.from_bytes(batch[smq.PTID], "big"))
 
     def lose(self, reason: Drop, messages: int) -> None:
-        """Count messages that the clients do not get."""
+        """Count messages that are not delivered to the clients."""
         self._broker.stats.drop(reason, messages)
 
     def update(self, record: Record) -> None:
         """Apply the clients and topics of the old process, or their changes."""
         for etid in record.get("gone", ()):
             self._forget(etid)
-        for etid, uid, info, user in record["clients"]:
-            self._add(etid, uid, info, user.decode("utf-8", "surrogateescape"))
+        table = self._broker.topic_table
+        for etid, uid, info, encoded_user in record["clients"]:
+            user = encoded_user.decode("utf-8", "surrogateescape")
+            # A change may name a client that was sent before.
+            if etid.to_bytes(_ID_BYTES, "big") in table.by_key:
+                continue
+            session = Session(self._broker, self, 0)
+            session.uid, session.info, session.etid, session.state = uid, info, etid, SessionState.CONNECTED
+            if user:
+                session.identity = Identity("" if user == ANONYMOUS else user, method=Method.NONE)
+            session.topic = table.ephemeral(etid)
+            session.topic.add(self)
+            self._clients[etid] = session
+            if self._is_live:
+                self._announce(session)
         for old_id, name, count in record["topics"]:
             self._subscribe(old_id, name, count)
 
-    def _add(self, etid: int, uid: bytes, info: bytes, user: str) -> None:
-        table = self._broker.topic_table
-        if etid.to_bytes(4, "big") in table.by_key:
-            return
-        session = Session(self._broker, self, 0)
-        session.uid, session.info, session.etid, session.state = uid, info, etid, SessionState.CONNECTED
-        if user:
-            session.identity = Identity("" if user == ANONYMOUS else user, method=Method.NONE)
-        session.topic = table.ephemeral(etid)
-        session.topic.add(self)
-        self._clients[etid] = session
-        if self._is_live:
-            self._announce(session)
-
     def _announce(self, session: Session) -> None:
+        """Announce a client to the cluster, unless it has reconnected: only the newest session of a uid counts."""
         cluster = self._broker.cluster
         if cluster is not None and session.uid not in self._broker.uids and cluster.holder(session.uid) is None:
             self._broker.staying[session.etid] = session
-            cluster.entered(session)  # not when the client has reconnected: only the newest session of a uid counts
+            cluster.entered(session)
 
     def _forget(self, etid: int) -> None:
         session = self._clients.pop(etid, None)
@@ -272,6 +281,7 @@ class Relay(Outbox):
             self._broker.gone(session.topic)
 
     def _subscribe(self, old_id: int, name: bytes, count: int) -> None:
+        """Set the number of subscribers that a topic has at the old process."""
         broker, table = self._broker, self._broker.topic_table
         topic = table.by_name.get(name)
         if topic is None:
@@ -285,7 +295,8 @@ class Relay(Outbox):
             topic.add(self)
         elif before and not count:
             topic.discard(self)
-        if self._counts_exactly:  # the relay itself is one subscriber
+        if self._counts_exactly:
+            # The relay itself counts as one subscriber.
             topic.elsewhere += max(count - 1, 0) - max(before - 1, 0)
         if count:
             self._topics[topic] = count
@@ -297,16 +308,17 @@ class Relay(Outbox):
                 (broker.cluster.subscribed if count else broker.cluster.unsubscribed)(topic)
 
     def begin(self) -> None:
-        """Start to announce changes to observers and other nodes: the hub belongs to this process now."""
+        """Start announcing changes to observers and other nodes: the hub belongs to this process now."""
+
+        def announce_all() -> Iterator[None]:
+            for session in list(self._clients.values()):
+                if not session.closed:
+                    self._announce(session)
+                yield
+
         self._is_live = True
         if self._broker.cluster is not None:
-            run_in_background(self._announce_all())
-
-    def _announce_all(self) -> Iterator[None]:
-        for session in list(self._clients.values()):
-            if not session.closed:
-                self._announce(session)
-            yield
+            run_in_background(announce_all())
 
     def remove_all(self) -> Iterator[None]:
         """Remove the clients and their subscriptions, one by one."""
@@ -336,13 +348,13 @@ class Relays:
         self._greenlets = [gevent.spawn(self._send), gevent.spawn(self._receive)]
 
     def place(self, broker: RegisteredBroker, record: Record | None) -> None:
-        """Add the relay of a hub, before anything is published here."""
+        """Add the relay of a hub, before its first message is published here."""
         if record is not None and not self._is_closed:
             relay = self._relays[broker.key] = Relay(broker, partial(self._put, broker.key))
             relay.update(record)
 
     def begin(self, broker: RegisteredBroker) -> None:
-        """Start to announce changes of a hub, which belongs to this process now."""
+        """Start announcing changes of a hub, which belongs to this process now."""
         if (relay := self._relays.get(broker.key)) is not None:
             relay.begin()
 
@@ -397,6 +409,6 @@ class Relays:
         self._channel.close()
 
     def close(self) -> None:
-        """Remove the relays: the old process has exited, or goes on itself."""
+        """Remove the relays, because the old process has exited or continues to serve."""
         gevent.killall(self._greenlets)
         self._discard()

@@ -23,7 +23,7 @@ log = logging.getLogger("smqrt")
 
 
 class TakeOver:
-    """One hot restart, as the new process sees it.
+    """One hot restart, from the side of the new process.
 
     Args:
         channel: to the old process.
@@ -32,7 +32,7 @@ class TakeOver:
         StartError: the old process refuses, or has died.
 
     Attributes:
-        pid: of the old process.
+        pid: the id of the old process.
         migrated: the number of clients that have been taken over.
     """
 
@@ -41,8 +41,8 @@ class TakeOver:
         self.migrated = 0
         self._prepared: dict[str, RestoredHub] = {}  # by key
         self._arriving: RestoredHub | None = None
-        self._has_all = False  # of the arriving hub
-        self._greeted: set[int] = set()
+        self._has_all = False  # all clients of the arriving hub have been received
+        self._topics_with_values: set[int] = set()  # of the arriving hub, before it was restored
         self._place_in_cluster: Record = {}
         self._relays: Relays | None = None
         try:
@@ -60,7 +60,8 @@ class TakeOver:
             pid, failed, hubs = welcome["pid"], welcome["failed"], welcome["hubs"]
             listeners = list(_listeners(welcome["listeners"], fds))
             self._failed_before = {str(one).partition(":")[0] for one in failed}
-            nodes = [(bytes(node_id), int(epoch)) for node_id, epoch in welcome.get("nodes", ())]  # older ones say none
+            nodes = welcome.get("nodes", ())  # older versions send none
+            nodes = [(bytes(node_id), int(epoch)) for node_id, epoch in nodes]
             if type(pid) is not int or pid <= 0 or not isinstance(hubs, dict):
                 raise TypeError("pid or hubs")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -74,7 +75,7 @@ class TakeOver:
 
     @classmethod
     def inherited(cls) -> TakeOver | None:
-        """Return the hot restart of the old process that started this one; None when none did."""
+        """Return the hot restart of the old process that started this one; None when no server started it."""
         number = os.environ.pop(ENVIRONMENT, None)
         if number is None:
             return None
@@ -97,7 +98,7 @@ class TakeOver:
         return cls(FdChannel(sock))
 
     def give_up(self, why: str) -> None:
-        """Tell the old process that this one has failed, and close the channel."""
+        """Report to the old process that this one has failed, and close the channel."""
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "failed", "why": why})
         self._channel.close()
@@ -105,19 +106,19 @@ class TakeOver:
     # ---- clients and connections
 
     def take(self, http: HttpServer, failed: Sequence[str]) -> None:
-        """Take over the clients; blocks. When the old process dies meanwhile, this one goes on with those it has.
+        """Take over the clients; blocks. When the old process dies meanwhile, this one serves the received clients.
 
         Args:
-            http: takes the connections without a request.
+            http: handles the HTTP connections without a complete request head.
             failed: the applications that do not run here, with their errors.
 
         Raises:
-            StartError: the old process goes on, and this one has to exit.
+            StartError: the old process continues to serve, and this one has to exit.
         """
-        worse = [one for one in failed if one.partition(":")[0] not in self._failed_before]
-        if worse:
-            self.give_up(f"application {worse[0]}")
-            raise StartError(f"The other process goes on: application {worse[0]}")
+        newly_failed = [one for one in failed if one.partition(":")[0] not in self._failed_before]
+        if newly_failed:
+            self.give_up(f"application {newly_failed[0]}")
+            raise StartError(f"The other process continues: application {newly_failed[0]}")
         try:
             self._send("ready", hubs=[one.key for one in hub_registry.hubs()], relays=True, succeeds=True)
             while not self._step(http):
@@ -126,20 +127,20 @@ class TakeOver:
             self._close_relays()
             for arriving in [*self._prepared.values(), *([self._arriving] if self._arriving else [])]:
                 arriving.discard()
-            raise StartError(f"The other process goes on: {error}.") from None
+            raise StartError(f"The other process continues: {error}.") from None
         except ChannelError as error:
             if self._arriving and not self._has_all:  # the other clients are lost with the old process
                 self._has_all = True
-            log.warning("restart: %s; this process goes on with %d clients", error, self.migrated)
+            log.warning("restart: %s; this process continues with %d clients", error, self.migrated)
             if self._has_all:
                 self._begin()
-        for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or did not arrive
+        for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or were not received
             arriving.discard()
         hub_registry.end()
         for cluster in (one.cluster for one in hub_registry.hubs()):
-            if cluster is not None and cluster.awaits_clients:  # of hubs that did not arrive
+            if cluster is not None and cluster.awaits_clients:  # of hubs that were not received
                 cluster.resync()
-        inherited.close()
+        inherited.close()  # of ports that are not in the settings of this process
 
     def _step(self, http: HttpServer) -> bool:
         """Handle the next message. Return whether it was the last one."""
@@ -148,7 +149,13 @@ class TakeOver:
         if kind == "abort":
             raise Refused(str(message.get("why")))
         if kind == "ahead":
-            self._prepare(message, fds)
+            broker = hub_registry.find(message["key"])
+            if broker is None:  # `_begin_hub` reports it
+                _close_all(fds)
+                return False
+            arriving = self._prepared.setdefault(message["key"], RestoredHub(broker))
+            for fd, (number, record, address) in zip(fds, message["clients"], strict=True):
+                arriving.prepare(number, record, open_connections.adopt(fd, address))
         elif kind == "relay":
             self._relays = Relays(*fds)
         elif kind == "hub":
@@ -178,26 +185,17 @@ class TakeOver:
         return False
 
     def _send(self, kind: str, **more: object) -> None:
-        # Failures are ignored: the next `receive` has the reason, an `abort` of the old process or its death.
+        # Failures are ignored: the next `receive` finds the reason, an `abort` of the old process or its death.
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": kind, **more})
 
-    def _prepare(self, message: Message, fds: Sequence[int]) -> None:
-        key = message["key"]
-        broker = hub_registry.find(key)
-        if broker is None:  # `_begin_hub` reports it
-            _close_all(fds)
-            return
-        arriving = self._prepared.setdefault(key, RestoredHub(broker))
-        for fd, (number, record, address) in zip(fds, message["clients"], strict=True):
-            arriving.prepare(number, record, open_connections.adopt(fd, address))
-
     def _begin_hub(self, message: Message) -> None:
+        """Restore the state of a hub. Its `clients` messages follow; `_begin` then lets it serve."""
         broker = hub_registry.find(message["key"])
         try:
             if broker is None:
                 raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
-            self._greeted = topics_with_values(broker)
+            self._topics_with_values = topics_with_values(broker)
             broker.open_files()
             self._arriving = self._prepared.pop(message["key"], None) or RestoredHub(broker)
             self._arriving.adopt(message["record"])
@@ -212,16 +210,14 @@ class TakeOver:
     def _begin(self) -> None:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
-        send_restored_values(arriving.broker, self._greeted)
+        send_restored_values(arriving.broker, self._topics_with_values)
         arriving.begin(self._place_in_cluster)
         if self._relays is not None:
             self._relays.begin(arriving.broker)
         self.migrated += arriving.clients
 
     def take_late(self) -> bool:
-        """Publish what the applications of the old process still publish, and join the clusters that it leaves.
-
-        Blocks until the old process exits.
+        """Publish late messages of the old process, and join the clusters that it leaves; blocks until it exits.
 
         Returns:
             False when the old process has aborted the restart after a timeout. Then this process has to exit.
@@ -231,7 +227,7 @@ class TakeOver:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 if message["do"] == "abort":
-                    log.error("restart: the other process goes on, and this one exits: %s", message.get("why"))
+                    log.error("restart: the other process continues, and this one exits: %s", message.get("why"))
                     return False
                 if message["do"] == "left":
                     hub_registry.left()
@@ -254,7 +250,7 @@ class TakeOver:
 def _listeners(
     listeners: Sequence[tuple[str, int, int]], fds: Sequence[int]
 ) -> Iterator[tuple[tuple[str, int], list[int]]]:
-    """Yield each port as the settings have it, with its descriptors.
+    """Yield each port as written in the settings, with its descriptors.
 
     Raises:
         ValueError: the counts do not match the descriptors.

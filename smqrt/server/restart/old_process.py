@@ -1,4 +1,4 @@
-"""Old process of a hot restart, and the control of restarts."""
+"""Old process of a hot restart, and the control of hot restarts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ from smqrt.workers.worker_rpc import ChannelError, ChannelSilent, FdChannel, Mes
 log = logging.getLogger("smqrt")
 
 AHEAD_AT_ONCE = 50
-"""Clients whose records are made in one turn of the loop: 1 to 2 ms."""
+"""The number of clients whose records are made in one turn of the loop: 1 to 2 ms."""
 LATE_S = 0.02
 """The interval at which late messages of the applications of the old process are forwarded."""
 RECEIVE_BYTES = 1 << 20
+"""The limit of a message of the new process once its hello has been received."""
 
 
 class OldServer(Protocol):
-    """What a hot restart needs of the server of the old process.
+    """The part of the server of the old process that a hot restart uses.
 
     Attributes:
         http: its HTTP connections.
@@ -67,26 +68,26 @@ class OldServer(Protocol):
         """Whether this process replaced another one."""
 
     def failed_applications(self) -> Sequence[str]:
-        """Return the name and the error of each application that does not run."""
+        """Return the name and the error of each failed application."""
 
     def stop_pipelines(self) -> None:
         """Stop the pipelines; blocks."""
 
     def start_pipelines(self) -> None:
-        """Start them again."""
+        """Start the pipelines again."""
 
 
 class HandOver:
     """One attempt to hand over to a new process.
 
     Args:
-        server: of this process.
-        channel: to the new process, whose user was checked.
+        server: the server of this process.
+        channel: to the new process; the user of that process has been checked.
         load_s: the time limit of the new process for loading the applications.
 
     Attributes:
-        pid: of the new process, from its hello message; 0 before.
-        migrated: the number of clients of the new process.
+        pid: the id of the new process, from its hello message; 0 before.
+        migrated: the number of clients that the new process has taken over.
         longest_s: the longest time that a hub was frozen.
     """
 
@@ -103,19 +104,20 @@ class HandOver:
         self._succeeds = False
 
     def run(self) -> None:
-        """Hand everything over; blocks. When that fails, this process goes on.
+        """Hand over all hubs, clients and sockets; blocks. After a failure, this process continues to serve.
 
         Raises:
             ChannelError: the hand-over failed.
         """
-        self._greet()
-        known = self._known_hubs()
+        known = self._negotiate()
+        # First phase: a failure changes nothing, because all clients are still served here.
         try:
             for broker in self._hubs(known):
                 self._send_ahead(broker)
         except BaseException as error:
             self.abort(str(error))
             raise
+        # Second phase: a failure is rolled back. Pipelines stop first, because they must not run in both processes.
         self._server.stop_pipelines()
         listeners = list(open_listeners)
         for listener in listeners:
@@ -138,7 +140,12 @@ class HandOver:
             listener.close()
         self._late_sender = gevent.spawn(self._send_late)
 
-    def _greet(self) -> None:
+    def _negotiate(self) -> list[str]:
+        """Exchange the first messages, and wait until the new process has loaded its applications.
+
+        Returns:
+            The keys of its hubs.
+        """
         hello = expect(self._channel, "hello", self._load_s)
         if hello.get("version") != VERSION:
             why = f"the new process uses version {hello.get('version')} of the hand-over, this one {VERSION}"
@@ -162,13 +169,10 @@ class HandOver:
             },
             [fd for one in listeners for fd in one.filenos()],
         )
-
-    def _known_hubs(self) -> list[str]:
-        """Wait until the new process has loaded its applications, and return the keys of its hubs."""
         ready = expect(self._channel, "ready", self._load_s)
         hubs = ready.get("hubs")
         if not isinstance(hubs, list):
-            raise ChannelError("the new process sends no list of hubs")
+            raise ChannelError("the ready message of the new process has no list of hubs")
         if ready.get("relays") is True:  # older versions have no relays
             self._kept = KeptClients(self._channel)
         self._succeeds = ready.get("succeeds") is True
@@ -181,24 +185,24 @@ class HandOver:
     # ---- one hub
 
     def _send_ahead(self, broker: RegisteredBroker) -> None:
-        """Send the clients that are at rest, while all clients are served."""
+        """Send the idle clients of a hub, while all clients are served."""
         sessions = [one for one in broker.sessions.values() if isinstance(one, Session)]
         for at in range(0, len(sessions), AHEAD_AT_ONCE):
             resting = [one for one in sessions[at : at + AHEAD_AT_ONCE] if is_at_rest(one)]
             batch = [PrecopiedClient(next(self._numbers), one) for one in resting]
             self._ahead.update(zip(resting, batch, strict=True))
             clients = [[one.number, one.record, address_of(one.connection)] for one in batch]
-            # Duplicates: while `send` waits, a client may be closed and its descriptor be used for another one.
+            # Duplicates, because a client may be closed while `send` waits, and its descriptor be reused.
             fds = [os.dup(one.connection.transport.fileno()) for one in batch]
             try:
                 self._channel.send({"do": "ahead", "key": broker.key, "clients": clients}, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
-            gevent.sleep(OTHERS_TURN_S)
+            gevent.sleep(OTHERS_TURN_S)  # serve clients between two batches
 
     def _hand_over_hub(self, broker: RegisteredBroker) -> None:
-        """Freeze a hub, send its state and its clients, and let the new process go on with it."""
+        """Freeze a hub, send its state and its clients, and transfer it to the new process."""
         more: Message = {}
         if broker.cluster is not None and self._succeeds:
             more = pause_others(broker)
@@ -235,22 +239,23 @@ class HandOver:
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.migrated += len(hub.clients)
-        hub.let_go(partial(self._keep_late, broker))
+        # Clients that stay here may still publish.
+        hub.let_go(lambda batch, tid, ptid: self._late_batches.append((broker, (tid, ptid, batch))))
         if self._kept:
             self._kept.begin(broker)
         self._handed_over.append(hub)
 
     def abort(self, why: str) -> None:
-        """End the hand-over; a `run` in another greenlet fails then.
+        """End the hand-over; a `run` in another greenlet then fails.
 
-        A new process that does not read the message is killed: it would go on with the clients of this process.
+        A new process that does not read the message is killed: it would serve the clients of this process.
         """
         if self._kept is not None:
             self._kept.close()
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
-            pid = self.pid or self._channel.peer()[0]  # for a socket pair, the kernel only has the pid of its maker
+            pid = self.pid or self._channel.peer()[0]  # of a socket pair, peer() is the process that created it
             log.error("restart: process %d does not answer: killed", pid)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -259,12 +264,12 @@ class HandOver:
         self._channel.close()
 
     def _restore_hubs(self) -> None:
-        """Open the hubs again that the new process had; their clients reconnect."""
+        """Serve the hubs again that the new process had taken over; their clients reconnect."""
         for hub in self._handed_over:
             try:
                 hub.broker.open_files()
             except Exception:
-                log.exception("a hub goes on without its files")
+                log.exception("restart: a hub continues without its files")
             hub.serve_again()
             if hub.broker.cluster is not None:
                 hub.broker.cluster.stay()
@@ -273,7 +278,7 @@ class HandOver:
     # ---- HTTP connections, and late messages
 
     def _hand_over_http(self) -> None:
-        """Send the connections that have no request yet, or only a part of its head."""
+        """Send the HTTP connections without a request, or with an incomplete request head."""
         idle = list(self._server.http.release_idle())
         try:
             for at in range(0, len(idle), FDS_AT_ONCE):
@@ -287,9 +292,9 @@ class HandOver:
                 transport.close()
 
     def _send_late(self) -> None:
-        """Leave the clusters with a fixed number, then forward late messages.
+        """Leave the clusters with a fixed node number, then forward late messages.
 
-        A fixed number belongs to the new process now: two nodes with one number would close each other's links.
+        Such a number now belongs to the new process: two nodes with one number would close each other's links.
         """
         for mesh in [one for one in open_meshes if one.node.is_fixed]:
             try:
@@ -302,11 +307,8 @@ class HandOver:
             gevent.sleep(LATE_S)
             self._forward_late()
 
-    def _keep_late(self, broker: RegisteredBroker, batch: bytes, tid: int, ptid: int) -> None:
-        """Keep messages that a client which stays here has published."""
-        self._late_batches.append((broker, (tid, ptid, batch)))
-
     def _forward_late(self) -> None:
+        """Forward messages that applications and clients of this process have published since the last call."""
         for hub in self._handed_over:
             published = hub.broker.server.take_publishes()
             if published:
@@ -316,7 +318,7 @@ class HandOver:
             self._channel.send(late_message(broker, [batch]))
 
     def finish(self) -> None:
-        """Forward the last messages of the applications, which have ended, and close the channel."""
+        """Forward the last messages of the ended applications, and close the channel."""
         if self._late_sender is not None:
             self._late_sender.kill()
             with contextlib.suppress(ChannelError):
@@ -344,10 +346,10 @@ def _batches(clients: Sequence[MovingClient]) -> Iterator[list[MovingClient]]:
 
 
 CANCEL_S, _CANCEL_POLL_S = 2.0, 0.01
-"""The time limit of a cancelled hand-over to end."""
+"""The time limit for a cancelled hand-over to end."""
 NEW_PROCESS_EXIT_S = 1.0
 _NOT_INHERITED = (ENVIRONMENT, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
-"""Environment variables that are only for this process."""
+"""Environment variables that only this process uses."""
 
 
 class Restarts:
@@ -356,8 +358,8 @@ class Restarts:
     Args:
         server: the server of this process.
         settings: the table `restart`.
-        report: takes each line for the terminal.
-        done: called with the pid of the new process when that serves. It has to stop this process.
+        report: called with each line for the terminal.
+        done: called with the pid of the new process once that serves. It must stop this process.
     """
 
     def __init__(
@@ -369,18 +371,18 @@ class Restarts:
     ) -> None:
         self._server, self._settings = server, settings
         self._report, self._done = report, done
-        self._under_way: HandOver | None = None
+        self._current: HandOver | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._finished: HandOver | None = None
         self._socket = ControlSocket(settings.socket, partial(gevent.spawn, self._answer))
 
     def ask(self) -> None:
-        """Start a new process that replaces this one, soon; never blocks. SIGUSR2 calls this."""
+        """Start a hot restart; never blocks. SIGUSR2 calls this."""
         gevent.spawn(self._start_new)
 
     def _start_new(self) -> str | None:
-        """Start a new process and hand over to it. Return why it failed, None when the new process serves."""
-        if self._under_way or self._finished:
+        """Start a new process and hand over to it. Return the error, None when the new process serves."""
+        if self._current or self._finished:
             self._report("restart: one is under way already")
             return "one is under way already"
         if os.getpid() == 1:
@@ -411,13 +413,13 @@ class Restarts:
         return fault
 
     def _hand_over(self, channel: FdChannel, child: subprocess.Popen[bytes] | None = None) -> str | None:
-        """Hand over to the process at the other end. Return why it failed, None when that process serves."""
-        if self._under_way or self._finished:
+        """Hand over to the process at the other end. Return the error, None when that process serves."""
+        if self._current or self._finished:
             with contextlib.suppress(ChannelError):
                 channel.send({"do": "abort", "why": "another restart is under way"})
             channel.close()
             return "another restart is under way"
-        attempt = self._under_way = HandOver(self._server, channel, self._settings.load_s)
+        attempt = self._current = HandOver(self._server, channel, self._settings.load_s)
         self._child = child
         fault = None
         try:
@@ -425,21 +427,21 @@ class Restarts:
         except ChannelError as error:
             fault = str(error)
         except Exception as error:
-            log.exception("restart: an error of this process")
+            log.exception("restart: unexpected error")
             fault = repr(error)
         finally:
-            # Before a next restart can begin: after that this process exits, and would leave the child unreaped.
+            # Before the next restart can begin: this process exits after it, and would leave the child unreaped.
             if fault is not None and child is not None:
                 _reap(child)
-            self._under_way = self._child = None
+            self._current = self._child = None
         if fault is not None:
-            self._report(f"restart: failed, this process goes on: {fault}")
+            self._report(f"restart: failed, this process continues: {fault}")
             return fault
         self._finished = attempt
         longest_ms = round(attempt.longest_s * 1000)
         self._report(
             f"restart: process {attempt.pid} serves, with {attempt.migrated} clients of this one"
-            f" (at most {longest_ms} ms of silence); this one ends"
+            f" (at most {longest_ms} ms without service); this process exits"
         )
         self._done(attempt.pid)
         return None
@@ -448,7 +450,7 @@ class Restarts:
         """Let the process at the other end replace this one; blocks.
 
         Returns:
-            Why it failed, None for success; and the number of migrated clients.
+            The error, None for success; and the number of migrated clients.
         """
         fault = self._hand_over(channel)
         return fault, self._finished.migrated if self._finished else 0
@@ -459,38 +461,38 @@ class Restarts:
         return self._finished is not None
 
     def finish(self) -> None:
-        """Close the channel to the new process, after the applications of this one have ended."""
+        """Close the channel to the new process, after the applications of this process have ended."""
         if self._finished:
             self._finished.finish()
 
     # ---- the control socket
 
     def open(self) -> None:
-        """Listen on the socket of the settings, if there is one.
+        """Listen at `restart.socket`, unless it is empty.
 
         Raises:
-            StartError: the socket can't be made, or another server uses it.
+            StartError: the socket can't be created, or another server uses it.
         """
         self._socket.open(is_successor=self._server.is_successor)
 
     def close(self) -> None:
-        """Stop listening, and cancel a hand-over that is under way: the whole server stops.
+        """Stop listening, and cancel a hand-over that is under way, because the whole server stops.
 
         The socket file is removed unless the new process has replaced it.
         """
-        attempt = self._under_way
+        attempt = self._current
         if attempt is not None:
             if self._child is not None:
                 self._child.kill()
             else:
                 attempt.abort("the server is being stopped")
             until_s = time.monotonic() + CANCEL_S
-            while self._under_way is attempt and time.monotonic() < until_s:
+            while self._current is attempt and time.monotonic() < until_s:
                 gevent.sleep(_CANCEL_POLL_S)
         self._socket.close(leaves_file=self.is_handed_over)
 
     def _answer(self, channel: FdChannel, message: Message) -> None:
-        if message["do"] != "restart":  # the hello of a new process
+        if message["do"] != "restart":  # then it is the hello of a new process
             channel.put_back(message)
             self._hand_over(channel)
             return
@@ -504,7 +506,7 @@ class Restarts:
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:
-    """Wait for the exit of a new process that could not take over; kill it when that takes too long."""
+    """Wait for the exit of a new process that could not take over; kill it after `NEW_PROCESS_EXIT_S`."""
     try:
         child.wait(timeout=NEW_PROCESS_EXIT_S)
     except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ import {foreignName} from "./parts.js";
 
 const STATES = {running: ["good", "running"], failed: ["bad", "failed"], stopped: ["off", "stopped"], changing: ["warn", "changing"]};
 
-export function applications({live, place, ready, say: tell}) {
+export function applications({live, place, ready, setSubtitle}) {
     const part = h("section", {class: "section", "aria-label": "Applications"}), shown = new Map();
     const traces = h("pre", {class: "lines", tabindex: "0"}); // of timers, events and greenlets, which belong to no application
     const others = section("Traces from timers, events and greenlets");
@@ -20,7 +20,7 @@ export function applications({live, place, ready, say: tell}) {
         others.hidden = !data.traces.length;
         if (traces.textContent !== data.traces.join("\n")) traces.textContent = data.traces.join("\n");
         const failed = data.rows.filter(row => row.state === "failed").length;
-        tell(`${data.rows.length}${failed ? `, ${failed} failed` : ""}`);
+        setSubtitle(`${data.rows.length}${failed ? `, ${failed} failed` : ""}`);
         if (!data.rows.length) return part.replaceChildren(empty("No applications", "Start the server with a folder: smqrt serve FOLDER. smqrt new FOLDER creates one."));
         const names = new Set(data.rows.map(row => row.uri));
         for (const [uri, one] of shown) if (!names.has(uri)) { one.element.remove(); shown.delete(uri); }

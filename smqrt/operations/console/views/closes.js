@@ -5,7 +5,7 @@ import * as format from "../format.js";
 import {Table} from "../table.js";
 import {address, foreignName} from "./parts.js";
 
-export function closes({live, place, ready, say: tell}) {
+export function closes({live, place, ready, setSubtitle}) {
     const reasons = reasonTable(), last = lastTable();
     const parts = [section("Reasons"), section("Last closed connections")];
     parts[0].append(reasons.element);
@@ -15,7 +15,7 @@ export function closes({live, place, ready, say: tell}) {
             ready();
             place.append(...parts);
         }
-        tell(`${format.plural(data.total, "connection")} closed since the start`);
+        setSubtitle(`${format.plural(data.total, "connection")} closed since the start`);
         reasons.update(data.reasons);
         last.update(data.rows);
     });

@@ -4,7 +4,7 @@ import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 
-export function clusters({live, place, ready, say: tell}) {
+export function clusters({live, place, ready, setSubtitle}) {
     const tables = [hubTable(), linkTable(), addressTable()];
     const parts = ["Hubs in clusters", "Links", "Addresses of nodes"].map(title => section(title));
     parts.forEach((part, index) => part.append(tables[index].element));
@@ -13,7 +13,7 @@ export function clusters({live, place, ready, say: tell}) {
             ready();
             place.append(...parts);
         }
-        tell(`${format.plural(data.links.length, "link")}, ${format.plural(data.hubs.length, "hub")} in clusters`);
+        setSubtitle(`${format.plural(data.links.length, "link")}, ${format.plural(data.hubs.length, "hub")} in clusters`);
         [data.hubs, data.links, data.addresses].forEach((rows, index) => tables[index].update(rows));
     });
 }

@@ -4,7 +4,7 @@ import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 
-export function journals({live, place, ready, say: tell}) {
+export function journals({live, place, ready, setSubtitle}) {
     const tables = [journalTable(), readerTable(), pipelineTable()];
     const parts = ["Journals", "Readers", "Pipelines"].map(title => section(title));
     parts.forEach((part, index) => part.append(tables[index].element));
@@ -13,7 +13,7 @@ export function journals({live, place, ready, say: tell}) {
             ready();
             place.append(...parts);
         }
-        tell(`${format.plural(data.journals.length, "journal")}, ${format.plural(data.pipelines.length, "process", "processes")} of pipelines`);
+        setSubtitle(`${format.plural(data.journals.length, "journal")}, ${format.plural(data.pipelines.length, "process", "processes")} of pipelines`);
         [data.journals, data.readers, data.pipelines].forEach((rows, index) => tables[index].update(rows));
     });
 }

@@ -4,7 +4,7 @@ import {foreign, h} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 
-export function limits({live, place, ready, say: tell}) {
+export function limits({live, place, ready, setSubtitle}) {
     const table = new Table({
         caption: "Limits", key: row => row.name,
         none: ["No limits", "This server has none."],
@@ -24,7 +24,7 @@ export function limits({live, place, ready, say: tell}) {
             place.append(part);
         }
         const reached = data.rows.filter(row => row.reached).length;
-        tell(reached ? `${reached} of ${data.rows.length} reached so far` : `none of ${data.rows.length} reached`);
+        setSubtitle(reached ? `${reached} of ${data.rows.length} reached so far` : `none of ${data.rows.length} reached`);
         table.update(data.rows);
     });
 }

@@ -5,7 +5,7 @@ import * as format from "../format.js";
 
 const KINDS = {ERROR: ["bad", "error"], CRITICAL: ["bad", "critical"], WARNING: ["warn", "warning"]};
 
-export function log({live, place, ready, say: tell}) {
+export function log({live, place, ready, setSubtitle}) {
     const list = h("ol", {class: "entries"}), shown = new Map();
     const none = empty("No errors and no warnings", "The last 200 since the start of the server are shown here.");
     const part = section("Errors and warnings", {}, h("p", {class: "soft"}, "The newest first"));
@@ -15,7 +15,7 @@ export function log({live, place, ready, say: tell}) {
             ready();
             place.append(part);
         }
-        tell(`${format.plural(data.errors, "error")}, ${format.plural(data.warnings, "warning")}`);
+        setSubtitle(`${format.plural(data.errors, "error")}, ${format.plural(data.warnings, "warning")}`);
         none.hidden = Boolean(data.rows.length);
         for (const row of data.rows) {
             const key = `${row.worker} ${row.number} ${row.at}`;

@@ -1,14 +1,14 @@
 // A client in the page: publish to a topic or a client, and show the messages of topics.
 
 import {post, toast} from "../api.js";
-import {empty, foreign, h, say, section} from "../dom.js";
+import {empty, foreign, h, section, setText} from "../dom.js";
 import * as format from "../format.js";
 import {foreignName, HubChoice} from "./parts.js";
 
 const SHOWN = 200;
 
 export function messages({live, place, ready, parameters}) {
-    const asked = parameters.get("topic") ?? Number(parameters.get("tid")), options = {hub: parameters.get("hub") ?? "", topics: asked ? [asked] : []};
+    const topic = parameters.get("topic") ?? Number(parameters.get("tid")), options = {hub: parameters.get("hub") ?? "", topics: topic ? [topic] : []};
     const watch = () => live.watch("messages", {hub: options.hub, topics: options.topics}, update);
     const publishing = publisher(() => options.hub), listening = listener(options, watch);
     const hub = new HubChoice(value => {
@@ -49,7 +49,7 @@ function publisher(hub) {
         h("label", {class: "all"}, "Payload", body), h("div", {class: "all"}, button, " ", fault));
     function changed() {
         const isClient = form.elements.to.value === "etid";
-        say(target, isClient ? "ETID of the client" : "Topic");
+        setText(target, isClient ? "ETID of the client" : "Topic");
         topic.inputMode = isClient ? "numeric" : "";
     }
     async function publish(event) {
@@ -111,7 +111,7 @@ function listener(options, watch) {
     function clear() {
         list.replaceChildren();
         dropped = 0;
-        say(missed, "");
+        setText(missed, "");
         none.hidden = false;
     }
     function show({messages: arrived, missed: lost}) {
@@ -123,7 +123,7 @@ function listener(options, watch) {
         while (list.childElementCount > SHOWN) list.lastElementChild.remove();
         none.hidden = Boolean(list.childElementCount);
         dropped += lost ?? 0;
-        if (dropped) say(missed, `${format.count(dropped)} more messages are not shown.`);
+        if (dropped) setText(missed, `${format.count(dropped)} more messages are not shown.`);
     }
     chips.replaceChildren();
     if (options.topics.length) queueMicrotask(changed);

@@ -1,7 +1,7 @@
 // Overview: alerts, figures now and over the last hour, listeners and hubs.
 
 import {Chart, Spark} from "../chart.js";
-import {h, mark, say, section} from "../dom.js";
+import {h, mark, section, setText} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 import {address, foreignName} from "./parts.js";
@@ -26,13 +26,13 @@ const CHARTS = [
     ["CPU", [{label: "of one core, %", name: "cpu_percent"}], format.percent],
 ];
 
-export function overview({live, history, place, ready, say: tell}) {
+export function overview({live, history, place, ready, setSubtitle}) {
     const attention = h("ul", {class: "attention"});
     const figures = FIGURES.map(figure => new Figure(figure));
     const charts = CHARTS.map(parts => new Chart(...parts));
     const listeners = listenerTable(), hubs = hubTable();
     const parts = [
-        h("section", {class: "section", "aria-label": "What needs attention"}, attention),
+        h("section", {class: "section", "aria-label": "Alerts"}, attention),
         h("dl", {class: "figures"}, figures.map(figure => figure.element)),
         h("div", {class: "charts"}, charts.map(chart => chart.element)),
         section("Listeners", {}),
@@ -54,7 +54,7 @@ export function overview({live, history, place, ready, say: tell}) {
         }
         const {server} = data;
         const processes = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
-        tell(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
+        setSubtitle(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
         showAlerts(attention, data.attention);
         listeners.update(data.listeners);
         hubs.update(data.hubs);
@@ -81,7 +81,7 @@ class Figure {
 
     update(now) {
         const value = now[this.name];
-        say(this.number, this.text(value));
+        setText(this.number, this.text(value));
         this.value.dataset.kind = this.isBad(value) ? "bad" : "";
     }
 
@@ -96,7 +96,7 @@ function showAlerts(list, alerts) {
     list.signature = signature;
     list.replaceChildren(...alerts.map(({level, what, remedy, view}) => h("li", {},
         mark(level, WORDS[level]), h("span", {}, what), view === "overview" ? h("span") : h("a", {href: `#/${view}`}, `Show ${view}`), h("span", {class: "remedy"}, remedy))));
-    if (!alerts.length) list.append(h("li", {class: "calm"}, mark("good", "Nothing needs attention")));
+    if (!alerts.length) list.append(h("li", {class: "calm"}, mark("good", "No alerts")));
 }
 
 function certificate({tls, certificate_expires_s: expires, certificate_days: days}) {

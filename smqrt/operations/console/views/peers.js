@@ -2,14 +2,14 @@
 
 import {post, toast} from "../api.js";
 import {confirm, dialog} from "../dialog.js";
-import {empty, foreign, h, say, section} from "../dom.js";
+import {empty, foreign, h, section, setText} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 import {address, foreignName, HubChoice, search} from "./parts.js";
 
 const PAGE = 50;
 
-export function peers({live, place, ready, parameters, say: tell}) {
+export function peers({live, place, ready, parameters, setSubtitle}) {
     const options = {hub: parameters.get("hub") ?? "", find: "", sort: "since", page: 0, limit: PAGE};
     const change = changes => {
         Object.assign(options, {page: 0}, changes);
@@ -33,12 +33,12 @@ export function peers({live, place, ready, parameters, say: tell}) {
         hub.update(data.hubs, data.hub);
         table.update(data.rows);
         const first = options.page * PAGE, last = first + data.rows.length;
-        say(position, data.rows.length ? `${format.count(first + 1)}–${format.count(last)} of ${format.count(data.matching)}` : "");
+        setText(position, data.rows.length ? `${format.count(first + 1)}–${format.count(last)} of ${format.count(data.matching)}` : "");
         before.disabled = !options.page;
         after.disabled = last >= (data.reachable ?? 0);
-        tell(format.plural(data.total, "peer"));
-        say(table.none.firstChild, options.find ? "No peer matches" : "No peers");
-        say(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Connected clients are shown here. “Quick start” in the manual has a first one.");
+        setSubtitle(format.plural(data.total, "peer"));
+        setText(table.none.firstChild, options.find ? "No peer matches" : "No peers");
+        setText(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Connected clients are shown here. “Quick start” in the manual has a first one.");
     }
     const watch = () => live.watch("peers", {...options}, update);
     watch();
@@ -80,7 +80,7 @@ const FACTS = [
 
 function details(live, row, back) {
     const facts = h("dl", {class: "facts"}), topics = h("ul", {class: "chips"});
-    const button = h("button", {type: "button", class: "danger", click: () => ask()}, "Disconnect …");
+    const button = h("button", {type: "button", class: "danger", click: () => confirmDisconnect()}, "Disconnect …");
     const inside = h("div", {}, facts);
     const list = h("div", {}, h("h3", {}, "Subscriptions"), topics);
     const open = dialog(row.uid ? foreign(row.uid) : foreignName(""), [inside, list, h("div", {class: "actions"}, button)], back);
@@ -101,7 +101,7 @@ function details(live, row, back) {
         inside.replaceChildren(empty("The client has disconnected", error ?? ""));
         list.hidden = button.hidden = true;
     });
-    function ask() {
+    function confirmDisconnect() {
         confirm(h("span", {}, "Disconnect ", foreignName(row.uid), "?"), "Its connection is closed. Most clients reconnect: to block a client, change its login or its rights.", "Disconnect", async () => {
             const error = await post(`/api/v1/peers/${row.id}/disconnect`);
             if (!error) {

@@ -1,11 +1,11 @@
 // Topics of a hub, those with most subscribers first.
 
-import {h, say} from "../dom.js";
+import {h, setText} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 import {foreignName, HubChoice, search} from "./parts.js";
 
-export function topics({live, place, ready, parameters, say: tell}) {
+export function topics({live, place, ready, parameters, setSubtitle}) {
     const options = {hub: parameters.get("hub") ?? "", find: parameters.get("find") ?? ""};
     const change = changes => {
         Object.assign(options, changes);
@@ -33,11 +33,11 @@ export function topics({live, place, ready, parameters, say: tell}) {
         if (data.hub !== undefined) options.hub = String(data.hub);
         hub.update(data.hubs, data.hub);
         table.update(data.rows);
-        tell(format.plural(data.total, "topic"));
-        say(more.firstChild, data.matching > data.rows.length ? `The first ${data.rows.length} of ${format.count(data.matching)}; search to see others.` : "");
+        setSubtitle(format.plural(data.total, "topic"));
+        setText(more.firstChild, data.matching > data.rows.length ? `The first ${data.rows.length} of ${format.count(data.matching)}; search to see others.` : "");
         more.hidden = !more.textContent;
-        say(table.none.firstChild, options.find ? "No topic matches" : "No topics yet");
-        say(table.none.lastChild, options.find ? "Search for a part of a name." : "A topic is created by the first subscription or publish.");
+        setText(table.none.firstChild, options.find ? "No topic matches" : "No topics yet");
+        setText(table.none.lastChild, options.find ? "Search for a part of a name." : "A topic is created by the first subscription or publish.");
     }
     const watch = () => live.watch("topics", {...options}, update);
     watch();
