@@ -1,6 +1,6 @@
-"""Client commands of the admin listener, and the health check.
+"""Commands that use the admin listener of a server, and the health check.
 
-On a terminal `top` redraws a page; piped, it prints lines. With `--json` every command prints JSON lines.
+On a terminal `top` redraws a page; in a pipe it prints lines. With `--json` every command prints JSON lines.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from smqrt.wire.smq import MAX_NODE
 
 PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
 TIMEOUT_S = 10.0
+# Errors of servers, including older releases, for unknown paths.
 _NO_SUCH_ADDRESS = ("There is no such address; /api/v1/ lists them.", "There is nothing to do at this address.")
-"""Errors of servers, those of older releases too, for paths that they do not have."""
 
 
 class AdminError(SmqrtError):
@@ -49,7 +49,7 @@ class AdminError(SmqrtError):
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: add the options --url, --ca and --user, and pass the command an `AdminClient` instead of them."""
+    """Decorator: add the options --url, --ca and --user, and pass the command an `AdminClient` made from them."""
 
     @wraps(command)
     def with_client(url: str | None, user: str | None, ca: str | None, **arguments: object) -> None:
@@ -84,8 +84,8 @@ class AdminClient:
     Args:
         url: its URL; None for the server that this user started last on this machine.
         user: the user to log in as; None for no login.
-        ca: file with CA certificates, or the server's own certificate; None for the system's. A server of this user on
-            this machine needs none.
+        ca: file with CA certificates, or the server's own certificate; None for the system's. Not needed for a server
+            of this user on this machine.
 
     Raises:
         AdminError: there is no such server.
@@ -120,7 +120,7 @@ class AdminClient:
         """Yield each JSON line of the response of GET `/api/v1/PATH` as it arrives. Raises AdminError."""
         with self._response(path, arguments) as response:
             if self._connection.sock is not None:
-                self._connection.sock.settimeout(None)
+                self._connection.sock.settimeout(None)  # the next event may take hours
             while line := response.readline():
                 if line.strip():
                     yield json.loads(line)
@@ -181,7 +181,7 @@ def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str
 
 def servers() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, the newest first: `url`, `pid` and `folder` of each."""
-    from smqrt.operations.server import announced  # `--help` does without these imports
+    from smqrt.operations.server import announced  # slow to import; `--help` and `--url` do not need it
 
     return announced()
 
@@ -267,12 +267,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         Console().print(table(columns, rows))
         return
     for row in (columns, *rows):
-        click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # a tab would shift columns
+        click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # tabs separate columns
 
 
 @click.command("servers")
 @json_option
-def servers_(as_json: bool) -> None:
+def list_servers(as_json: bool) -> None:
     """List the servers of this user on this machine, the newest first."""
     found = servers()
     if as_json:
@@ -369,8 +369,8 @@ def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: in
 def trace_line(event: dict[str, Any]) -> str:
     """Return an event of a trace as a line of text."""
     client = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
-    # The time of day of an ISO time, with milliseconds.
-    parts = [event.get("time", "")[11:23], f"{event['event']:11}", client]
+    time_of_day = event.get("time", "")[11:23]  # of an ISO time, with milliseconds
+    parts = [time_of_day, f"{event['event']:11}", client]
     if "topic" in event:
         parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
     if "bytes" in event:
@@ -418,7 +418,7 @@ def top(client: AdminClient, interval: float, count: int | None, as_json: bool) 
 
 
 class _Top:
-    """The views of `top`; keeps the previous counters, from which it computes rates."""
+    """The views of `top`; stores the previous counters to compute rates."""
 
     def __init__(self, client: AdminClient) -> None:
         self._client = client
@@ -436,6 +436,7 @@ class _Top:
         return server, hubs
 
     def _rate(self, name: str, value: float, at_s: float) -> float | None:
+        """Return the increase of a counter per second since the last call; None at the first call."""
         before, then_s = self._last.get(name, (None, at_s))
         self._last[name] = value, at_s
         return None if before is None or at_s <= then_s else round((value - before) / (at_s - then_s), 1)
@@ -529,14 +530,15 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
     if node is not None and node not in numbers:
         own = ", ".join(map(str, numbers))
         raise AdminError(f"{client.url} is node {own}, not {node}. Select the server with --url; see smqrt servers.")
+    # A server with several clusters has a node number in each; links to itself do not count.
     if not undo and not {link["node"] for row in rows for link in row["links"]} - set(numbers):
         raise AdminError("no other node is linked: clients can't reconnect elsewhere. See smqrt cluster status.")
     client.post("drain", on=not undo)
     if undo:
         click.echo("accepts clients again")
         return
-    until_s = monotonic() + wait_s
-    while (left := client.get("server")["peers"]) and monotonic() < until_s:
+    deadline_s = monotonic() + wait_s
+    while (left := client.get("server")["peers"]) and monotonic() < deadline_s:
         sleep(_POLL_S)
     if left:
         raise AdminError(f"{left} clients are still connected after {wait_s:g} s. List them with smqrt peers.")
@@ -627,7 +629,7 @@ def _missing_links(row: dict[str, Any]) -> list[dict[str, Any]]:
 # ---- `smqrt health`
 
 DEFAULT_PORT = 9356
-_SHOWN_BYTES = 300
+_SHOWN_BYTES = 300  # of the response
 
 
 @click.command()
@@ -646,7 +648,24 @@ def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> No
     Sends a request to the admin listener. Its address comes from the settings of the server (SMQRT_ADMIN__PORT,
     smqrt.toml). Exit code 0 when the server is healthy, else 1.
     """
-    base, pinned = (url, None) if url else _configured_server()
+    pinned = None
+    if url:
+        base = url
+    else:
+        from smqrt.server.listeners import admin_files  # slow to import, and --url does not need it
+
+        file = Path(FILE_NAME)
+        settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
+        admin = settings.admin
+        if not admin.enabled:
+            raise StartError(
+                "the admin listener is disabled: set admin.enabled = true, or name another server with --url."
+            )
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)  # all addresses: use loopback
+        files = admin_files(settings)
+        if files:
+            pinned = files.pairs[0][0]
+        base = f"{'https' if files else 'http'}://{f'[{host}]' if ':' in host else host}:{admin.port or DEFAULT_PORT}"
     try:
         status, text = fetch(base, "/readyz" if ready else "/healthz", timeout_s, ca, pinned)
     except (OSError, http.client.HTTPException) as error:
@@ -674,18 +693,3 @@ def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned:
         return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
     finally:
         http_connection.close()
-
-
-def _configured_server() -> tuple[str, str | None]:
-    """Return the admin URL of the settings, and the certificate file when it uses TLS."""
-    from smqrt.server.listeners import admin_files  # imports the server's modules, which --url does not need
-
-    file = Path(FILE_NAME)
-    settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
-    admin = settings.admin
-    if not admin.enabled:
-        raise StartError("the admin listener is disabled: set admin.enabled = true, or name another server with --url.")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
-    files = admin_files(settings)
-    scheme, pinned = ("https", files.pairs[0][0]) if files else ("http", None)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{admin.port or DEFAULT_PORT}", pinned

@@ -20,16 +20,16 @@ import click
 from smqrt.errors import StartError
 from smqrt.journal import files, manifest
 from smqrt.journal.recovery import DAMAGED
-from smqrt.journal.verification import VerifyReport, repair, verify
+from smqrt.journal.verification import repair, verify
 from smqrt.printable import printable
 
 _SQLITE = b"SQLite format 3\0"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal", "-lock")
-_NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}
-"""Files of a journal that describe or lock out its current user."""
+_NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}  # files that describe or lock the running hub
 _NOT_COPIED_FOLDERS = {"held", "retired"}
-_PASSES = 5
-"""Attempts to copy the compacted files: compaction may replace files during a pass, but takes longer than a pass."""
+_PASSES = (
+    5  # attempts to copy the compacted files: compaction may replace files meanwhile, but takes longer than a copy
+)
 
 
 @click.command()
@@ -98,7 +98,7 @@ def _is_beside_sqlite(path: Path) -> bool:
 def _copy_sqlite(source: Path, target: Path) -> None:
     try:
         with sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30) as original:
-            # SQLite would create the file with the default mode.
+            # SQLite would create the file with the default mode, which may be readable by other users.
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, source.stat().st_mode & 0o777))
             with sqlite3.connect(target) as copy:
                 original.backup(copy, pages=256)
@@ -125,8 +125,13 @@ def _copy_journal(source: Path, target: Path) -> None:
         for path in [source / manifest.FILE, *_files_below(source / "manifest"), *_files_below(source / "data")]:
             _copy_file(source, target, path)
         report = verify(target)
-        if any(fault.torn for fault in report.faults):  # the hub was writing
-            _remove_torn_ends(target, report)
+        if any(fault.torn for fault in report.faults):  # the hub was writing during the copy
+            before = set(_files_below(target))
+            repair(target, report)
+            # `repair` creates a lock file, and files with the removed bytes, which the journal itself still has.
+            for path in set(_files_below(target)) - before:
+                if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):
+                    path.unlink()
             report = verify(target)
         faults = report.faults
         if not faults:
@@ -134,16 +139,8 @@ def _copy_journal(source: Path, target: Path) -> None:
     raise StartError(f"The copy of {source} is incomplete: {faults[0]}")
 
 
-def _remove_torn_ends(journal: Path, report: VerifyReport) -> None:
-    before = set(_files_below(journal))
-    repair(journal, report)
-    for path in set(_files_below(journal)) - before:
-        if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):  # the journal itself still has these bytes
-            path.unlink()
-
-
 def _in_order(journal: Path) -> Iterator[Path]:
-    """Yield commits of pipelines, then segments, each after its index, then all but the compacted files."""
+    """Yield commits of pipelines, then segments, each after its index, then all other files except compacted ones."""
     committed = [*journal.glob("wal/*/txn.json"), *_files_below(journal / "readers")]
     yield from committed
     segments = [path for path in _files_below(journal / "wal") if path not in committed]

@@ -1,4 +1,4 @@
-"""`smqrt config`: settings in force and their origin, checks, JSON Schema."""
+"""`smqrt config`: current settings and their origin, checks, JSON Schema."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
-    """An error of a connection: one sentence for the terminal, and an exit code."""
+    """A connection error: one sentence for the terminal, and an exit code."""
 
     exit_code = 1
 
@@ -51,7 +51,7 @@ class TimeRanOut(Failure):
 
 
 def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Failure:
-    """Return the error for a close reason, with `address` replaced by the `url` that the user gave."""
+    """Return the error for a close reason; its text names the `url` of the user in place of `address`."""
     if end is None:
         return Failure("no connection")
     if end.word == "nonsmq":
@@ -117,9 +117,9 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
 
     Raises:
         Failure: no connection, or the broker rejected it.
-        click.UsageError: a wrong URL or option.
+        click.UsageError: an invalid URL or option.
     """
-    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # otherwise gevent prints a traceback for it
     options = {"reconnect_delay": reconnect_delay_s, "uid": connection.get("uid")}
     options |= {"info": connection.get("info"), "cafile": connection.get("cafile")}
     credentials = credentials_for(connection)
@@ -138,7 +138,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
             raise click.UsageError(str(error)) from None
         if client.wait_connected():
             return client
-        if client.end is None or client.end.word != "nonsmq":
+        if client.end is None or client.end.word != "nonsmq":  # only "nonsmq" may be a wrong page of the right server
             raise failure(client.end, address, url)
         if address == url:
             url_end = client.end
@@ -173,9 +173,9 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
 def addresses(url: str) -> list[str]:
     """Return the addresses to try for a URL, in order.
 
-    For the URL of an application, the pages that connect clients by convention come first: `smq.lsp` in Lua
-    applications, `smq` in Python ones. The URL itself comes last, since a request for it runs the application's index
-    page.
+    For the URL of an application, the conventional pages that connect clients come first: `smq.lsp` in Lua
+    applications, `smq` in Python applications. The URL itself comes last, because a request for it runs the
+    application's index page.
     """
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]

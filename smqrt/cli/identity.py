@@ -66,6 +66,7 @@ def passwd(
         click.echo("right" if is_right else "wrong user name or password")
         sys.exit(0 if is_right else WRONG)
     password_hash = ""
+    # Before the lock: the prompt and the hash take seconds.
     if not delete and (groups is None or from_stdin or user not in _read(file)[1]):
         password_hash = new_hash(_read_password(from_stdin, confirm=True), memory_mib << 10)
     with _locked(file):
@@ -109,16 +110,16 @@ def _read_password(from_stdin: bool, confirm: bool) -> bytes:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Lock the folder of a users file, so that concurrent commands do not lose each other's changes."""
+    """Lock the folder of a users file, so that no change of a concurrent command is lost."""
     try:
-        number = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)  # the file itself is replaced by a new one
     except OSError as error:
         raise ArgumentError(f"Cannot write {file}: {error.strerror}") from None
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # ---- acl
@@ -175,6 +176,7 @@ def check(
         decision = found.decide(identity, action, topic.encode("utf-8", "surrogateescape"))
         denied = denied or not decision.allowed
         if decision.line is None and action is Action.CREATE:
+            # The rule for lists without create lines; `why` would only say that no line matches.
             reason = "no line about create: users who may read, write or observe the topic may create it"
         else:
             reason = why(decision, file) + (f": {decision.line}" if decision.line else "")
@@ -187,7 +189,7 @@ def _identity(user: str, groups: tuple[str, ...], users_file: Path | None) -> Id
         return Identity("")
     if fault := name_fault(user):
         raise click.UsageError(fault)
-    if groups or users_file is None:
+    if groups or users_file is None:  # --group replaces the groups of the users file
         return Identity(user, groups)
     known = users.parse(users.read_file(users_file), str(users_file)).get(user)
     if known is None:

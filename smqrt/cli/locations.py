@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
 _MOMENT = "earliest, latest, 2h (two hours ago), an ISO time (UTC) or a sequence number."
-_RETRY_S = 5.0
+_RETRY_S = 5.0  # for a hub that does not respond
 
 
 journal_folder = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
@@ -91,13 +91,14 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
 
 
 def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
-    """Return begin and end of the range of --from and --until; without them, all recorded messages.
+    """Return start and end of the range of --from and --until; without them, all recorded messages.
 
     Raises:
-        ArgumentError: the end is before the begin.
+        ArgumentError: the end is before the start.
     """
     first = offsets_of(opened, start or "earliest", "--from")
     last = offsets_of(opened, end or "latest", "--until")
+    # A range may be empty on some nodes, but not negative on all of them.
     excess = [first.get(node, 0) - last[node] for node in last]
     if start and end and min(excess, default=0) >= 0 < max(excess, default=0):
         raise ArgumentError(f"--from {start} is after --until {end}. Exchange them.")
@@ -218,7 +219,7 @@ class PipelineLocations:
         return load(self.pipelines)
 
     def options(self, **more: object) -> RunOptions:
-        """Return RunOptions for these locations; `more` are further fields."""
+        """Return RunOptions for these locations; `more` are additional fields."""
         from smqrt.pipeline.run_context import RunOptions
 
         given = {"token": self.token, "cafile": self.cafile, "tables": self.tables, **more}
@@ -232,7 +233,7 @@ def with_app(command: _Command) -> _Command:
 
 
 def with_journal(command: _Command) -> _Command:
-    """As `with_app`, with the options --journal, --token, --cafile and --tables too."""
+    """Decorator: as `with_app`, with the additional options --journal, --token, --cafile and --tables."""
     extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(cafile_option(_TABLES(_with_paths(command)))))))
     return extended
 
