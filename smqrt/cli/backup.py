@@ -27,9 +27,7 @@ _SQLITE = b"SQLite format 3\0"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal", "-lock")
 _NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}  # files that describe or lock the running hub
 _NOT_COPIED_FOLDERS = {"held", "retired"}
-_PASSES = (
-    5  # attempts to copy the compacted files: compaction may replace files meanwhile, but takes longer than a copy
-)
+_PASSES = 5  # attempts to copy the compacted files: compaction may replace them meanwhile, but is slower than a copy
 
 
 @click.command()

@@ -160,10 +160,8 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
     if omitted > 0:
         lines += [f"topic      and {omitted:,} more (--top)"]
     for query, behind in found.readers.items():
-        since = found.stale_readers.get(query)
-        lines += [
-            f"reader     {query} is {many(behind, 'message')} behind" + (f", silent since {since}" if since else "")
-        ]
+        since = f", silent since {found.stale_readers[query]}" if query in found.stale_readers else ""
+        lines += [f"reader     {query} is {many(behind, 'message')} behind{since}"]
     for line in lines:
         click.echo(printable(line))
 
