@@ -197,7 +197,15 @@ class Pty:
     """
 
     def __init__(self, command: PtyCommand) -> None:
-        _check(command)
+        texts = [*command.words, command.name or "", *command.environment, *filter(None, command.environment.values())]
+        if any("\0" in text for text in texts):
+            raise ArgumentError("forkpty: a NUL character in an argument or a variable")
+        if any(not name or "=" in name for name in command.environment):
+            raise ArgumentError("forkpty: the name of a variable is empty or has a '='")
+        path = command.variables().get("PATH", os.defpath)
+        if shutil.which(command.words[0], path=path) is None:  # here: the launcher could only report an exit status
+            exists = "/" in command.words[0] and os.path.exists(command.words[0])
+            raise StreamError("noaccess" if exists else "notfound", f"{command.words[0]} cannot be run")
         self.status: int | None = None
         self.on_output: Callable[[], object] = lambda: None
         self.arrivals, self._output_reads, self.end_reported = 0, 0, False
@@ -428,19 +436,6 @@ class Pty:
             self._late_timer.stop()
         if waiting:
             self._arrived()
-
-
-def _check(command: PtyCommand) -> None:
-    """Raise the errors of `Pty` for a command that cannot be run."""
-    texts = [*command.words, command.name or "", *command.environment, *filter(None, command.environment.values())]
-    if any("\0" in text for text in texts):
-        raise ArgumentError("forkpty: a NUL character in an argument or a variable")
-    if any(not name or "=" in name for name in command.environment):
-        raise ArgumentError("forkpty: the name of a variable is empty or has a '='")
-    path = command.variables().get("PATH", os.defpath)
-    if shutil.which(command.words[0], path=path) is None:
-        exists = "/" in command.words[0] and os.path.exists(command.words[0])
-        raise StreamError("noaccess" if exists else "notfound", f"{command.words[0]} cannot be run")
 
 
 def _set_mode(fd: int, stty: Sequence[str] | None) -> None:

@@ -12,7 +12,6 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -114,8 +113,18 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 def _copy_journal(source: Path, target: Path) -> None:
     target.mkdir(mode=0o700)
-    for path in _in_order(source):
+    committed = [*source.glob("wal/*/txn.json"), *_files_below(source / "readers")]
+    for path in committed:
         _copy_file(source, target, path)
+    # Segments are listed only now, so that the copy has all messages of the commits; each follows its index.
+    segments = [path for path in _files_below(source / "wal") if path not in committed]
+    for path in sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows")):
+        _copy_file(source, target, path)
+    compacted = {source / name for name in ("wal", "readers", "data", "manifest", manifest.FILE)}
+    for other in sorted(source.iterdir()):
+        if other not in compacted and other.name not in _NOT_COPIED_FOLDERS:
+            for path in _files_below(other) if other.is_dir() else [other]:
+                _copy_file(source, target, path)
     faults = []
     for _ in range(_PASSES):
         for folder in ("manifest", "data"):
@@ -135,18 +144,6 @@ def _copy_journal(source: Path, target: Path) -> None:
         if not faults:
             return
     raise StartError(f"The copy of {source} is incomplete: {faults[0]}")
-
-
-def _in_order(journal: Path) -> Iterator[Path]:
-    """Yield commits of pipelines, then segments, each after its index, then all other files except compacted ones."""
-    committed = [*journal.glob("wal/*/txn.json"), *_files_below(journal / "readers")]
-    yield from committed
-    segments = [path for path in _files_below(journal / "wal") if path not in committed]
-    yield from sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows"))
-    compacted = {journal / "wal", journal / "readers", journal / "data", journal / "manifest", journal / manifest.FILE}
-    for path in sorted(journal.iterdir()):
-        if path not in compacted and path.name not in _NOT_COPIED_FOLDERS:
-            yield from _files_below(path) if path.is_dir() else [path]
 
 
 def _files_below(folder: Path) -> list[Path]:

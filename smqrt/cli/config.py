@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from smqrt.cli.serve import CONFIG_OPTIONS, sources
+from smqrt.cli.serve import config_options, sources
 from smqrt.printable import json_line, printable
 from smqrt.server.configuration import check_startable
 from smqrt.settings.option_types import schema as schema_of
@@ -22,14 +21,8 @@ def config() -> None:
     """Show and check the settings of `smqrt serve`."""
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    for add in CONFIG_OPTIONS:
-        command = add(command)
-    return command
-
-
 @config.command()
-@_options
+@config_options
 @click.option("--origin", is_flag=True, help="Add the origin of each value: file, variable, or default.")
 @click.option("--changed", is_flag=True, help="Only settings with a value other than the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per setting.")

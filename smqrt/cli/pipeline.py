@@ -343,25 +343,21 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
         console.print(status_table(found, console.width))
         pages = (f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE)
         warnings = (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
-        for line in (*dict.fromkeys(pages), *warnings, *_silent_readers(paths, found)):
+        lines = [*dict.fromkeys(pages), *warnings]
+        if "://" not in paths.journal:
+            from smqrt.journal import readers
+
+            known, now_us = {each.name for each in found}, time.time_ns() // 1000
+            with suppress(JournalError):  # the status of the queries is valid without the journal
+                for reader, behind in readers.waiting(Path(paths.journal)):
+                    query = reader.name.partition(".")[0]
+                    if query in known and (since := readers.silence(reader, behind, now_us)):
+                        lines.append(f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}")
+        for line in lines:
             console.print(Text(line), soft_wrap=True)
     else:
         click.echo(f"Nothing has run yet with the state in {paths.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))
-
-
-def _silent_readers(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
-    """Yield a sentence for each reader in the journal without recent progress."""
-    if "://" in paths.journal:
-        return
-    from smqrt.journal import readers
-
-    names, now_us = {each.name for each in found}, time.time_ns() // 1000
-    with suppress(JournalError):  # the status of the queries is valid without it
-        for reader, behind in readers.waiting(Path(paths.journal)):
-            query = reader.name.partition(".")[0]
-            if query in names and (since := readers.silence(reader, behind, now_us)):
-                yield f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}"
 
 
 def _moment(seconds: float) -> str | None:

@@ -91,7 +91,7 @@ class _Serve(click.Command):
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: add an option for each setting, and `CONFIG_OPTIONS`; `sources` evaluates their values."""
+    """Decorator: add an option for each setting, and `config_options`; `sources` evaluates their values."""
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
         text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # the text of links: the manual has the same texts
@@ -108,21 +108,20 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
         )(command)
     for former in FORMER_NAMES:
         command = click.option(flag(former), parameter(former), hidden=True)(command)
-    for option in CONFIG_OPTIONS:
-        command = option(command)
-    return command
+    return config_options(command)
 
 
-CONFIG_OPTIONS = (
-    click.option(
-        "-c",
-        "--mako-conf",
-        metavar="FILE",
-        help="A mako.conf to read.  [default: mako.conf beside the program, here, or in $HOME, if it exists]",
-    ),
-    click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]"),
-)
-"""Options that name configuration files."""
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: add the options that name configuration files."""
+    where = "mako.conf beside the program, here, or in $HOME, if it exists"
+    command = click.option("-c", "--mako-conf", metavar="FILE", help=f"A mako.conf to read.  [default: {where}]")(
+        command
+    )
+    return click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]")(
+        command
+    )
+
+
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
 
 
@@ -135,7 +134,7 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     """Return the sources of settings, and the content of the mako.conf.
 
     Args:
-        values: the parameters of a command with `settings_options`, or only with `CONFIG_OPTIONS`.
+        values: the parameters of a command with `settings_options`, or only with `config_options`.
         words: all words of the command line, for `mako.argv`.
 
     Raises:

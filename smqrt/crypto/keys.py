@@ -418,7 +418,18 @@ def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | No
         ArgumentError: an unknown part or an invalid value.
     """
     wishes = wishes or RequestedUses()
-    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    if not name:
+        raise ArgumentError("csr: the name has no parts; give commonname at least")
+    attributes = []
+    for given, value in name.items():
+        part = _OTHER_NAMES.get(given.lower(), given.lower())
+        if part not in NAME_PARTS:
+            raise ArgumentError(f"csr: unknown part of a name '{given}': use one of {', '.join(NAME_PARTS)}")
+        try:
+            attributes.append(x509.NameAttribute(NAME_PARTS[part], value))
+        except ValueError as error:
+            raise ArgumentError(f"csr: {part} cannot be '{value}': {error}") from None
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(attributes))
     if any(use in AUTHORITY_USES for use in wishes.uses):
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
@@ -431,27 +442,13 @@ def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | No
         usage = x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
         builder = builder.add_extension(usage, critical=True)
     if wishes.names:
-        names = x509.SubjectAlternativeName([_general_name(name) for name in wishes.names])
+        names = x509.SubjectAlternativeName([_general_name(one) for one in wishes.names])
         builder = builder.add_extension(names, critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def _name(parts: Mapping[str, str]) -> x509.Name:
-    if not parts:
-        raise ArgumentError("csr: the name has no parts; give commonname at least")
-    attributes = []
-    for given, value in parts.items():
-        part = _OTHER_NAMES.get(given.lower(), given.lower())
-        if part not in NAME_PARTS:
-            raise ArgumentError(f"csr: unknown part of a name '{given}': use one of {', '.join(NAME_PARTS)}")
-        try:
-            attributes.append(x509.NameAttribute(NAME_PARTS[part], value))
-        except ValueError as error:
-            raise ArgumentError(f"csr: {part} cannot be '{value}': {error}") from None
-    return x509.Name(attributes)
-
-
 def _general_name(name: str) -> x509.GeneralName:
+    """Return a name of a certificate: an IP address, a mail address or a host name."""
     kind, _, rest = name.partition(":")
     if kind.upper() in ("DNS", "IP", "EMAIL") and rest:  # the spelling of OpenSSL
         name = rest

@@ -131,9 +131,10 @@ class Mail:
     def _message(self, large: _LargeParts) -> EmailMessage:
         message = EmailMessage(_POLICY)
         message["From"] = _address_list("from", [self.sender])
-        for name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", [self.reply_to] if self.reply_to else [])):
+        reply_to = [self.reply_to] if self.reply_to else []
+        for field_name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", reply_to)):
             if values:
-                message[name] = _address_list(name.lower(), values)
+                message[field_name] = _address_list(field_name.lower(), values)
         message["Subject"] = _line("subject", self.subject)
         message["Date"] = formatdate()
         message["Message-ID"] = make_msgid(domain=self.envelope()[0].rpartition("@")[2])
@@ -146,7 +147,14 @@ class Mail:
         else:
             message.set_content(*self._content(self.html or "", "html", large))
         for image in self.images:
-            _add_image(html_part, image, large)
+            if not image.cid:
+                raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
+            main, sub = _content_type(image)
+            name = _line("name", image.name) or None
+            cid = f"<{_line('id', image.cid).strip('<>')}>"
+            data = large.replaced(image.data)
+            html_part.add_related(data, main, sub, cid=cid, filename=name, disposition="inline")
+            _describe(_last_part(html_part), image)
         for one in self.attachments:
             main, sub = _content_type(one)
             if main in ("message", "multipart"):  # `email` accepts these only as parsed messages
@@ -275,16 +283,6 @@ def _last_part(whole: EmailMessage) -> EmailMessage:
 def _describe(part: EmailMessage, one: Attachment) -> None:
     if one.description:
         part["Content-Description"] = _line("description", one.description)
-
-
-def _add_image(part: EmailMessage, image: Attachment, large: _LargeParts) -> None:
-    if not image.cid:
-        raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
-    main, sub = _content_type(image)
-    name = _line("name", image.name) or None
-    cid = _line("id", image.cid).strip("<>")
-    part.add_related(large.replaced(image.data), main, sub, cid=f"<{cid}>", filename=name, disposition="inline")
-    _describe(_last_part(part), image)
 
 
 SMTP_PORT, SMTPS_PORT, SUBMISSION_PORT = 25, 465, 587

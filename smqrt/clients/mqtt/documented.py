@@ -10,6 +10,7 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import gevent
@@ -513,37 +514,33 @@ def create(
     """
     status = function().check("onstatus", onstatus)
     handler = optional(function()).check("onpub", onpub) or _log_message
-    mqtt._client = MqttClient(
-        _source(mqtt, addr, given), status, mqtt._on_message(handler), prop, **engine_options(given, mqtt.version)
-    )
+    address: str | Stream | Callable[[], Stream]
+    try:
+        if isinstance(addr, str):
+            parse_address(addr)
+            address = addr
+        elif is_socket(addr):
+            address = mqtt.sock = stream_of(addr)
+        elif callable(addr):
+            address = partial(_stream_from, addr, mqtt, given)
+        else:
+            raise StreamError("cannotresolve", f"addr must be {ADDRESS_KINDS}, or a function, not {addr!r:.80}")
+    except ArgumentError as error:
+        address = partial(_fail_to_connect, StreamError("cannotresolve", str(error)))
+    except StreamError as error:
+        address = partial(_fail_to_connect, error)
+    engine = engine_options(given, mqtt.version)
+    mqtt._client = MqttClient(address, status, mqtt._on_message(handler), prop, **engine)
     return mqtt, None
+
+
+def _fail_to_connect(error: StreamError) -> Stream:
+    """Connect function for an invalid address."""
+    raise error
 
 
 def _log_message(topic: str, *_: object) -> None:
     log.info("MQTT message without a callback: %s", topic)
-
-
-def _source(mqtt: Mqtt, addr: object, given: Options) -> str | Stream | Callable[[], Stream]:
-    """Return the address for `MqttClient`: for an invalid address, a connect function that fails."""
-    try:
-        if isinstance(addr, str):
-            parse_address(addr)
-            return addr
-        if is_socket(addr):
-            mqtt.sock = stream_of(addr)
-            return mqtt.sock
-        if callable(addr):
-            return lambda: _stream_from(addr, mqtt, given)
-        failure = StreamError("cannotresolve", f"addr must be {ADDRESS_KINDS}, or a function, not {addr!r:.80}")
-    except ArgumentError as error:
-        failure = StreamError("cannotresolve", str(error))
-    except StreamError as error:
-        failure = error
-
-    def fail_to_connect() -> Stream:
-        raise failure
-
-    return fail_to_connect
 
 
 def _stream_from(connect: Connect, mqtt: Mqtt, given: Options) -> Stream:

@@ -543,7 +543,13 @@ class ClientSession:
 
     def _progress(self) -> None:
         """Send the held messages whose numbers are known, then call the functions that wait for it."""
-        while self._held and (self._is_denied(self._held[0]) or self._send_publish(*self._held[0])):
+        denied = self._denied
+        while self._held:
+            held = self._held[0]
+            if denied and ((Type.CREATE, held.topic) in denied or (Type.CREATESUB, held.subtopic) in denied):
+                self.dropped += 1  # the broker denied a name of this message
+            elif not self._send_publish(*held):
+                break
             self._held_bytes -= self._held.popleft().size_bytes
         if not self._held:
             self._denied.clear()
@@ -552,14 +558,6 @@ class ClientSession:
         if (on_restored := self._on_restored) and not self._requests.restoring:
             self._on_restored = None
             on_restored()
-
-    def _is_denied(self, held: _HeldMessage) -> bool:
-        """Return whether the broker denied a name of this message, and count it as dropped."""
-        denied = self._denied
-        if not denied or ((Type.CREATE, held.topic) not in denied and (Type.CREATESUB, held.subtopic) not in denied):
-            return False
-        self.dropped += 1
-        return True
 
     # ---- requests and acknowledgements
 
@@ -570,8 +568,18 @@ class ClientSession:
         if request is None:
             return
         self._numbering.discard((kind, name))
-        if ack.number:
-            self._store_number(kind, name, ack.number)
+        if ack.number and kind == Type.CREATESUB:
+            self._denied.discard((kind, name))
+            self.subtopics.add(name, ack.number)
+            self._subscriptions.bind_subtopic(name)
+        elif ack.number:
+            self._denied.discard((Type.CREATE, name))
+            if self.topics.add(name, ack.number):
+                self._subscriptions.bind(name)
+                if name in self._observers:
+                    self._send_number(Type.OBSERVE, ack.number)
+            if kind == Type.SUBSCRIBE and name not in self._subscriptions:  # unsubscribed before the acknowledgement
+                self._send_number(Type.UNSUBSCRIBE, ack.number)
         elif self._held and kind == Type.SUBSCRIBE:  # a held message may need the number, which Suback did not have
             self._request_number(Type.CREATE, name)
         elif self._held:
@@ -579,21 +587,6 @@ class ClientSession:
         if request.done:
             request.done(ack.number)
         self._progress()
-
-    def _store_number(self, kind: Type, name: bytes, number: int) -> None:
-        """Store an assigned number, and bind the handlers and observers of its name."""
-        if kind == Type.CREATESUB:
-            self._denied.discard((kind, name))
-            self.subtopics.add(name, number)
-            self._subscriptions.bind_subtopic(name)
-            return
-        self._denied.discard((Type.CREATE, name))
-        if self.topics.add(name, number):
-            self._subscriptions.bind(name)
-            if name in self._observers:
-                self._send_number(Type.OBSERVE, number)
-        if kind == Type.SUBSCRIBE and name not in self._subscriptions:  # unsubscribed before the acknowledgement
-            self._send_number(Type.UNSUBSCRIBE, number)
 
     def _request_number(self, kind: Type, name: bytes) -> None:
         """Request the number of a name, once."""
