@@ -113,13 +113,10 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: add the options that name configuration files."""
-    where = "mako.conf beside the program, here, or in $HOME, if it exists"
-    command = click.option("-c", "--mako-conf", metavar="FILE", help=f"A mako.conf to read.  [default: {where}]")(
-        command
-    )
-    return click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]")(
-        command
-    )
+    mako_help = "A mako.conf to read.  [default: mako.conf beside the program, here, or in $HOME, if it exists]"
+    command = click.option("-c", "--mako-conf", metavar="FILE", help=mako_help)(command)
+    help_text = f"Settings file.  [default: {FILE_NAME} if it exists]"
+    return click.option("--config", metavar="FILE", help=help_text)(command)
 
 
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
