@@ -55,11 +55,7 @@ def connect(
 
 
 def create(
-    addr: object,
-    onstatus: OnStatus,
-    onpub: OnPub | Options | None = None,
-    op: Options | None = None,
-    **options: object,
+    addr: object, onstatus: OnStatus, onpub: OnPub | Options | None = None, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None]:
     """Create a client that connects in the background and reconnects after a lost connection. Never blocks.
 

@@ -69,9 +69,7 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
             help="CA certificates, or the server's own certificate (PEM).  [default: the system's]",
         ),
         click.option(
-            "--url",
-            metavar="URL",
-            help="URL of the admin listener.  [default: the running server of this user]",
+            "--url", metavar="URL", help="URL of the admin listener.  [default: the running server of this user]"
         ),
     ):
         decorated = option(decorated)

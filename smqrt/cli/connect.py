@@ -61,14 +61,10 @@ def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Fail
 
 _OPTIONS = (
     click.option(
-        "--uid",
-        help="Unique client ID, 6 to 255 bytes. The broker closes an older connection with the same ID.",
+        "--uid", help="Unique client ID, 6 to 255 bytes. The broker closes an older connection with the same ID."
     ),
     click.option("--info", help="Text about this client for the broker's application."),
-    click.option(
-        "--user",
-        help="User to log in as. The password comes from the credentials, else from a prompt.",
-    ),
+    click.option("--user", help="User to log in as. The password comes from the credentials, else from a prompt."),
     click.option(
         "--credentials-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),

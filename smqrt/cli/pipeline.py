@@ -379,12 +379,7 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
 @_names
 @with_app
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait.",
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait."
 )
 def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> None:
     """Stop queries after the current micro-batch, and wait.

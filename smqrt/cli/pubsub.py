@@ -59,9 +59,7 @@ class _SubOptions(ConnectionOptions):
 
 
 _raw = click.option(
-    "--raw",
-    is_flag=True,
-    help="Do not escape control characters on a terminal. In a pipe they are never escaped.",
+    "--raw", is_flag=True, help="Do not escape control characters on a terminal. In a pipe they are never escaped."
 )
 _id = click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: the ID of a topic, or the ETID of a client.")
 
@@ -425,10 +423,7 @@ def _on_mqtt_status(messages: Queue[Any], kind: str, code: str, status: Mapping[
 
 
 def _open_mqtt(
-    url: str,
-    onstatus: Callable[..., Any],
-    version: str,
-    **connection: Unpack[ConnectionOptions],
+    url: str, onstatus: Callable[..., Any], version: str, **connection: Unpack[ConnectionOptions]
 ) -> MqttClient:
     """Return a connected MQTT client; `onstatus` decides on reconnects after a successful first connection."""
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it

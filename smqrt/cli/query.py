@@ -222,10 +222,7 @@ class _Engine(Protocol):
 @journal_place
 @click.option("--spark", "on_spark", is_flag=True, help="Use Spark, which takes seconds to start, instead of DuckDB.")
 @click.option(
-    "--format",
-    "chosen",
-    type=click.Choice(FORMATS),
-    help="Output format.  [default: by suffix of --to, else table]",
+    "--format", "chosen", type=click.Choice(FORMATS), help="Output format.  [default: by suffix of --to, else table]"
 )
 @click.option("--to", type=click.Path(dir_okay=False), help="File for the result: .csv, .json, .jsonl or .parquet.")
 @topics_option

@@ -477,12 +477,7 @@ class MqttClient(ReconnectingMqttClient):
                 props["subscriptionidentifier"] = number
         return self._request(SubscribeRequest(topic, options, props, onsuback))
 
-    def unsubscribe(
-        self,
-        topic: str,
-        onunsuback: OnSuback | None = None,
-        properties: Props | None = None,
-    ) -> bool:
+    def unsubscribe(self, topic: str, onunsuback: OnSuback | None = None, properties: Props | None = None) -> bool:
         """End a subscription; `onunsuback(topic, reason, properties)` is called with the broker's response.
 
         Returns whether connected; raises as `publish`.

@@ -362,10 +362,7 @@ class Mqtt:
             return False
 
     def unsubscribe(
-        self,
-        topic: str,
-        callback: Callable[..., object] | Props | None = None,
-        prop: Props | None = None,
+        self, topic: str, callback: Callable[..., object] | Props | None = None, prop: Props | None = None
     ) -> bool:
         """End a subscription.
 

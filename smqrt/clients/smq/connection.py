@@ -101,10 +101,7 @@ class SmqClientOptions:
     pong: float = option(10.0, _SECONDS, "time limit of the answer; then the connection is lost", shown="10 s")
     reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
-        5.0,
-        _SECONDS,
-        "first delay; it doubles with every failure, less a random part of up to a half",
-        shown="5 s",
+        5.0, _SECONDS, "first delay; it doubles with every failure, less a random part of up to a half", shown="5 s"
     )
     reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay", shown="60 s")
     cleanstart: bool = option(

@@ -342,10 +342,7 @@ class ClientProtocol:
     """
 
     def __init__(
-        self,
-        url: Url | None,
-        headers: Iterable[tuple[str, str]] = (),
-        on_output: Callable[[], None] = lambda: None,
+        self, url: Url | None, headers: Iterable[tuple[str, str]] = (), on_output: Callable[[], None] = lambda: None
     ) -> None:
         self.state = ClientState.HTTP if url else ClientState.INIT
         self.unsent_bytes = 0
