@@ -7,7 +7,7 @@ SmqrtError
 ├── ArgumentError      an argument is invalid; the message names it (also a ValueError)
 ├── ClosedError        an object was used after its close()
 ├── NoAnswer           a request was not answered in time (also a TimeoutError)
-├── DeliveryError      a client closed before the broker received its messages
+├── DeliveryError      a client was closed before the broker confirmed its messages
 ├── QueueFullError     a send queue reached its limit; the message names the setting
 ├── StreamError        a connection failed; `word` is the error word
 ├── CryptoError        a key, certificate, token or ciphertext is invalid; `word` is the error word
@@ -27,7 +27,7 @@ class SmqrtError(Exception):
 
 
 class CloseReason(Enum):
-    """Why a connection was closed. The value appears in the log, and is the last argument of `onclose`."""
+    """Close reason of a connection. The value appears in the log, and is the last argument of `onclose`."""
 
     CLIENT_DISCONNECT = "disconnect"
     PEER_CLOSED = "connection ended"

@@ -39,7 +39,7 @@ def connect(
         onpub: `f(topic, payload)`; the payload is bytes.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
-            (seconds, 600; less is 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
+            (seconds, 600; at least 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
             `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout`
             (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`. Unknown options are logged and ignored.
 
@@ -70,7 +70,7 @@ def create(
             after 5 seconds, and a number after that many seconds. (help: mqtt-python)
         onpub: `f(topic, payload)`; the payload is bytes. By default, messages are only logged. Optional: a dict in its
             place is `op`.
-        op: a dict of options, also as keywords: those of `connect`, with an unchanged `keepalive` (seconds, 60; 0
+        op: a dict of options, also as keywords: those of `connect`, with another range of `keepalive` (seconds, 60; 0
             disables it), and `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight` (help: mqtt-python).
             The certificate is always verified, unless `nocheck` is set.
 

@@ -81,8 +81,5 @@ def create(
 def connect(
     addr: object, onpub: mqtt3c.OnPub, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
-    """Connect with MQTT 3.1.1, the older form: `smqrt.mqtt3c.connect`, with its arguments, results and errors.
-
-    (spec: smq §8)
-    """
+    """Connect with MQTT 3.1.1 (the older form), as `smqrt.mqtt3c.connect` does. (spec: smq §8)"""
     return mqtt3c.connect(addr, onpub, op, **options)

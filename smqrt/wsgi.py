@@ -94,7 +94,7 @@ class LimitedInput(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what a BufferedReader gives
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # BufferedReader passes this type
         """See `io.RawIOBase`."""
         if self._left_bytes <= 0:
             raise InputLimitError("more data than allowed")
@@ -195,9 +195,9 @@ class HandoverMixin(_Base):
             self._relay = gevent.spawn(_relay, sock, ours)
             transport: Any = BehindTls(theirs.detach(), sock)
         else:
-            transport = _socket.socket(fileno=os.dup(sock.fileno()))  # the server closes its own
+            transport = _socket.socket(fileno=os.dup(sock.fileno()))  # the server closes its own descriptor
             transport.setblocking(False)
-        self.socket = None  # type: ignore[assignment]  # the server then closes nothing
+        self.socket = None  # type: ignore[assignment]  # the server must not close the connection
         return transport, get_hub().loop.io(transport.fileno(), _READ), data
 
     def handle(self) -> None:
@@ -270,5 +270,5 @@ def _copy(source: Any, sink: Any) -> None:
         sink.shutdown(socket.SHUT_WR)
     except (OSError, ValueError):  # ValueError: the server has closed the TLS connection
         for end in (source, sink):
-            with suppress(OSError):  # closed already
+            with suppress(OSError):  # already closed
                 end.shutdown(socket.SHUT_RDWR)

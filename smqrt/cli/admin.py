@@ -86,7 +86,7 @@ class AdminClient:
             of this user on this machine.
 
     Raises:
-        AdminError: there is no such server.
+        AdminError: no server of this user is running, or the URL is invalid.
     """
 
     def __init__(self, url: str | None = None, user: str | None = None, ca: str | None = None) -> None:
@@ -241,7 +241,7 @@ def size(count: float | None) -> str:
     return f"{count:.1f}T"
 
 
-def lasted(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration in its two largest units: 3 d 4 h."""
     for unit_s, unit, below_s, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= unit_s:
@@ -300,7 +300,7 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
         return
     rows = [
         (
-            one["id"], one["uid"], one["user"], one["address"], one["transport"], lasted(one["connected_s"]),
+            one["id"], one["uid"], one["user"], one["address"], one["transport"], duration_text(one["connected_s"]),
             one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
             one["dropped"],
         )
@@ -444,7 +444,7 @@ class _Top:
         cpu = "" if server["cpu_percent"] is None else f" cpu {server['cpu_percent']:.0f} %"
         dropped = sum(sum(one["drops"].values()) for one in hubs)
         return (
-            f"{server['phase']} up {lasted(server['uptime_s'])}{cpu} memory {size(server['memory_bytes'])} "
+            f"{server['phase']} up {duration_text(server['uptime_s'])}{cpu} memory {size(server['memory_bytes'])} "
             f"lag {server['loop_lag_worst_s'] * 1000:.0f} ms connections {server['connections']} "
             f"peers {server['peers']} dropped {dropped} queued {size(server['queued_bytes'])}"
         )
@@ -598,7 +598,7 @@ def _print_status(rows: list[dict[str, Any]]) -> None:
         for one in row["links"]:
             round_trip = "" if one["round_trip_ms"] is None else f"{one['round_trip_ms']:.1f} ms"
             sizes = (size(one[name]) for name in ("queued_bytes", "sent_bytes", "received_bytes"))
-            links.append((node, one["node"], one["via"], lasted(one["since_s"]), round_trip, *sizes))
+            links.append((node, one["node"], one["via"], duration_text(one["since_s"]), round_trip, *sizes))
         for one in row["hubs"]:
             counts = (one["peers"], one["phantoms"], one["interest"], sum(one["lost"].values()))
             hubs.append((one["cluster"], one["hub"], node, len(one["nodes"]), *counts))

@@ -94,7 +94,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: add an option for each setting, and `config_options`; `sources` evaluates their values."""
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
-        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # the text of links: the manual has the same texts
+        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # links are for the manual, which has these texts
         if default not in (None, "", ()):
             shown = ",".join(default) if isinstance(default, tuple) else str(default).lower()
             text += f"  [default: {shown}]"
@@ -194,7 +194,7 @@ def _serve(
     found, conf = sources(values, words)
     configuration = found.read()
     if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
-        conf = replace(conf, plain_http=True)  # a port from another source than mako.conf
+        conf = replace(conf, plain_http=True)  # another source than mako.conf sets the port
     settings = shared(_with_certificate(configuration.settings), worker_place())
     output_loss = _guard_outputs()
     server_log = ServerLog(settings.log, worker_place().label)
@@ -234,7 +234,7 @@ def _old_process(control_socket: str | None) -> TakeOver | None:
     """Return the process to take over from: the one that started this process, else the one at a control socket.
 
     Args:
-        control_socket: its path, with --take-over; None for none.
+        control_socket: path of the control socket, with --take-over; otherwise None.
 
     Raises:
         StartError: the path is empty, or no server responds there.
@@ -337,7 +337,7 @@ def _pipeline_command() -> list[str] | None:
 
 
 def _with_certificate(settings: Settings) -> Settings:
-    """Return the settings with the files of a certificate: a TLS port without one gets a self-signed certificate."""
+    """Return the settings with the files of a certificate, which is created if a TLS port has none."""
     check_certificate(settings)
     files = acme_files(settings)
     if not lacks_certificate(settings):
@@ -366,7 +366,7 @@ def discover(
         conf: the mako.conf, whose applications come last.
 
     Raises:
-        StartError: a path is missing or can't be read, a ZIP file is broken, or two applications have one name.
+        StartError: a path is missing or can't be read, a ZIP file is damaged, or two applications have the same name.
     """
     specs = [_parse_mount(mount, current) for mount in mounts]
     configured = [AppSpec(app.name, app.path, app.priority, entry=app.entry) for app in conf.apps] if conf else []
@@ -416,7 +416,7 @@ def _applications(path: Path, explicit: bool) -> list[AppSpec]:
     """Return the application in a folder or ZIP file, or the applications in its sub-folders.
 
     Args:
-        explicit: whether the path is an argument; then a folder without any application is one itself.
+        explicit: whether the path is an argument; a folder without applications is then itself an application.
     """
     top = _open(path)
     visible = (child for child in top.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))

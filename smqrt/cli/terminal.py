@@ -118,7 +118,7 @@ def polled_progress(what: str, done: Callable[[], float]) -> Iterator[None]:
 
 
 def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:
-    """Yield `items`, and call `advance` after each `every` of them."""
+    """Yield `items`; call `advance(every)` after each batch of `every` items."""
     for number, item in enumerate(items, 1):
         yield item
         if number % every == 0:
