@@ -88,6 +88,10 @@ class AcmeFiles:
         folder: the state folder for ACME.
         directory: URL of the authority's directory.
         names: host names of the certificate; the first one names its folder.
+
+    Attributes:
+        account: folder of the account.
+        own: folder of the certificate.
     """
 
     folder: Path
@@ -218,7 +222,7 @@ class AcmeFiles:
             return State(**json.loads(_content(self.own / "state.json")))
         return State()
 
-    def keep(self, state: State) -> None:
+    def store_state(self, state: State) -> None:
         """Store the state of orders. Raises OSError."""
         write_private(self.own / "state.json", json.dumps(asdict(state)).encode())
 

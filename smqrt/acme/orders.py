@@ -363,7 +363,7 @@ class AcmePlan:
     challenge: str = ""
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """The certificate, for log lines."""
         return f"certificate of {', '.join(self.files.names)}"
 
@@ -444,7 +444,7 @@ class AcmeService:
             try:
                 self._order()
             except Exception:
-                log.exception("ordering the %s failed", self.plan.what)
+                log.exception("ordering the %s failed", self.plan.label)
                 self._failed(AcmeError("internal error; the log has its traceback."))
 
     def _order(self) -> None:
@@ -474,13 +474,13 @@ class AcmeService:
             return
         self._due_s = disk_threads.call(self.plan.files.due_s)
         self._state = State(next_s=time() + MIN_INTERVAL_S, kind=kind)
-        self._keep()
+        self._store_state()
         if fault := self._reload():
-            log.error("%s: ordered by ACME, but not usable: %s", self.plan.what, fault)
+            log.error("%s: ordered by ACME, but not usable: %s", self.plan.label, fault)
         if is_new:
             self.ordered += 1
             due = shown(datetime.fromtimestamp(self._next_s(), UTC))
-            self._report(f"{self.plan.what}: ordered by ACME ({kind}); renewal due at {due}")
+            self._report(f"{self.plan.label}: ordered by ACME ({kind}); renewal due at {due}")
 
     def _failed(self, error: AcmeError, kind: str = "") -> None:
         failures = self._state.failures + 1
@@ -488,14 +488,14 @@ class AcmeService:
         wait_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), MAX_RETRY_S) * random.uniform(1, 1.25)
         wait_s = max(wait_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))
         self._state = State(failures, time() + wait_s, str(error), kind)
-        self._keep()
+        self._store_state()
         self.failed += 1
         next_attempt = shown(datetime.fromtimestamp(self._state.next_s, UTC))
-        log.error("%s: ACME order failed: %s Next attempt: %s, or on SIGHUP.", self.plan.what, error, next_attempt)
+        log.error("%s: ACME order failed: %s Next attempt: %s, or on SIGHUP.", self.plan.label, error, next_attempt)
 
-    def _keep(self) -> None:
+    def _store_state(self) -> None:
         try:
-            disk_threads.call(self.plan.files.keep, self._state)
+            disk_threads.call(self.plan.files.store_state, self._state)
         except OSError as error:
             log.error("cannot store the ACME state: %s", error)
 

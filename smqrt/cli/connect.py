@@ -95,7 +95,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 def connection_options(command: _Command) -> _Command:
-    """Add the options that `open_client` takes."""
+    """Decorator: add the options of `open_client`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -104,7 +104,7 @@ def connection_options(command: _Command) -> _Command:
 def open_client(url: str, reconnect_delay_s: float | None = None, **connection: Unpack[ConnectionOptions]) -> SmqClient:
     """Return a connected client.
 
-    The client does not reconnect by itself. Its `onclose` may request a reconnect after `reconnect_delay_s`.
+    The client does not reconnect automatically. Its `onclose` may request a reconnect after `reconnect_delay_s`.
 
     Args:
         url: the broker, or an application, see `addresses`.
@@ -134,7 +134,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
             raise click.UsageError(str(error)) from None
         if client.wait_connected():
             return client
-        if client.end is None or client.end.word != "nonsmq":  # only "nonsmq" may be a wrong page of the right server
+        if client.end is None or client.end.word != "nonsmq":  # "nonsmq": try the next page
             raise failure(client.end, address, url)
         if address == url:
             url_end = client.end

@@ -176,7 +176,7 @@ def check(
         decision = found.decide(identity, action, topic.encode("utf-8", "surrogateescape"))
         denied = denied or not decision.allowed
         if decision.line is None and action is Action.CREATE:
-            # The rule for lists without create lines; `why` would only say that no line matches.
+            # The rule for lists without create lines; `why` would only report that no line matches.
             reason = "no line about create: users who may read, write or observe the topic may create it"
         else:
             reason = why(decision, file) + (f": {decision.line}" if decision.line else "")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from smqrt.journal.compact import CompactOptions, CompactResult
 
 
-_SAMPLE_ROWS = 20_000  # of `schema`
+_SAMPLE_ROWS = 20_000  # messages that `schema` examines
 _TAIL_ROWS = 20
 _SHOWN_GAPS = 10  # of each node, the newest
 _BACKLOG_BYTES = 1 << 18  # unsent bytes after which `replay` waits

@@ -98,7 +98,7 @@ def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[O
     """
     first = offsets_of(opened, start or "earliest", "--from")
     last = offsets_of(opened, end or "latest", "--until")
-    # A range may be empty on some nodes, but not negative on all of them.
+    # The range of a single node may be negative, since nodes record at different times.
     excess = [first.get(node, 0) - last[node] for node in last]
     if start and end and min(excess, default=0) >= 0 < max(excess, default=0):
         raise ArgumentError(f"--from {start} is after --until {end}. Exchange them.")

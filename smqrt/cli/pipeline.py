@@ -293,7 +293,7 @@ def list_(paths: PipelineLocations) -> None:
 @with_journal
 @click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark; for clusters see submit.")
 @_start
-@click.option("--trigger", metavar="DURATION", help="Minimum time between micro-batches, instead of that in the files.")
+@click.option("--trigger", metavar="DURATION", help="Minimum time between micro-batches; overrides the files.")
 @click.option("--hub-retry", "hub_retry_s", type=click.FloatRange(0), default=60.0, show_default=True, help=_HUB_RETRY)
 @_spark_settings
 @click.option(
@@ -370,8 +370,8 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
     known = {each.name: each for each in read_all(paths.state)}
     for name in names:
         if name not in known:
-            there_are = ", ".join(known) or "none"
-            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {there_are}.")
+            all_names = ", ".join(known) or "none"
+            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {all_names}.")
     return [known[name] for name in names or known]
 
 
@@ -478,7 +478,7 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @pipeline.command()
 @click.argument("name")
 @with_journal
-@click.option("--from", "start", metavar="TIME", required=True, help="Begin of the range; values as for run.")
+@click.option("--from", "start", metavar="TIME", required=True, help="Start of the range; values as for run.")
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="End of the range.")
 @click.option("--republish", is_flag=True, help="Publish results that are not published yet, as a new version.")
 @click.option(

@@ -114,7 +114,7 @@ def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None
         return
     from pyarrow import types
 
-    rows = list(islice(_rows(batches), MAX_TABLE_ROWS + 1))  # one more, to detect that there are more
+    rows = list(islice(_rows(batches), MAX_TABLE_ROWS + 1))  # one more than shown, to detect omitted rows
     table = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
     for field in schema:
         is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)

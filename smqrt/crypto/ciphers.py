@@ -71,13 +71,15 @@ class Symmetric:
             raise ArgumentError("setauth: CBC does not authenticate; use GCM or CCM")
         self._aad = data
 
-    def encrypt(self, data: bytes, padded: bool = False, breathe: Breathe = _no_pause) -> tuple[bytes, bytes | None]:
+    def encrypt(
+        self, data: bytes, padded: bool = False, yield_if_due: Breathe = _no_pause
+    ) -> tuple[bytes, bytes | None]:
         """Encrypt a message. Return the ciphertext and the tag of 16 bytes, None for CBC.
 
         Args:
             data: whole blocks of 16 bytes for CBC without padding.
             padded: pad to whole blocks (PKCS #7).
-            breathe: called after each MiB.
+            yield_if_due: called after each MiB.
 
         Raises:
             ArgumentError: not whole blocks, too long for CCM, or the object only decrypts.
@@ -90,14 +92,14 @@ class Symmetric:
             sealed = AESCCM(self._key, TAG_BYTES).encrypt(self._iv, data, self._aad)
             return sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
         if self._mode == "CBC":
-            return self._chained("encrypt", data, padded, breathe), None
+            return self._chained("encrypt", data, padded, yield_if_due), None
         context = Cipher(AES(self._key), GCM(self._iv)).encryptor()
         context.authenticate_additional_data(self._aad)
-        sealed = _update_in_pieces(context, data, breathe) + context.finalize()
+        sealed = _update_in_pieces(context, data, yield_if_due) + context.finalize()
         return sealed, context.tag
 
     def decrypt(
-        self, data: bytes, tag: bytes | None = None, padded: bool = False, breathe: Breathe = _no_pause
+        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: Breathe = _no_pause
     ) -> bytes:
         """Decrypt a message.
 
@@ -105,7 +107,7 @@ class Symmetric:
             data: the ciphertext.
             tag: the tag that `encrypt` returned; None for CBC.
             padded: remove the padding (PKCS #7).
-            breathe: called after each MiB.
+            yield_if_due: called after each MiB.
 
         Raises:
             ArgumentError: no tag, or the object only encrypts.
@@ -115,7 +117,7 @@ class Symmetric:
         if self._mode == "CBC":
             if len(data) % BLOCK_BYTES:
                 raise CryptoError("failed", "not whole blocks of 16 bytes")
-            plain = self._chained("decrypt", data, padded, breathe)
+            plain = self._chained("decrypt", data, padded, yield_if_due)
         elif tag is None:
             raise ArgumentError(f"decrypt: {self._mode} needs the tag")
         elif len(tag) != TAG_BYTES:
@@ -127,7 +129,7 @@ class Symmetric:
                 else:
                     context = Cipher(AES(self._key), GCM(self._iv, tag)).decryptor()
                     context.authenticate_additional_data(self._aad)
-                    plain = _update_in_pieces(context, data, breathe) + context.finalize()
+                    plain = _update_in_pieces(context, data, yield_if_due) + context.finalize()
             except (InvalidTag, ValueError):  # ValueError: too long for CCM
                 raise CryptoError("failed", _TAMPERED) from None
         if not padded:
@@ -138,13 +140,13 @@ class Symmetric:
         except ValueError:
             raise CryptoError("failed", "the padding is wrong") from None
 
-    def _chained(self, direction: str, data: bytes, ends: bool, breathe: Breathe) -> bytes:
+    def _chained(self, direction: str, data: bytes, ends: bool, yield_if_due: Breathe) -> bytes:
         """Encrypt or decrypt in CBC, continuing the chain of this direction; `ends` ends the chain."""
         context = self._chains.pop(direction, None)  # put back only on success, so that an error ends the chain
         if context is None:
             cipher = Cipher(AES(self._key), CBC(self._iv))
             context = cipher.encryptor() if direction == "encrypt" else cipher.decryptor()
-        result = _update_in_pieces(context, data, breathe)
+        result = _update_in_pieces(context, data, yield_if_due)
         if not ends:
             self._chains[direction] = context
         return result
@@ -158,13 +160,13 @@ class Symmetric:
             raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
 
 
-def _update_in_pieces(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
+def _update_in_pieces(context: CipherContext, data: bytes, yield_if_due: Breathe) -> bytes:
     if len(data) <= PIECE_BYTES:
         return context.update(data)
     view, pieces = memoryview(data), []
     for at in range(0, len(data), PIECE_BYTES):
         pieces.append(context.update(view[at : at + PIECE_BYTES]))
-        breathe()
+        yield_if_due()
     return b"".join(pieces)
 
 
@@ -232,7 +234,7 @@ def seal(key: bytes, data: bytes) -> bytes:
 
 
 def unseal(key: bytes, token: bytes) -> bytes | None:
-    """Decrypt a token; return None when it was changed or made with another key. Raises as `seal`."""
+    """Decrypt a token; return None when it was modified or made with another key. Raises as `seal`."""
     cipher = _cipher(key)
     try:
         padding = b"=" * (-len(token) % 4)  # `seal` removes it

@@ -199,14 +199,14 @@ def _signature_padding(name: str, algorithm: hashes.HashAlgorithm) -> padding.As
     return padding.PKCS1v15()
 
 
-def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = "pkcs1") -> bytes:
+def sign(data: bytes, key: PrivateKey, digest: str | None = None, padding_name: str = "pkcs1") -> bytes:
     """Sign data: ECDSA in DER form, or RSA.
 
     Args:
         data: a digest, recognized by its length (16, 20, 32, 48 or 64 bytes), or data to hash first.
         key: the private key.
         digest: the hash algorithm, for data that is not a digest; SHA-256 by default.
-        padded: for RSA: "pkcs1" or "pss".
+        padding_name: for RSA: "pkcs1" or "pss".
 
     Raises:
         ArgumentError: an unknown algorithm or padding.
@@ -217,14 +217,16 @@ def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = 
     try:
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key.sign(hashed, ec.ECDSA(scheme))
-        return key.sign(hashed, _signature_padding(padded, algorithm), scheme)
+        return key.sign(hashed, _signature_padding(padding_name, algorithm), scheme)
     except (ValueError, UnsupportedAlgorithm) as error:
         if isinstance(error, ArgumentError):  # of `_signature_padding`; it is a ValueError too
             raise
         raise CryptoError("sslcryptoerr", str(error)) from None
 
 
-def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padded: str = "pkcs1") -> bool:
+def verify(
+    data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padding_name: str = "pkcs1"
+) -> bool:
     """Return whether `signature` is a signature of `data` by `key`. Arguments and ArgumentError as for `sign`.
 
     For a curve the signature may also be the numbers r and s, concatenated.
@@ -239,7 +241,7 @@ def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = N
                 signature = utils.encode_dss_signature(r, s)
             key.verify(signature, hashed, ec.ECDSA(scheme))
         else:
-            key.verify(signature, hashed, _signature_padding(padded, algorithm), scheme)
+            key.verify(signature, hashed, _signature_padding(padding_name, algorithm), scheme)
     except ArgumentError:
         raise
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
@@ -291,11 +293,11 @@ def _encryption_padding(name: str, digest: str | None) -> padding.AsymmetricPadd
     return padding.PKCS1v15()
 
 
-def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+def encrypt(data: bytes, key: PublicKey, padding_name: str = "pkcs1", digest: str | None = None) -> bytes:
     """Encrypt fewer bytes than the key has, with a public RSA key.
 
     Args:
-        padded: "pkcs1" or "oaep".
+        padding_name: "pkcs1" or "oaep".
         digest: the hash algorithm of OAEP, SHA-256 by default.
 
     Raises:
@@ -304,18 +306,18 @@ def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | No
     """
     if not isinstance(key, rsa.RSAPublicKey):
         raise CryptoError("sslcryptoerr", "only RSA keys encrypt")
-    scheme = _encryption_padding(padded, digest)
+    scheme = _encryption_padding(padding_name, digest)
     try:
         return key.encrypt(data, scheme)
     except ValueError:
         raise CryptoError("sslcryptoerr", f"{len(data)} bytes are too many for this key") from None
 
 
-def decrypt(data: bytes, key: PrivateKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+def decrypt(data: bytes, key: PrivateKey, padding_name: str = "pkcs1", digest: str | None = None) -> bytes:
     """Decrypt what `encrypt` returned. Raises as `encrypt`, and CryptoError "failed" for another key."""
     if not isinstance(key, rsa.RSAPrivateKey):
         raise CryptoError("sslcryptoerr", "only RSA keys decrypt")
-    scheme = _encryption_padding(padded, digest)
+    scheme = _encryption_padding(padding_name, digest)
     try:
         return key.decrypt(data, scheme)
     except ValueError:
@@ -403,13 +405,13 @@ def requested_uses(words: Sequence[str]) -> RequestedUses:
     return RequestedUses(uses, key_uses, [word for word in plain if word not in uses and word not in key_uses])
 
 
-def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | None = None) -> bytes:
+def request(key: PrivateKey, name: Mapping[str, str], requested: RequestedUses | None = None) -> bytes:
     """Create a certificate signing request.
 
     Args:
         key: the private key that signs it; the certificate gets its public key.
         name: the distinguished name by its parts, see `NAME_PARTS`.
-        wishes: uses and names of the certificate.
+        requested: uses and names of the certificate.
 
     Returns:
         PEM text.
@@ -417,7 +419,7 @@ def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | No
     Raises:
         ArgumentError: an unknown part or an invalid value.
     """
-    wishes = wishes or RequestedUses()
+    requested = requested or RequestedUses()
     if not name:
         raise ArgumentError("csr: the name has no parts; give commonname at least")
     attributes = []
@@ -430,19 +432,19 @@ def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | No
         except ValueError as error:
             raise ArgumentError(f"csr: {part} cannot be '{value}': {error}") from None
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(attributes))
-    if any(use in AUTHORITY_USES for use in wishes.uses):
+    if any(use in AUTHORITY_USES for use in requested.uses):
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
+    extended = dict.fromkeys(USES[use] for use in requested.uses if use in USES)
     if extended:
         builder = builder.add_extension(x509.ExtendedKeyUsage(list(extended)), critical=False)
-    if wishes.key_uses:
-        chosen = {KEY_USES[use] for use in wishes.key_uses}
+    if requested.key_uses:
+        chosen = {KEY_USES[use] for use in requested.key_uses}
         if chosen & {"encipher_only", "decipher_only"}:
             chosen.add("key_agreement")  # without it the two have no meaning (RFC 5280)
         usage = x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
         builder = builder.add_extension(usage, critical=True)
-    if wishes.names:
-        names = x509.SubjectAlternativeName([_general_name(one) for one in wishes.names])
+    if requested.names:
+        names = x509.SubjectAlternativeName([_general_name(one) for one in requested.names])
         builder = builder.add_extension(names, critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 

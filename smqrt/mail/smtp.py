@@ -34,7 +34,7 @@ from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
 MAX_MAIL_BYTES = 25 << 20
 """Maximum total size of texts and attachments; most servers have a similar limit."""
 MAX_RECIPIENTS = 100
-"""Every server accepts this many (RFC 5321 §4.5.3.1.8)."""
+"""Maximum number of recipients; every server accepts this number (RFC 5321 §4.5.3.1.8)."""
 MAX_FIELD_CHARS = 2000
 """Maximum length of a subject, a name or an address list: the time to fold a field grows faster than its length."""
 MAX_FILES = 100
@@ -291,9 +291,9 @@ TIMEOUT_S = 300.0
 SILENCE_S = 60.0
 """Time limit for a reply of the server, or for it to accept data."""
 MAX_DELIVERIES = 8
-"""Maximum of concurrent SMTP connections."""
+"""Maximum number of concurrent SMTP connections."""
 MAX_UNSENT, MAX_UNSENT_BYTES = 1000, 64 << 20
-"""Maximum of mails in `send`; all but `MAX_DELIVERIES` of them wait."""
+"""Maximum number and size of the mails in `send`; all but `MAX_DELIVERIES` of them wait."""
 MAX_REPLY_BYTES = 64 << 10
 """Maximum of all replies of a connection: a line of at most 512 bytes for each recipient (RFC 5321 §4.5.3.1.5)."""
 

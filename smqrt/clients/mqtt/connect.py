@@ -105,7 +105,7 @@ def _alpn(value: object) -> list[str]:
 
 _TEXT = optional(text())
 _FILE = optional(path())
-WILL = optional(Rule("a mapping with topic, and payload, qos, retain, properties if wanted", Will.make))
+WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a text or bytes", str, bytes))
 _WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
@@ -130,7 +130,7 @@ class MqttOptions:
     timeout: float = option(
         5.0,
         number(0, _MAX_S, "seconds", above=True),
-        "time limit of connecting, in seconds; also how long `publish` waits for room",
+        "time limit for connecting, in seconds, and for `publish` to wait for room in the queue",
         shown="`5`",
     )
     source: str | None = option(None, _TEXT, "local address of the connection")
@@ -141,8 +141,8 @@ class MqttOptions:
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
-        "seconds; the broker is pinged after half of it without a packet, and the connection is lost after the other "
-        "half without an answer; 0: never. The broker may set another value",
+        "seconds; the client pings the broker after half of this time without a packet, and closes the connection "
+        "after the other half without a response; 0 disables it. The broker may set another value",
     )
     username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
@@ -158,30 +158,30 @@ class MqttOptions:
     queuesize: int = option(
         10_000,
         whole(1, _WHOLE, "messages"),
-        "the most messages and subscriptions that wait to be sent, with and without a connection",
+        "maximum number of queued messages and subscriptions, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
         whole(1, _WHOLE, "bytes"),
-        "the most bytes of messages that wait to be sent or acknowledged",
+        "maximum size of all unsent and unacknowledged messages, in bytes",
         shown="16 MiB",
     )
     queuefull: str = option(
         "wait",
         choice(*QUEUE_POLICIES),
-        'what `publish` does with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
+        'behaviour of `publish` with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
         '`"raise"` it at once; `"drop"` the oldest queued message',
     )
     inflight: int | None = option(
         None,
         optional(whole(1, 0x7FFF)),
-        "the most QoS 1 and 2 messages without an acknowledgement; the broker may allow fewer",
+        "maximum number of unacknowledged QoS 1 and 2 messages; the broker may allow fewer",
         shown="MQTT 5: the broker's limit; 3.1.1: 20",  # brokers of 3.1.1 drop messages over their limit silently
     )
     maxpacketsize: int = option(
         1 << 20,
         whole(64, MAX_PACKET_BYTES, "bytes"),
-        "the largest packet in both directions, in bytes; sent to the broker (MQTT 5). A larger one closes "
+        "maximum packet size in both directions, in bytes; sent to the broker (MQTT 5). A larger packet closes "
         "the connection",
         shown="1 MiB",
     )

@@ -59,13 +59,13 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         self._session = ClientSession(options.queue_bytes, options.cleanstart)
         self._backoff = Backoff(options.reconnect_delay, options.reconnect_delay_max)
         self._connection: ClientConnection | None = None
-        self._hello: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
+        self._seed_and_address: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
         self._connections = self._reads_ahead = 0
         self._flushes: set[AsyncResult[bool]] = set()  # waiting calls of `flush`
         self._answers = Requests()
         self._disconnect_text = b""
         self._deadline: gevent.Greenlet[..., Any] | None = None
-        self._reads_on = Signal()  # reading continues although callbacks are queued; see `_MAX_JOBS`
+        self._keep_reading = Signal()  # reading continues although callbacks are queued; see `_MAX_JOBS`
         super().__init__(Callbacks(log), log)
 
     @property
@@ -94,7 +94,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         if self.closing:
             return
         self._closing.set()
-        self._reads_on.set()
+        self._keep_reading.set()
         if self.connected:
             self._session.when_drained(self._send_disconnect)
         elif self._connection is not None and not self._session.has_held:  # a handshake without messages to send
@@ -141,7 +141,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._confirm(lambda: answer.set(True))
 
         self._flushes.add(answer)
-        with self._waiting_inside():
+        with self._reading_while_waiting():
             self._session.when_drained(drained)
             answer.wait(timeout)
         self._flushes.discard(answer)
@@ -169,17 +169,17 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._flushes.pop().set(False)
 
     @contextmanager
-    def _waiting_inside(self) -> Iterator[None]:
+    def _reading_while_waiting(self) -> Iterator[None]:
         """Context manager: continue reading while a callback waits for the broker, although callbacks queue up."""
         if not self._callbacks.is_current:
             yield
             return
-        self._reads_on.set()
+        self._keep_reading.set()
         try:
             yield
         finally:
             if not self.closing:
-                self._reads_on.clear()
+                self._keep_reading.clear()
 
     # ---- connections
 
@@ -226,7 +226,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         if self._callbacks.has_room:
             self._reads_ahead = 0
             return
-        gevent.wait([self._callbacks.room, self._reads_on], count=1)
+        gevent.wait([self._callbacks.room, self._keep_reading], count=1)
         self._reads_ahead += 1
         if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
             self._fail_waiting("the application is too far behind")  # resumes the callback, so that others can run
@@ -235,7 +235,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
     # ---- events of the connection
 
     def _on_init(self, event: Init) -> None:
-        self._hello = (event.seed, event.address)
+        self._seed_and_address = (event.seed, event.address)
         connection = self._connection
         assert connection is not None
         info = connection.local_address if self._options.info is None else self._options.info
@@ -258,7 +258,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         if self._connections > 1:
             callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
         if callback is not None and not self._closing.is_set():
-            self._callbacks.post(callback, self._session.etid, *self._hello)
+            self._callbacks.post(callback, self._session.etid, *self._seed_and_address)
 
     def _on_ack(self, event: Ack) -> None:
         self._session.acked(event)
@@ -488,7 +488,7 @@ class SmqClient(ReconnectingSmqClient):
 
         if self._decision_waits_for_caller:
             raise NoAnswer("the connection is lost, and onclose runs after this callback")
-        with self._waiting_inside():
+        with self._reading_while_waiting():
             answer, number = self._answers.ask(etid, send, timeout_s)
         return Message(answer, etid, self._session.etid, number, etid, self.publish)
 

@@ -96,9 +96,11 @@ class SmqClientOptions:
     onmsg: Callback = option(
         None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler", shown="none"
     )
-    timeout: float = option(5.0, _SECONDS, "time limit of connecting, with the handshake", shown="5 s")
+    timeout: float = option(5.0, _SECONDS, "time limit for connecting, including the handshake", shown="5 s")
     ping: float = option(120.0, _SECONDS, "time without a packet after which the broker is pinged", shown="120 s")
-    pong: float = option(10.0, _SECONDS, "time limit of the answer; then the connection is lost", shown="10 s")
+    pong: float = option(
+        10.0, _SECONDS, "time limit of the response to a ping, after which the client reconnects", shown="10 s"
+    )
     reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
         5.0, _SECONDS, "first delay; it doubles with every failure, less a random part of up to a half", shown="5 s"
@@ -108,7 +110,7 @@ class SmqClientOptions:
         False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
     headers: Mapping[str, str] = option(
-        dict, Rule("a mapping of texts", _headers), "more fields for the HTTP request", shown="none"
+        dict, Rule("a mapping of texts", _headers), "additional fields of the HTTP request", shown="none"
     )
     queue_bytes: int = option(
         1 << 20, whole(1), "size of the send queue; messages that do not fit are dropped and counted", shown="1 MiB"
@@ -131,7 +133,7 @@ class SmqClientOptions:
     proxy: Proxy | None = option(
         None,
         optional(instance("a Proxy", Proxy)),
-        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to go through",
+        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to connect through",
         shown="none",
     )
 
@@ -146,7 +148,7 @@ class SubscriptionOptions:
     """Options of one subscription; see `SmqClient.subscribe`."""
 
     onmsg: Callback = option(None, _FUNCTION, "Receives messages.")
-    onack: Callback = option(None, _FUNCTION, "Receives the broker's answer.")
+    onack: Callback = option(None, _FUNCTION, "Receives the broker's response.")
     datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
 
 

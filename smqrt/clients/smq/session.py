@@ -158,7 +158,7 @@ class SubscriptionTable:
         return handlers.get(subtid) or handlers.get(_WHOLE_TOPIC)
 
     def add(self, topic: Topic, subtopic: Subtopic, handler: Handler | None) -> None:
-        """Register a handler; None leaves the messages to the client's `onmsg`. The last registration wins."""
+        """Register a handler, None for the client's `onmsg`. The last registration wins."""
         self._handlers.setdefault(topic, {})[subtopic or None] = handler
         if isinstance(subtopic, bytes):
             self._topics_of.setdefault(subtopic, {})[topic] = None
@@ -306,10 +306,10 @@ class ClientSession:
 
     Attributes:
         etid: the client's own ETID, 0 while not connected.
-        dropped: dropped messages: queue full, topic denied by the broker, or connection lost.
-        sent: messages sent on this connection.
-        confirmed: messages that the broker has confirmed on this connection.
-        in_doubt: messages of the last connection that were not sent or not confirmed; 0 while connected.
+        dropped: number of dropped messages: queue full, topic denied by the broker, or connection lost.
+        sent: number of messages sent on this connection.
+        confirmed: number of messages that the broker has confirmed on this connection.
+        in_doubt: number of unsent and unconfirmed messages of the last connection; 0 while connected.
     """
 
     def __init__(self, queue_bytes: int, clean_start: bool = False) -> None:
@@ -432,7 +432,7 @@ class ClientSession:
         """Subscribe; messages go to `handler`.
 
         Args:
-            done: called with the ids of topic and sub-topic, 0 for the topic when the broker denied the request.
+            done: called with the IDs of topic and sub-topic, 0 for the topic when the broker denied the request.
         """
         self._subscriptions.add(topic, subtopic, handler)
 
