@@ -95,7 +95,7 @@ class AdminClient:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise AdminError(f"--url {url} is not an HTTP URL. Example: http://127.0.0.1:9356/")
-        pinned = own.get("certificate") if own else None
+        pinned = own.get("certificate") if own else None  # of a server of this user, which may be self-signed
         self._connection = connection(parts, TIMEOUT_S, ca, str(pinned) if pinned else None)
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept": "application/json"}
@@ -408,6 +408,7 @@ def top(client: AdminClient, interval: float, count: int | None, as_json: bool) 
             server, hubs = view.fetch()
             click.echo(json_line({"server": server, "hubs": hubs}) if as_json else view.line(server, hubs))
         return
+    # With --count the last page stays on the screen.
     with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
         for number in range(count or sys.maxsize):
             if number:
@@ -686,7 +687,7 @@ def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned:
         raise StartError(f"--url {base!r}: not an HTTP URL. Example: http://127.0.0.1:{DEFAULT_PORT}")
     http_connection = connection(parts, timeout_s, ca, pinned)
     try:
-        http_connection.request("GET", parts.path.rstrip("/") + path)
+        http_connection.request("GET", parts.path.rstrip("/") + path)  # the path of a reverse proxy may come first
         response = http_connection.getresponse()
         return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
     finally:

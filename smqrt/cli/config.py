@@ -38,6 +38,7 @@ def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
         if as_json:
             click.echo(json_line({"setting": name, "value": value, "origin": place}))
         else:
+            # JSON strings, numbers and lists are valid TOML.
             line = f"# {name} is not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
             click.echo(printable(f"{line:<40} # {place}" if origin else line))
     for warning in found.warnings:

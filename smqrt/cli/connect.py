@@ -21,7 +21,7 @@ from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
 from smqrt.printable import printable
 
-PAGES = ("smq.lsp", "smq")
+PAGES = ("smq.lsp", "smq")  # of Lua and Python applications
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
 
 Item = TypeVar("Item")
@@ -116,6 +116,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
         click.UsageError: an invalid URL or option.
     """
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # otherwise gevent prints a traceback for it
+    # Options that are not given keep the defaults of `SmqClient`.
     options = {"reconnect_delay": reconnect_delay_s, "uid": connection.get("uid")}
     options |= {"info": connection.get("info"), "cafile": connection.get("cafile")}
     credentials = credentials_for(connection)
@@ -175,7 +176,7 @@ def addresses(url: str) -> list[str]:
     """
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
-    if "." in name:
+    if "." in name:  # a page
         return [url]
     folder = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     pages = [urlunsplit(parts._replace(path=folder + page)) for page in PAGES]
@@ -190,9 +191,9 @@ def credentials_for(connection: ConnectionOptions) -> bytes:
     """
     file, user = connection.get("credentials_file"), connection.get("user")
     if file is not None:
-        credentials = file.read_bytes().rstrip(b"\r\n")
+        credentials = file.read_bytes().rstrip(b"\r\n")  # editors add a line end
     else:
-        credentials = os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")
+        credentials = os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")  # they may be binary
     if user is None:
         return credentials
     if not credentials:

@@ -95,7 +95,7 @@ def tail(
     from smqrt.journal import inspection
 
     opened = opened_journal(path, token, cafile)
-    end = opened.end()
+    end = opened.end()  # `follow` continues here, so that no message is printed twice or omitted
     chosen = topics or None
     if start is not None:
         begin = offsets_of(opened, start, "--from")
@@ -398,7 +398,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     from smqrt.journal.inspection import latest
     from smqrt.journal.payload_schema import infer_schema
 
-    if len(words) > 2:
+    if len(words) > 2:  # probably the shell has expanded a wildcard
         raise click.UsageError(f"expected PATH and one TOPIC, got {len(words)} arguments. Quote topics with wildcards.")
     opened = opened_journal(words[0] if len(words) == 2 else ".", token, cafile)
     found = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
@@ -517,7 +517,7 @@ def paced(
     started = first_us = None
     for recorded in rows:
         if speed is not None:
-            if started is None or first_us is None:
+            if started is None or first_us is None:  # the first row sets the time base
                 started, first_us = clock(), recorded.row.ts_us
             due = started + (recorded.row.ts_us - first_us) / 1e6 / speed
             if (remaining := due - clock()) > 0:

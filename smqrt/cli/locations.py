@@ -84,7 +84,7 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
 
     if moment in ("earliest", "latest"):
         return opened.begin() if moment == "earliest" else opened.end()
-    if moment.isdecimal():
+    if moment.isdecimal():  # the same sequence number on all nodes
         return dict.fromkeys(opened.end(), int(moment))
     ts_us = parse_moment(moment, option)
     return opened.offsets_until(ts_us) if option == "--until" else opened.offsets_at(ts_us)
@@ -130,7 +130,7 @@ class JournalCommand(InterruptibleCommand):
         except ArgumentError as error:
             raise click.UsageError(str(error)) from error
         except ImportError as error:
-            if (error.name or "").partition(".")[0] != "pyarrow":
+            if (error.name or "").partition(".")[0] != "pyarrow":  # an optional dependency
                 raise
             raise click.ClickException(
                 "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
@@ -250,7 +250,7 @@ def _with_paths(command: Any) -> Any:
         tables: str | None = None,
         **rest: Any,
     ) -> Any:
-        home = app.absolute()
+        home = app.absolute()  # Spark may run in another folder
         found = (state or home / ".pipelines").absolute()
         if journal and not files.is_address(journal):
             journal = str(files.journal_folder(journal))

@@ -48,7 +48,7 @@ _STYLES = {
 _COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "too late", "left out")
 _LEFT_ALIGNED = ("query", "state", "watermark")
 _OPTIONAL_COLUMNS = ("batch", "left out", "too late", "watermark", "kept")  # omitted in this order on narrow terminals
-_GAP = 2
+_GAP = 2  # characters between columns
 _UNKNOWN = "–"
 
 
@@ -98,6 +98,7 @@ def _error_text(status: Status) -> str:
 
 def _cells(status: Status) -> list[str]:
     """Return the texts of a table row, in the order of `_COLUMNS`."""
+    # Queries in these states have not read the end of the journal: a lag of 0 would be wrong.
     is_lag_unknown = status.state in ("starting", DISK_FULL) and not status.lag_rows
     size_bytes = status.state_bytes
     size = f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"
@@ -139,6 +140,7 @@ def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str]
     over = threading.Event()
     show = _live_table if sys.stderr.isatty() else _print_lines
     console = Console(stderr=True)
+    # In a thread: the main thread runs the queries.
     thread = threading.Thread(target=show, args=(state, names, over, console), daemon=True)
     thread.start()
     try:
@@ -155,7 +157,7 @@ def _live_table(state: Path, names: Sequence[str], over: threading.Event, consol
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while not over.wait(_REFRESH_S):
             live.update(status_table(_recent(state, names, began), console.width), refresh=True)
-        live.update(status_table(_recent(state, names, began), console.width), refresh=True)
+        live.update(status_table(_recent(state, names, began), console.width), refresh=True)  # the final states
 
 
 def _print_lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
@@ -164,7 +166,7 @@ def _print_lines(state: Path, names: Sequence[str], over: threading.Event, conso
     began = time.time()
     done = False
     while not done:
-        done = over.wait(_REFRESH_S)
+        done = over.wait(_REFRESH_S)  # the loop runs once more, for the final states
         for status in _recent(state, names, began):
             before, when = printed.get(status.name, ("", 0.0))
             if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_INTERVAL_S):
@@ -243,7 +245,7 @@ def _spark_settings(command: _Command) -> _Command:
         if driver_memory:
             from smqrt.pipeline.session import MEMORY, memory_bytes
 
-            memory_bytes(driver_memory, "--driver-memory ")
+            memory_bytes(driver_memory, "--driver-memory ")  # only checks the value
             settings[MEMORY] = driver_memory
         if packages:
             from smqrt.pipeline import delta
@@ -339,7 +341,7 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
         for each in found:
             write_line(json_line(asdict(each) | {"since": _moment(each.since), "updated": _moment(each.updated)}))
     elif found:
-        console = Console(width=None if sys.stdout.isatty() else 200)
+        console = Console(width=None if sys.stdout.isatty() else 200)  # in a pipe, show all columns
         console.print(status_table(found, console.width))
         pages = (f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE)
         warnings = (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
@@ -528,7 +530,7 @@ def submit(
     if deploy_mode == "cluster" and not paths.state_given:
         raise PipelineError("--deploy-mode cluster: name a folder that every machine can access with --state.")
     if not files.is_address(paths.journal):
-        paths = replace(paths, journal=str(Path(paths.journal).absolute()))
+        paths = replace(paths, journal=str(Path(paths.journal).absolute()))  # the driver may have another folder
     queries = paths.catalog().select(names)
     _check_tables(queries, paths, deploy_mode)
     _check_hub(queries, paths, master, deploy_mode)

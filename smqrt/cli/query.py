@@ -187,7 +187,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(one) for one in value]
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        return int(value) if value == value.to_integral_value() else float(value)  # JSON has no decimals
     return value if value is None or isinstance(value, bool | int | float | str) else _cell(value)
 
 

@@ -86,7 +86,7 @@ class _Serve(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        ctx.obj = args[:end] + args[end + 1 :]
+        ctx.obj = args[:end] + args[end + 1 :]  # all words, for `mako.argv`
         return super().parse_args(ctx, args[:end])
 
 
@@ -106,7 +106,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar=None if kind is bool else _METAVARS.get(kind, "TEXT"),
             help=text,
         )(command)
-    for former in FORMER_NAMES:
+    for former in FORMER_NAMES:  # accepted for one release
         command = click.option(flag(former), parameter(former), hidden=True)(command)
     return config_options(command)
 
@@ -119,7 +119,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--config", metavar="FILE", help=help_text)(command)
 
 
-_METAVARS = {int: "INTEGER", float: "FLOAT"}
+_METAVARS = {int: "INTEGER", float: "FLOAT"}  # the options have no click types: `sources` parses the values
 
 
 def parameter(path: tuple[str, ...]) -> str:
@@ -257,6 +257,7 @@ def _report_files(
     read = [*files, *([conf.path] if conf else [])]
     for file in read:
         report(f"configuration: {file}")
+    # Users may expect that a configuration file beside an application is read.
     folders = {Path.cwd(), *(spec.path.absolute() for spec in specs)}
     candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
     for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):

@@ -44,7 +44,7 @@ class _AnyLengthHmac(HMACAlgorithm):
         return None
 
 
-_jws = PyJWS(ALGORITHMS)
+_jws = PyJWS(ALGORITHMS)  # without "none" and other algorithms
 for _name in SHARED:
     _jws.unregister_algorithm(_name)
     _jws.register_algorithm(_name, _AnyLengthHmac(getattr(_AnyLengthHmac, "SHA" + _name[2:])))
