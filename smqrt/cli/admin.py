@@ -293,9 +293,9 @@ def list_servers(as_json: bool) -> None:
 @json_option
 def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the clients of a running server."""
-    found = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
+    listing = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
-        for one in found["items"]:
+        for one in listing["items"]:
             click.echo(json_line(one))
         return
     rows = [
@@ -304,10 +304,10 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
             one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
             one["dropped"],
         )
-        for one in found["items"]
+        for one in listing["items"]
     ]  # fmt: skip
     print_table(_PEER_COLUMNS, rows)
-    _print_remainder(found)
+    _print_remainder(listing)
 
 
 @click.command(cls=InterruptibleCommand)
@@ -325,18 +325,20 @@ def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, 
             listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
             raise click.UsageError(f"select a hub with --hub. Hubs of this server: {listed or 'none'}.")
         hub = int(hubs[0]["id"])
-    found = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
+    listing = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
-        for one in found["items"]:
+        for one in listing["items"]:
             click.echo(json_line(one))
         return
-    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
-    _print_remainder(found)
+    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in listing["items"]])
+    _print_remainder(listing)
 
 
-def _print_remainder(found: dict[str, Any]) -> None:
-    if found["total"] > len(found["items"]):
-        click.echo(f"{len(found['items'])} of {found['total']}; see the others with --limit and --search.", err=True)
+def _print_remainder(listing: dict[str, Any]) -> None:
+    if listing["total"] > len(listing["items"]):
+        click.echo(
+            f"{len(listing['items'])} of {listing['total']}; see the others with --limit and --search.", err=True
+        )
 
 
 @click.command(cls=InterruptibleCommand)
@@ -580,11 +582,11 @@ def plan(nodes: tuple[int, ...], **load: Any) -> None:
     rows, remarks = [], []
     for count in nodes:
         for engine, costs in ENGINES.items():
-            found = plan_of(Load(nodes=count, **load), costs)
-            shares = (f"{share:.1%}" for share in (*found.cpu.values(), sum(found.cpu.values())))
-            sent = f"{size(found.sent_bytes_per_s)}/s"
-            rows.append((count, engine, size(found.memory_bytes), *shares, sent, f"{found.join_s:.1f} s"))
-            remarks += [f"{count:,} nodes, {engine}: {one}" for one in found.remarks]
+            estimate = plan_of(Load(nodes=count, **load), costs)
+            shares = (f"{share:.1%}" for share in (*estimate.cpu.values(), sum(estimate.cpu.values())))
+            sent = f"{size(estimate.sent_bytes_per_s)}/s"
+            rows.append((count, engine, size(estimate.memory_bytes), *shares, sent, f"{estimate.join_s:.1f} s"))
+            remarks += [f"{count:,} nodes, {engine}: {one}" for one in estimate.remarks]
     print_table(_PLAN, rows)
     for remark in remarks:
         click.echo(remark, err=True)

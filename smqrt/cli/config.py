@@ -31,8 +31,8 @@ def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
 
     The output is TOML for a smqrt.toml. Secrets are masked.
     """
-    found = sources(files)[0].read()
-    for name, value, place in rows(found):
+    configuration = sources(files)[0].read()
+    for name, value, place in rows(configuration):
         if changed and place == DEFAULT:
             continue
         if as_json:
@@ -41,7 +41,7 @@ def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
             # JSON strings, numbers and lists are valid TOML.
             line = f"# {name} is not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
             click.echo(printable(f"{line:<40} # {place}" if origin else line))
-    for warning in found.warnings:
+    for warning in configuration.warnings:
         click.echo(printable(warning), err=True)
 
 
@@ -54,11 +54,11 @@ def check(file: Path | None) -> None:
     files that settings name must exist. Exit code 1 when a check fails.
     """
     path = file or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
-    found = Sources(environment=os.environ, file=path).read()
-    check_startable(found.settings)
-    for warning in found.warnings:
+    configuration = Sources(environment=os.environ, file=path).read()
+    check_startable(configuration.settings)
+    for warning in configuration.warnings:
         click.echo(printable(warning), err=True)
-    count = len(found.places)
+    count = len(configuration.places)
     click.echo(printable(f"{path or 'no file'}: {count} setting{'' if count == 1 else 's'}, all checks passed"))
 
 

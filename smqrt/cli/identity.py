@@ -60,9 +60,9 @@ def passwd(
     if fault := name_fault(user):
         raise click.UsageError(fault)
     if verify:
-        found = users.parse(users.read_file(file), str(file)).get(user)
+        existing = users.parse(users.read_file(file), str(file)).get(user)
         password = _read_password(from_stdin, confirm=False)
-        is_right = found is not None and verify_now(found.password_hash, password)
+        is_right = existing is not None and verify_now(existing.password_hash, password)
         click.echo("right" if is_right else "wrong user name or password")
         sys.exit(0 if is_right else WRONG)
     password_hash = ""

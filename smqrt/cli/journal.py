@@ -139,28 +139,28 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
     """
     from smqrt.journal.inspection import journal_stats
 
-    found = journal_stats(opened_journal(path, token, cafile), count_topics=top > 0)
+    counts = journal_stats(opened_journal(path, token, cafile), count_topics=top > 0)
     omitted = 0
-    if found.topics is not None:
-        omitted = len(found.topics) - top
-        found.topics = dict(islice(found.topics.items(), top))
+    if counts.topics is not None:
+        omitted = len(counts.topics) - top
+        counts.topics = dict(islice(counts.topics.items(), top))
     if as_json:
-        write_line(json_line(found.as_fields()))
+        write_line(json_line(counts.as_fields()))
         return
-    lines = [f"messages   {found.rows:,}"]
-    if found.first_us is not None and found.last_us is not None:
-        lines += [f"from       {iso(found.first_us)}", f"to         {iso(found.last_us)}"]
-        lines += [f"per second {found.rate:,.1f}"]
-    lines += [f"segments   {found.segments:,}, {size(found.segment_bytes)}"]
-    lines += [f"compacted  {found.files:,}, {size(found.file_bytes)}"]
-    for node, (first, following) in found.offsets.items():
+    lines = [f"messages   {counts.rows:,}"]
+    if counts.first_us is not None and counts.last_us is not None:
+        lines += [f"from       {iso(counts.first_us)}", f"to         {iso(counts.last_us)}"]
+        lines += [f"per second {counts.rate:,.1f}"]
+    lines += [f"segments   {counts.segments:,}, {size(counts.segment_bytes)}"]
+    lines += [f"compacted  {counts.files:,}, {size(counts.file_bytes)}"]
+    for node, (first, following) in counts.offsets.items():
         lines += [f"node       {node}: {f'{first} to {following - 1}' if following > first else 'empty'}"]
-    for topic, rows in (found.topics or {}).items():
+    for topic, rows in (counts.topics or {}).items():
         lines += [f"topic      {rows:>12,}  {topic or '(to one client)'}"]
     if omitted > 0:
         lines += [f"topic      and {omitted:,} more (--top)"]
-    for query, behind in found.readers.items():
-        since = f", silent since {found.stale_readers[query]}" if query in found.stale_readers else ""
+    for query, behind in counts.readers.items():
+        since = f", silent since {counts.stale_readers[query]}" if query in counts.stale_readers else ""
         lines += [f"reader     {query} is {many(behind, 'message')} behind{since}"]
     for line in lines:
         click.echo(printable(line))
@@ -401,14 +401,16 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     if len(words) > 2:  # probably the shell has expanded a wildcard
         raise click.UsageError(f"expected PATH and one TOPIC, got {len(words)} arguments. Quote topics with wildcards.")
     opened = opened_journal(words[0] if len(words) == 2 else ".", token, cafile)
-    found = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
-    if not found.rows:
+    inferred = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
+    if not inferred.rows:
         raise JournalError(f"no messages to {words[-1]!r}. List topics with `smqrt journal stats`.")
-    if found.ddl is None:
-        kind = f"{found.kind} values, not JSON objects" if found.json else "not JSON"
-        raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}: no DDL")
-    click.echo(printable(found.ddl))
-    click.echo(f"matches {found.fitting:,} of {found.rows:,} payloads ({found.fitting / found.rows:.1%})", err=True)
+    if inferred.ddl is None:
+        kind = f"{inferred.kind} values, not JSON objects" if inferred.json else "not JSON"
+        raise JournalError(f"the {inferred.rows:,} newest payloads of {words[-1]!r} are {kind}: no DDL")
+    click.echo(printable(inferred.ddl))
+    click.echo(
+        f"matches {inferred.fitting:,} of {inferred.rows:,} payloads ({inferred.fitting / inferred.rows:.1%})", err=True
+    )
 
 
 # ---- replay

@@ -251,12 +251,12 @@ def _with_paths(command: Any) -> Any:
         **rest: Any,
     ) -> Any:
         home = app.absolute()  # Spark may run in another folder
-        found = (state or home / ".pipelines").absolute()
+        state_folder = (state or home / ".pipelines").absolute()
         if journal and not files.is_address(journal):
             journal = str(files.journal_folder(journal))
         cafile = cafile and str(Path(cafile).absolute())
         paths = PipelineLocations(
-            home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile
+            home, state_folder, journal or str(home / ".journal"), token, state is not None, tables, cafile
         )
         return command(*args, paths=paths, **rest)
 

@@ -336,20 +336,20 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
     if watch:
         watch_table(lambda: _chosen(paths, names))
         return
-    found = _chosen(paths, names)
+    statuses = _chosen(paths, names)
     if as_json:
-        for each in found:
+        for each in statuses:
             write_line(json_line(asdict(each) | {"since": _moment(each.since), "updated": _moment(each.updated)}))
-    elif found:
+    elif statuses:
         console = Console(width=None if sys.stdout.isatty() else 200)  # in a pipe, show all columns
-        console.print(status_table(found, console.width))
-        pages = (f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE)
-        warnings = (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
+        console.print(status_table(statuses, console.width))
+        pages = (f"Spark UI of process {each.pid}: {each.ui}" for each in statuses if each.ui and each.state in LIVE)
+        warnings = (f"{each.name}: {printable(each.warning)}" for each in statuses if each.warning)
         lines = [*dict.fromkeys(pages), *warnings]
         if "://" not in paths.journal:
             from smqrt.journal import readers
 
-            known, now_us = {each.name for each in found}, time.time_ns() // 1000
+            known, now_us = {each.name for each in statuses}, time.time_ns() // 1000
             with suppress(JournalError):  # the status of the queries is valid without the journal
                 for reader, behind in readers.waiting(Path(paths.journal)):
                     query = reader.name.partition(".")[0]
@@ -359,7 +359,7 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
             console.print(Text(line), soft_wrap=True)
     else:
         click.echo(f"Nothing has run yet with the state in {paths.state}.", err=True)
-    sys.exit(any(each.state in ("failed", "dead") for each in found))
+    sys.exit(any(each.state in ("failed", "dead") for each in statuses))
 
 
 def _moment(seconds: float) -> str | None:

@@ -60,12 +60,12 @@ def format_of(chosen: str | None, to: Path | None) -> str:
     Raises:
         ArgumentError: the suffix is unknown, or the format needs a file.
     """
-    found = chosen or (_SUFFIXES.get(to.suffix.lower()) if to else "table")
-    if found is None:
+    chosen_format = chosen or (_SUFFIXES.get(to.suffix.lower()) if to else "table")
+    if chosen_format is None:
         raise ArgumentError(f"--to {to}: use a file name that ends in {', '.join(_SUFFIXES)}, or pass --format")
-    if found == "parquet" and to is None:
+    if chosen_format == "parquet" and to is None:
         raise ArgumentError("--format parquet needs a file: pass --to")
-    return found
+    return chosen_format
 
 
 def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
@@ -172,13 +172,13 @@ _WRITERS: dict[str, Callable[[TextIO, Schema, Iterator[RecordBatch], bool], int]
 
 def _json_fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; bytes that are not UTF-8 become NAME_hex, as in every `--json`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in pairs:
         try:
-            found[name] = _json_value(value.decode() if isinstance(value, bytes) else value)
+            fields[name] = _json_value(value.decode() if isinstance(value, bytes) else value)
         except UnicodeDecodeError:
-            found[f"{name}_hex"] = value.hex()
-    return found
+            fields[f"{name}_hex"] = value.hex()
+    return fields
 
 
 def _json_value(value: Any) -> Any:

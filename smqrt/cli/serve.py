@@ -191,9 +191,9 @@ def _serve(
     worker: WorkerEnd | None, words: list[str], apps: Sequence[str], mounts: Sequence[str], take_over: bool, values: Any
 ) -> int:
     """Run a supervisor or a server until the shutdown, and return the exit code."""
-    found, conf = sources(values, words)
-    configuration = found.read()
-    if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
+    settings_sources, conf = sources(values, words)
+    configuration = settings_sources.read()
+    if conf and configuration.places.get(("port",), settings_sources.fallback_place) != settings_sources.fallback_place:
         conf = replace(conf, plain_http=True)  # another source than mako.conf sets the port
     settings = shared(_with_certificate(configuration.settings), worker_place())
     output_loss = _guard_outputs()
@@ -210,7 +210,7 @@ def _serve(
 
         def reload_log() -> None:
             with contextlib.suppress(StartError):  # the workers report it
-                server_log.apply(found.read().settings.log)
+                server_log.apply(settings_sources.read().settings.log)
 
         supervisor = Supervisor(settings, count, conf, report, reload_log)
         run, stop = supervisor.run, supervisor.over.set
@@ -221,7 +221,7 @@ def _serve(
         pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
         server = Server(settings, words, report, pipelines, conf, old_process, worker)
         initial = shared(configuration.settings, worker_place())
-        server.live.read_with(lambda: shared(found.read().settings, worker_place()), initial)
+        server.live.read_with(lambda: shared(settings_sources.read().settings, worker_place()), initial)
         server.live.watch(("log",), lambda changed: server_log.apply(changed.log))
         run, stop = partial(server.run, specs), server.ask_to_stop
     if worker is None:

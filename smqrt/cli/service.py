@@ -234,13 +234,13 @@ def systemd_unit(
             raise StartError(f"--socket {listener!r}: the name of a listener consists of letters, digits, and _ . -")
         click.echo(_SOCKET.format(name=name, listener=listener, address=address), nl=False)
         return
-    found = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
-    configuration = Sources(file=found).read()
-    flags = ["--config", _absolute(found)] if found else []
+    config_file = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+    configuration = Sources(file=config_file).read()
+    flags = ["--config", _absolute(config_file)] if config_file else []
     words = [_absolute(Path(word)) if Path(word).exists() else word for word in arguments]
     folders = [_absolute(folder) for folder in writable]
     # Paths in the configuration file are relative to its folder, and the service has another working folder.
-    config_folder = _absolute(found.parent) if found else None
+    config_folder = _absolute(config_file.parent) if config_file else None
     files: dict[tuple[str, ...], list[str]] = {}
     for path in configuration.places:
         if names := _names(path, configuration.settings):
@@ -317,10 +317,10 @@ def _service(
     name: str,
     user: str | None,
     writable: list[str],
-    found: Configuration,
+    configuration: Configuration,
     files: dict[tuple[str, ...], list[str]],
 ) -> str:
-    settings = found.settings
+    settings = configuration.settings
     ports = [settings.port, settings.tls_port, *(one.port for one in settings.listener.values())]
     # The flags after `--` are not parsed as settings here.
     ports += map(int, re.findall(r"--(?:tls-)?port[ =](\d{1,5})\b", " ".join(command)))
