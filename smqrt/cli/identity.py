@@ -97,7 +97,7 @@ def _read(file: Path) -> tuple[str, users.Users]:
 
 def _read_password(from_stdin: bool, confirm: bool) -> bytes:
     if from_stdin:
-        # Two more bytes: one beyond the limit, to notice that, and a line end.
+        # Two more bytes: a line end, and one to detect a password over the limit.
         password = sys.stdin.buffer.read(MAX_PASSWORD_BYTES + 2).partition(b"\n")[0].removesuffix(b"\r")
     elif sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, confirmation_prompt=confirm).encode("utf-8")
