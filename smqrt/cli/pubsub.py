@@ -510,7 +510,7 @@ def bench(url: str, seconds: float, **connection: Unpack[ConnectionOptions]) -> 
     rows += [_measure_publish(connect, seconds, size, subscribers) for size, subscribers in _SHAPES]
     table = Table(title=url, title_justify="left", box=SIMPLE)
     table.add_column("shape", no_wrap=True)
-    for heading in ("messages", "per second", "MB/s", "p50 µs", "p99 µs", "lost", "reordered"):
+    for heading in ("messages", "msg/s", "MB/s", "p50 µs", "p99 µs", "lost", "reordered"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         rate = row.messages / row.seconds
