@@ -276,7 +276,7 @@ class _OrderClient:
                 " tls.acme_ca for a private authority."
             )
         if isinstance(error, OSError):
-            return f"cannot store what the authority sent: {_line(error)}. Check tls.acme_folder."
+            return f"cannot store the files of the order: {_line(error)}. Check tls.acme_folder."
         # Some errors of the library have the HTTP response as their only argument.
         status = getattr(error.args[0] if error.args else None, "status_code", None)
         if status is not None:

@@ -121,7 +121,7 @@ class NameTable:
         return True
 
     def take_all(self) -> list[bytes]:
-        """Forget every number and return the names, oldest first."""
+        """Remove all numbers and return the names, oldest first."""
         names = list(self._ids)
         self._ids.clear()
         self._names.clear()
@@ -220,7 +220,7 @@ class SubscriptionTable:
                 self.bind(topic)
 
     def unbind(self) -> None:
-        """Forget every number."""
+        """Remove all bindings to numbers."""
         self._bound.clear()
 
 
