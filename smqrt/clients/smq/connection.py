@@ -98,9 +98,7 @@ class SmqClientOptions:
     )
     timeout: float = option(5.0, _SECONDS, "time limit for connecting, including the handshake", shown="5 s")
     ping: float = option(120.0, _SECONDS, "time without a packet after which the broker is pinged", shown="120 s")
-    pong: float = option(
-        10.0, _SECONDS, "time limit of the response to a ping, after which the client reconnects", shown="10 s"
-    )
+    pong: float = option(10.0, _SECONDS, "time limit of the response; otherwise the connection is closed", shown="10 s")
     reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
         5.0, _SECONDS, "first delay; it doubles with every failure, less a random part of up to a half", shown="5 s"
