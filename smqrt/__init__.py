@@ -5,7 +5,7 @@
     from smqrt import mqttc          # MQTT 5: mqttc.create("host", onstatus, onpub)
     from smqrt import mqtt3c         # MQTT 3.1.1: mqtt3c.connect("host", onpub)
 
-The names load when first used, so that importing smqrt starts nothing.
+Each module is imported on first use: `import smqrt` alone starts nothing.
 """
 
 from __future__ import annotations

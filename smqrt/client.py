@@ -1,12 +1,12 @@
 """SMQ client for Python: `SmqClient`.
 
-It works with and without monkey patching by gevent. All calls of a client come from one operating-system thread.
+It works with and without monkey patching by gevent. Call a client from one operating-system thread only.
 
-from smqrt.client import SmqClient
+    from smqrt.client import SmqClient
 
-client = SmqClient("http://localhost:9357/chat/smq.lsp", onconnect=lambda etid, rnd, ip: print("connected"))
-client.subscribe("greeting", onmsg=lambda data, ptid, tid, subtid: print(data))
-client.publish("hello", "greeting")
+    client = SmqClient("http://localhost:9357/chat/smq.lsp", onconnect=lambda etid, rnd, ip: print("connected"))
+    client.subscribe("greeting", onmsg=lambda data, ptid, tid, subtid: print(data))
+    client.publish("hello", "greeting")
 """
 
 from smqrt.clients.smq.client import SmqClient

@@ -6,8 +6,8 @@ SmqrtError
 ├── NatsError          a NATS server violated its protocol
 ├── ArgumentError      an argument is invalid; the message names it (also a ValueError)
 ├── ClosedError        an object was used after its close()
-├── NoAnswer           a request got no answer in time (also a TimeoutError)
-├── DeliveryError      a client closed before the broker received its messages
+├── NoAnswer           a request was not answered in time (also a TimeoutError)
+├── DeliveryError      a client was closed before the broker confirmed its messages
 ├── QueueFullError     a send queue reached its limit; the message names the setting
 ├── StreamError        a connection failed; `word` is the error word
 ├── CryptoError        a key, certificate, token or ciphertext is invalid; `word` is the error word
@@ -27,7 +27,7 @@ class SmqrtError(Exception):
 
 
 class CloseReason(Enum):
-    """Why a connection was closed. The value appears in the log, and is the last argument of `onclose`."""
+    """Close reason of a connection. The value appears in the log, and is the last argument of `onclose`."""
 
     CLIENT_DISCONNECT = "disconnect"
     PEER_CLOSED = "connection ended"
@@ -62,6 +62,7 @@ class CloseReason(Enum):
         return _WORDS.get(self, "")
 
 
+# Several reasons have the same word: Lua applications compare the documented words (spec: smq §2.2).
 _WORDS = {
     CloseReason.WEBSOCKET_CLOSED: "socketclosed",
     CloseReason.PEER_CLOSED: "socketreadfailed",
@@ -102,11 +103,11 @@ class MqttError(SmqrtError):
 
 
 class NatsError(SmqrtError):
-    """A NATS server violated its protocol; the message has the rule."""
+    """A NATS server violated its protocol; the message names the rule."""
 
 
 class ArgumentError(SmqrtError, ValueError):
-    """An argument is invalid; the message has the argument, the rule and the remedy."""
+    """An argument is invalid; the message names the argument, the rule and the remedy."""
 
 
 class ClosedError(SmqrtError):
@@ -114,11 +115,11 @@ class ClosedError(SmqrtError):
 
 
 class NoAnswer(SmqrtError, TimeoutError):
-    """A request got no answer: the time is over, or the receiver or the connection was closed."""
+    """A request was not answered in time, or the receiver or the connection was closed."""
 
 
 class DeliveryError(SmqrtError):
-    """A client was closed, and messages published before did not reach the broker, or may not have reached it."""
+    """A client was closed before the broker confirmed all published messages."""
 
 
 class QueueFullError(SmqrtError):
@@ -156,7 +157,7 @@ class StartError(SmqrtError):
 
 
 class AcmeError(SmqrtError):
-    """A certificate could not be ordered; the message has the reason and the remedy.
+    """A certificate could not be ordered; the message names the reason and the remedy.
 
     Attributes:
         retry_after_s: seconds to wait, from the certificate authority; 0 when it sends none.
@@ -168,8 +169,8 @@ class AcmeError(SmqrtError):
 
 
 class PipelineError(SmqrtError):
-    """A pipeline can't be read, planned or run; the message has the position, the rule and the remedy."""
+    """A pipeline can't be read, planned or run; the message names the position, the rule and the remedy."""
 
 
 class JournalError(SmqrtError):
-    """A journal can't be opened, read or written; the message has the file, the reason and the remedy."""
+    """A journal can't be opened, read or written; the message names the file, the reason and the remedy."""

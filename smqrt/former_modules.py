@@ -1,4 +1,4 @@
-"""Former names of modules that the manual has named: importing one works for a release, with a warning."""
+"""Import hook for former module names of the manual: they work for one more release, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMER = {
     "smqrt.net.smtp": "smqrt.mail.smtp",
     "smqrt.net.stream": "smqrt.transport.stream",
 }
-"""What the manual of 1.0.0rc1 imports from, and where it is."""
+"""Module names of the manual of 1.0.0rc1, and their present names."""
 
 
 class _FormerModules(MetaPathFinder, Loader):
@@ -27,7 +27,7 @@ class _FormerModules(MetaPathFinder, Loader):
         return ModuleSpec(name, self) if name in FORMER else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to the import system: what it makes is replaced at once."""
+        """Return None: the import system creates a module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -36,6 +36,6 @@ class _FormerModules(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Have the former names found. A second call does nothing."""
+    """Register the import hook. A second call does nothing."""
     if not any(isinstance(finder, _FormerModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FormerModules())

@@ -11,7 +11,7 @@ from smqrt.wsgi import HandoverMixin
 
 
 class GunicornHandler(HandoverMixin, PyWSGIHandler):  # type: ignore[misc]  # gunicorn has no types
-    """gunicorn's handler, with connections that hubs can take over."""
+    """gunicorn's handler; hubs can take over its connections."""
 
 
 class Worker(GeventPyWSGIWorker):  # type: ignore[misc]

@@ -1,10 +1,12 @@
-"""MQTT 5 and 3.1.1 for Python: `MqttClient`.
+"""MQTT client for Python (5 and 3.1.1): `MqttClient`.
 
-from smqrt.mqtt import MqttClient
+It works with and without monkey patching by gevent.
 
-with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(topic, payload)) as mqtt:
-    mqtt.subscribe("house/+/temperature", qos=1)
-    mqtt.publish("house/attic/lamp", b"on", qos=1).wait()
+    from smqrt.mqtt import MqttClient
+
+    with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(topic, payload)) as mqtt:
+        mqtt.subscribe("house/+/temperature", qos=1)
+        mqtt.publish("house/attic/lamp", b"on", qos=1).wait()
 """
 
 from __future__ import annotations

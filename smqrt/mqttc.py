@@ -30,7 +30,7 @@ from smqrt.wire.mqtt.fields import Props
 __all__ = ["Mqtt", "connect", "create"]
 
 OnPub = Callable[[str, bytearray, Props, int], object]
-"""`f(topic, payload, prop, cpt)`, called for a message; `cpt` is the first byte of the packet (DUP 8, QoS 6, retain 1).
+"""`f(topic, payload, prop, cpt)`, called for each message. `cpt` is the first byte of PUBLISH (DUP 8, QoS 6, retain 1).
 With `recbta=False` the payload is bytes."""
 
 
@@ -42,37 +42,36 @@ def create(
     prop: Props | None = None,
     **options: object,
 ) -> tuple[Mqtt, None]:
-    """Make a client that connects in the background, and again when the connection is lost. Never blocks.
+    """Create a client that connects in the background and reconnects after a lost connection. Never blocks.
 
-    The callbacks run one after the other in one greenlet, while the program waits in a function of gevent. Messages and
-    subscriptions without a connection wait for one. Subscriptions are not repeated after a reconnect: subscribe in
-    `onstatus`. (spec: smq §8)
+    One greenlet runs the callbacks, one after the other, while the program waits in a function of gevent. Messages and
+    subscriptions are queued while there is no connection. Subscriptions are not repeated after a reconnect: subscribe
+    in `onstatus`. (spec: smq §8)
 
     Args:
         addr: a host name, `host:port`, a connected socket (see `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)`
             that returns a connected socket, or `(None, error)`, each time a connection is needed.
-        onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
-            success a true answer keeps the connection. Otherwise a false answer makes no further attempt, True makes
-            one after 5 seconds, a number after so many seconds. (help: mqtt-python)
-        onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default
-            messages are logged only. May be left out: a dict here is `op`, and the next argument `prop`.
+        onstatus: `f(type, code, status)`, called after each connection attempt and at the end of each connection. After
+            a successful attempt, a true value keeps the connection. Otherwise False stops the client, True reconnects
+            after 5 seconds, and a number after that many seconds. (help: mqtt-python)
+        onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default,
+            messages are only logged. Optional: a dict in its place is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
             `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout`
             (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
-            (seconds, 60; 0 for none); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
+            (seconds, 60; 0 disables it); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
             "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
-            `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). An unknown option is a warning in
-            the log.
-        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without it each connection
-            starts with a new session.
+            `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). Unknown options are logged and ignored.
+        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without this property each
+            connection starts with a new session.
 
     Returns:
         The client and None; `onstatus` receives the errors.
 
     Raises:
-        ArgumentError: a wrong callback, option or property.
+        ArgumentError: an invalid callback, option or property.
     """
-    if isinstance(onpub, Mapping):
+    if isinstance(onpub, Mapping):  # as in Lua, onpub may be omitted
         onpub, op, prop = None, onpub, op if prop is None else prop
     given = documented.merged(op, options, documented.OPTIONS, "mqttc.create")
     has_bytearrays = switch().check("recbta", given.get("recbta", True))
@@ -82,8 +81,5 @@ def create(
 def connect(
     addr: object, onpub: mqtt3c.OnPub, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
-    """Connect with MQTT 3.1.1, the older form: `smqrt.mqtt3c.connect`, with its arguments, results and errors.
-
-    (spec: smq §8)
-    """
+    """Connect with MQTT 3.1.1 (the older form), as `smqrt.mqtt3c.connect` does. (spec: smq §8)"""
     return mqtt3c.connect(addr, onpub, op, **options)

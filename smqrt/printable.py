@@ -7,8 +7,9 @@ import logging
 import re
 
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
-_DISPLACING = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # direction of text, breaks
-_UNSAFE = f"{_CONTROLS}{_DISPLACING}\ud800-\udfff"
+# Marks of text direction and line breaks: they could move or hide other text of a line.
+_LAYOUT = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"
+_UNSAFE = f"{_CONTROLS}{_LAYOUT}\ud800-\udfff"  # surrogates can't be encoded
 _IN_LINES = re.compile(f"[{_UNSAFE}]")
 _IN_A_LINE = re.compile(f"[\n{_UNSAFE}]")
 _SHORT = {"\n": "\\n", "\r": "\\r"}

@@ -5,8 +5,8 @@
 
     WSGIServer(("", 8000), application, handler_class=Handler).serve_forever()
 
-For gunicorn there is `smqrt.gunicorn.Worker`. In the application, `smq.connect(environ)` takes over the connection of a
-browser or device; the response of the application is then discarded.
+For gunicorn use `smqrt.gunicorn.Worker`. In the application, `smq.connect(environ)` takes over the connection of a
+browser or device; the server then discards the response of the application.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-_READ = 1
+_READ = 1  # event mask of libev
 _COPY_BYTES = 65536
 
 KEEP_ALIVE_S = 60.0
 HEAD_S, MAX_HEAD_BYTES = 10.0, 65536
-BODY_S, BODY_BYTES_PER_S = 20.0, 500
+BODY_S, BODY_BYTES_PER_S = 20.0, 500  # each 500 received bytes extend the time by a second
 DISCARD_S, MAX_DISCARDED_BYTES = 10.0, 1 << 20  # for the rest of a body that the application has not read
 STALLED_S = 30.0  # time in which a client must receive some data
 
@@ -55,7 +55,7 @@ ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple
 
 
 class InputLimitError(OSError, ValueError):
-    """A client exceeds a limit of size or time, or has disconnected.
+    """A client has exceeded a size or time limit, or has disconnected.
 
     `gevent.pywsgi` expects a ValueError while it reads the head of a request, an OSError elsewhere.
 
@@ -68,7 +68,7 @@ class InputLimitError(OSError, ValueError):
 
 
 class LimitedInput(io.RawIOBase):
-    """Input of a client with limits; yields to other greenlets even when data is always available.
+    """Client input with limits; yields to other greenlets even when data is always available.
 
     Args:
         sock: the connection.
@@ -83,9 +83,9 @@ class LimitedInput(io.RawIOBase):
         """Set the limits of the following input.
 
         Args:
-            size_bytes: maximum size; more raises `InputLimitError`.
-            wait_s: maximum time to wait in total; more raises `InputLimitError`.
-            bytes_per_s: received bytes that extend the time by one second.
+            size_bytes: maximum size; more data raises `InputLimitError`.
+            wait_s: maximum total time to wait; a longer wait raises `InputLimitError`.
+            bytes_per_s: number of received bytes that extend the time by one second.
         """
         self._left_bytes, self._wait_s = size_bytes, wait_s
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
@@ -94,20 +94,14 @@ class LimitedInput(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what a BufferedReader gives
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # BufferedReader passes this type
         """See `io.RawIOBase`."""
         if self._left_bytes <= 0:
             raise InputLimitError("more data than allowed")
-        size = self._receive(buffer)
-        self._wait_s += size * self._byte_s
-        self._left_bytes -= size
-        return size
-
-    def _receive(self, buffer: memoryview) -> int:
         began_s = monotonic()
-        self._sock.settimeout(max(self._wait_s, 0.001))
+        self._sock.settimeout(max(self._wait_s, 0.001))  # 0 would make the socket non-blocking
         try:
-            return int(self._sock.recv_into(buffer))
+            size = int(self._sock.recv_into(buffer))
         except OSError as error:
             self._left_bytes = 0
             raise InputLimitError(str(error)) from None
@@ -115,6 +109,9 @@ class LimitedInput(io.RawIOBase):
             self._wait_s -= monotonic() - began_s
             self._sock.settimeout(STALLED_S)
             self.turn.yield_if_due()  # here, since many greenlets may continue in the same turn of the loop
+        self._wait_s += size * self._byte_s
+        self._left_bytes -= size
+        return size
 
     def close(self) -> None:
         """Close the stream."""
@@ -125,7 +122,7 @@ class LimitedInput(io.RawIOBase):
 class HandoverMixin(_Base):
     """Mixin for a handler of `gevent.pywsgi` that lets a hub take over the connection of a request."""
 
-    _over = False  # whether the connection was answered or taken over; the response of the application is discarded
+    _discards_response = False  # whether the request was answered, or its connection taken over
     _relay: gevent.Greenlet[..., None] | None = None
 
     def __init__(self, sock: socket.socket, address: str, server: WSGIServer) -> None:
@@ -146,7 +143,7 @@ class HandoverMixin(_Base):
         self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
         return taken
 
-    def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the server's name
+    def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the name in gevent
         """Return the fields of a head."""
         try:
             return super().MessageClass(fp, *more)
@@ -161,22 +158,22 @@ class HandoverMixin(_Base):
     def get_environ(self) -> Environ:
         """Return the environ of a request, which includes the handler."""
         environ = super().get_environ()
-        self._over = False
+        self._discards_response = False
         environ[HANDLER] = self
         return environ
 
     @property
     def is_answered(self) -> bool:
         """Whether the response has begun, or the connection was taken over."""
-        return bool(self._over or self.headers_sent)
+        return bool(self._discards_response or self.headers_sent)
 
     def answer(self, status: str, text: str, headers: dict[str, str]) -> None:
-        """Answer the request instead of the application."""
+        """Respond to the request in place of the application."""
         body = text.encode()
         fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), **headers}
         self.start_response(status, list(fields.items()))
         self.write(body)
-        self._over = True
+        self._discards_response = True
 
     def take(self) -> TakenConnection:
         """Take the connection over from the server.
@@ -190,7 +187,7 @@ class HandoverMixin(_Base):
             data: bytes = self.rfile.peek()  # data that the server has read ahead
         except InputLimitError:
             data = b""
-        self._over = self.close_connection = self.headers_sent = True
+        self._discards_response = self.close_connection = self.headers_sent = True
         if isinstance(sock, SSLSocket):
             # The hub reads from file descriptors, so a socket pair carries the decrypted data.
             ours, theirs = socket.socketpair()
@@ -198,9 +195,9 @@ class HandoverMixin(_Base):
             self._relay = gevent.spawn(_relay, sock, ours)
             transport: Any = BehindTls(theirs.detach(), sock)
         else:
-            transport = _socket.socket(fileno=os.dup(sock.fileno()))  # the server closes its own
+            transport = _socket.socket(fileno=os.dup(sock.fileno()))  # the server closes its own descriptor
             transport.setblocking(False)
-        self.socket = None  # type: ignore[assignment]  # the server then closes nothing
+        self.socket = None  # type: ignore[assignment]  # the server must not close the connection
         return transport, get_hub().loop.io(transport.fileno(), _READ), data
 
     def handle(self) -> None:
@@ -218,11 +215,11 @@ class HandoverMixin(_Base):
         self, status: str, headers: list[tuple[str, str]], exc_info: ExceptionInfo | None = None
     ) -> Callable[[bytes], None]:
         """See WSGI."""
-        return self.write if self._over else super().start_response(status, headers, exc_info)
+        return self.write if self._discards_response else super().start_response(status, headers, exc_info)
 
     def write(self, data: bytes) -> None:
         """Send a part of the response."""
-        if not self._over:
+        if not self._discards_response:
             super().write(data)
 
     def _sendall(self, data: bytes) -> None:
@@ -235,7 +232,7 @@ class Handler(HandoverMixin, WSGIHandler):
 
 
 class BehindTls:
-    """One end of a socket pair whose other end is relayed to a TLS connection; has the addresses of the connection.
+    """One end of a socket pair; the other end is relayed to a TLS connection, whose addresses this object has.
 
     Args:
         fd: the file descriptor of this end.
@@ -273,5 +270,5 @@ def _copy(source: Any, sink: Any) -> None:
         sink.shutdown(socket.SHUT_WR)
     except (OSError, ValueError):  # ValueError: the server has closed the TLS connection
         for end in (source, sink):
-            with suppress(OSError):  # closed already
+            with suppress(OSError):  # already closed
                 end.shutdown(socket.SHUT_RDWR)

@@ -2,12 +2,12 @@
 
     FOLDER/AUTHORITY/account.key, account.json     one account for each certificate authority
     FOLDER/AUTHORITY/NAME/cert.pem, key.pem        the certificate in use; self-signed until the first order succeeds
-    FOLDER/AUTHORITY/NAME/answers.json             the answers to challenges while the authority verifies the names
-    FOLDER/AUTHORITY/NAME/readers/                 a file for each process that answers: the version it has read
-    FOLDER/AUTHORITY/NAME/state.json               failures, and when the next order is due
+    FOLDER/AUTHORITY/NAME/answers.json             the challenge answers while the authority verifies the names
+    FOLDER/AUTHORITY/NAME/readers/                 a file for each process that serves answers: the version it has read
+    FOLDER/AUTHORITY/NAME/state.json               failures, and the time of the next order
 
-Only the owner can read the files, and each is replaced atomically. File operations block; `ChallengeAnswers` runs them
-in a thread.
+Only the owner can read the files. Each is replaced atomically. File operations block; `ChallengeAnswers` runs them in a
+thread.
 """
 
 from __future__ import annotations
@@ -41,17 +41,14 @@ MAX_STATE_BYTES = 1 << 20
 HTTP_01, TLS_ALPN_01, DNS_01 = "http-01", "tls-alpn-01", "dns-01"
 _SELF_SIGNED = "smqrt self-signed, until a certificate has been ordered"
 _SELF_SIGNED_DAYS = 397  # the longest lifetime that browsers accept
-_RENEW_AT = 1 / 3
-"""Share of the lifetime that is left when a certificate is renewed."""
-_SPREAD = 1 / 20
-"""Share of the lifetime over which renewals of certificates ordered at the same time are spread."""
-_STALE_READER_S = 60.0
-"""Age at which an unlocked file of an `AnswerReader` is removed."""
+_RENEW_AT = 1 / 3  # remaining share of the lifetime at which a certificate is renewed
+_SPREAD = 1 / 20  # share of the lifetime over which the renewals of simultaneous orders are spread
+_STALE_READER_S = 60.0  # age at which an unlocked file of an `AnswerReader` is removed
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a challenge, by which the authority verifies a name.
+    """The answer to a challenge; the authority reads it to verify a name.
 
     Attributes:
         kind: the kind of the challenge: `HTTP_01`, `TLS_ALPN_01` or `DNS_01`.
@@ -68,11 +65,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class State:
-    """The state of orders, kept over restarts.
+    """The state of orders, preserved over restarts.
 
     Attributes:
         failures: number of consecutive failed orders.
-        next_s: earliest time of the next order, in Unix seconds; 0 when only the certificate's lifetime matters.
+        next_s: earliest time of the next order, in Unix seconds; 0 when only the certificate's lifetime determines it.
         fault: why the last order failed; empty after a success.
         kind: the challenge kind of the last order.
     """
@@ -91,6 +88,10 @@ class AcmeFiles:
         folder: the state folder for ACME.
         directory: URL of the authority's directory.
         names: host names of the certificate; the first one names its folder.
+
+    Attributes:
+        account: folder of the account.
+        own: folder of the certificate.
     """
 
     folder: Path
@@ -100,6 +101,7 @@ class AcmeFiles:
     own: Path = field(init=False)
 
     def __post_init__(self) -> None:
+        # The host and path of the directory as one folder name.
         authority = re.sub(r"[^A-Za-z0-9.-]+", "_", self.directory.partition("://")[2]).strip("._")
         object.__setattr__(self, "account", self.folder / authority)
         object.__setattr__(self, "own", self.folder / authority / self.names[0])
@@ -121,13 +123,13 @@ class AcmeFiles:
 
     @property
     def readers(self) -> Path:
-        """The folder with a file for each process that answers challenges."""
+        """The folder with a file for each process that serves challenge answers."""
         return self.own / "readers"
 
     # ---- the certificate
 
     def prepare(self) -> None:
-        """Create a self-signed certificate unless there is a usable one. Raises OSError."""
+        """Create a self-signed certificate unless a usable one exists. Raises OSError."""
         make_private_folder(self.own)
         try:
             Identity(self.cert.read_bytes(), self.key.read_bytes())
@@ -142,7 +144,7 @@ class AcmeFiles:
     def due_s(self) -> float:
         """Return when renewal is due, in Unix seconds: shortly before the last third of the certificate's lifetime.
 
-        Return 0 for one that is self-signed, unreadable, or for other names.
+        Return 0 for a certificate that is self-signed, unreadable, or for other names.
         """
         try:
             leaf = x509.load_pem_x509_certificate(self.cert.read_bytes())
@@ -158,7 +160,7 @@ class AcmeFiles:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Try to lock the files; yield whether this process may order. In a hot restart two processes try."""
+        """Try to lock the files; yield whether this process may order. During a hot restart two processes try."""
         make_private_folder(self.own)
         fd = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -176,7 +178,7 @@ class AcmeFiles:
         write_private(self.answers, json.dumps([asdict(one) for one in answers]).encode())
 
     def forget_answers(self) -> None:
-        """Remove the answers of a process that was killed; those of a running order stay."""
+        """Remove the answers of a killed process; those of a running order are kept."""
         with self.locked() as has_lock, suppress(FileNotFoundError):
             if has_lock:
                 self.answers.unlink()
@@ -188,14 +190,14 @@ class AcmeFiles:
         return []
 
     def version(self) -> str:
-        """Return a text that changes with the published answers; empty when there are none."""
+        """Return a text that changes with the published answers; empty without answers."""
         with suppress(FileNotFoundError):
             info = self.answers.stat()
             return f"{info.st_mtime_ns} {info.st_ino}"
         return ""
 
     def all_have_read(self, version: str) -> bool:
-        """Return whether every process that answers challenges has read this version. Raises OSError."""
+        """Return whether all processes that serve challenge answers have read this version. Raises OSError."""
         for path in self.readers.iterdir() if self.readers.is_dir() else ():
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -207,7 +209,7 @@ class AcmeFiles:
                 if os.read(fd, 100).decode() != version:
                     return False
             else:
-                # Unlocked: its process was killed, or has created the file and not yet locked it.
+                # Unlocked: its process was killed, or has just created the file and not locked it yet.
                 if os.fstat(fd).st_mtime + _STALE_READER_S < time.time():
                     path.unlink(missing_ok=True)
             finally:
@@ -220,18 +222,18 @@ class AcmeFiles:
             return State(**json.loads(_content(self.own / "state.json")))
         return State()
 
-    def keep(self, state: State) -> None:
+    def store_state(self, state: State) -> None:
         """Store the state of orders. Raises OSError."""
         write_private(self.own / "state.json", json.dumps(asdict(state)).encode())
 
 
 class AnswerReader:
-    """A file that names the version of the answers that this process has read. All calls block.
+    """A file with the version of the answers that this process has read. All calls block.
 
-    The process holds a lock on the file, so an order does not wait for a process that was killed.
+    The process holds a lock on the file, so that an order does not wait for a killed process.
 
     Args:
-        files: with the answers.
+        files: the files with the answers.
 
     Raises:
         OSError: the file cannot be created.
@@ -243,14 +245,14 @@ class AnswerReader:
         make_private_folder(files.readers)
         self._path = files.readers / f"{os.getpid()}-{secrets.token_hex(8)}"
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits at most for the check of another process
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # another process holds it only during `all_have_read`
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)  # not in `close`: a thread may still write
 
     def has_read(self, version: str) -> None:
-        """Store the version that this process has read. Raises OSError."""
+        """Record the version that this process has read. Raises OSError."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, version.encode(), 0)
 
@@ -260,20 +262,20 @@ class AnswerReader:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder and its missing parents, for their owner only. Raises OSError."""
+    """Create a folder and its missing parents; only the owner can access them. Raises OSError."""
     if not path.is_dir():
         make_private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically by one that only its owner can read. Raises OSError."""
+    """Replace a file atomically; only the owner can read the new one. Raises OSError."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(fd)  # a crash must not leave an empty key for a certificate that was issued
+        os.fsync(fd)  # a crash must not leave an empty key for an issued certificate
     fresh.replace(path)
 
 
@@ -301,8 +303,8 @@ def self_signed(
 
     Args:
         names: host names.
-        subject: its common name.
-        lifetime: how long it is valid.
+        subject: common name.
+        lifetime: duration of its validity.
         extensions: critical extensions.
     """
     key = ec.generate_private_key(ec.SECP256R1())
@@ -323,10 +325,10 @@ def self_signed(
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key_pem(key)
 
 
-# ---- Challenge answers in every process of a server.
+# ---- Challenge answers in all processes of a server.
 #
-# The process that orders writes them into a file. All processes read that file, so that any of them can answer: a
-# worker, or the other process of a hot restart.
+# The process that orders writes the answers to a file. All processes read this file, because the authority may connect
+# to any of them: each worker, and both processes of a hot restart.
 
 PREFIX = "/.well-known/acme-challenge/"
 POLL_S = 0.25
@@ -341,7 +343,7 @@ class ChallengeAnswers:
     """The challenge answers of this process.
 
     Args:
-        files: with the answers.
+        files: the files with the answers.
         on_contexts: called with the TLS contexts for TLS-ALPN-01, by host name, when they change.
     """
 
@@ -353,12 +355,12 @@ class ChallengeAnswers:
         self._poller: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Read the answers, then poll for changes. Call it before the listeners accept connections."""
+        """Read the answers, then poll for changes. Call this before the listeners accept connections."""
         self._update()
         self._poller = gevent.spawn(self._poll)
 
     def stop(self) -> None:
-        """Stop polling; the answers that were read stay available."""
+        """Stop polling; the current answers remain available."""
         if self._poller is not None:
             self._poller.kill(block=False)
         if self._reader is not None:
@@ -376,12 +378,13 @@ class ChallengeAnswers:
             self._update()
 
     def _update(self) -> None:
-        # The next poll tries again after a disk error or a name that no certificate can contain.
+        # After an error the next poll tries again. ValueError: a name that is not possible in a certificate.
         with suppress(OSError, ValueError):
             changed = disk_threads.call(self._read_changed)
             if changed is not None:
                 self._texts, contexts = changed
                 self._on_contexts(contexts)
+            # Only now: the order continues when all processes have confirmed that they serve the answers.
             if self._confirmed_version != self._read_version and self._reader is not None:
                 version = self._read_version
                 disk_threads.call(self._reader.has_read, version)
@@ -389,7 +392,7 @@ class ChallengeAnswers:
 
     def _read_changed(self) -> tuple[dict[str, bytes], Contexts] | None:
         """Return HTTP-01 texts by token and TLS-ALPN-01 contexts by name when they have changed. Runs in a thread."""
-        if self._reader is None:  # before the read: an order that publishes later then waits for this process
+        if self._reader is None:  # before reading: an order that publishes later then waits for this process
             self._reader = AnswerReader(self._files)
         version = self._files.version()
         if version == self._read_version:
@@ -402,7 +405,7 @@ class ChallengeAnswers:
 
 
 def _challenge_context(answer: Answer) -> ssl.SSLContext:
-    """Return the context of a handshake by which the authority verifies a name (RFC 8737 §3)."""
+    """Return the TLS context for the handshake that verifies a name (RFC 8737 §3)."""
     digest = hashlib.sha256(answer.key_authorization.encode()).digest()
     extension = x509.UnrecognizedExtension(_ACME_IDENTIFIER, _OCTET_STRING_OF_32 + digest)
     chain, key = self_signed([answer.name], "smqrt ACME challenge", timedelta(days=7), extension)

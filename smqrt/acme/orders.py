@@ -1,6 +1,6 @@
 """Certificate orders at an ACME authority, and automatic renewal.
 
-directory → account → order → a challenge for each name: publish the answers, let the authority verify them
+directory → account → order → a challenge for each name: publish the answers, request verification
           → certificate signing request → certificate with its chain
 
 All calls block: run them in a thread.
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 
 MISSING = "needs the library acme: pip install 'smqrt[acme]'"
 REQUEST_S = 30.0
-"""Timeout of a request: to connect, and between two pieces of the response."""
+"""Timeout of a request: for connecting, and between two pieces of the response."""
 ORDER_S = 240.0
 """Timeout of a whole order."""
-_POLL_S, _MAX_POLL_S = 0.2, 5.0
+_POLL_S, _MAX_POLL_S = 0.2, 5.0  # first and longest interval of polling the authority
 
 Publish = Callable[[Sequence[Answer]], object]
-"""Publishes the answers and returns when every process has them; an empty list removes them."""
+"""Publishes the answers and returns when all processes have them; an empty list removes the answers."""
 
 
 def check_library() -> None:
-    """Raise StartError when the library is missing, without loading it."""
+    """Raise StartError when the library is missing. Does not load it: this takes time, and orders are rare."""
     if find_spec("acme") is None or find_spec("josepy") is None:
         raise StartError(f"tls.acme {MISSING}.")
 
@@ -74,9 +74,9 @@ class Account:
 
     Attributes:
         directory: URL of the authority's directory.
-        folder: with `account.key` and `account.json`, created when they are missing.
+        folder: folder of `account.key` and `account.json`, which are created when they are missing.
         contact: mail address; empty for none.
-        ca: file with the authorities that verify the directory's own certificate; empty for those of the system.
+        ca: file with the CA certificates for the directory's own certificate; empty for the system's.
         binding: key identifier and HMAC key (base64url) of external account binding (RFC 8555 §7.3.4); empty for none.
     """
 
@@ -101,10 +101,10 @@ def order(account: Account, names: Sequence[str], kind: str, key: bytes, publish
         The certificate with its chain, PEM.
 
     Raises:
-        AcmeError: it failed, or took longer than `ORDER_S`; names the reason and the remedy.
+        AcmeError: the order failed, or took longer than `ORDER_S`; names the reason and the remedy.
     """
     try:
-        import acme.client  # noqa: F401  # here: it loads requests, which no other module needs
+        import acme.client  # noqa: F401  # not at the top: it loads requests, and takes long
     except ImportError:
         raise AcmeError(f"ACME {MISSING}.") from None
     with _OrderClient(account) as client:
@@ -112,7 +112,7 @@ def order(account: Account, names: Sequence[str], kind: str, key: bytes, publish
 
 
 class _OrderClient:
-    """One order. As a context manager it turns every error into `AcmeError`."""
+    """One order. As a context manager it raises every error as `AcmeError`."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -130,7 +130,7 @@ class _OrderClient:
     # ---- the account
 
     def _log_in(self) -> ClientV2:
-        """Return a client with the account, which is registered when it is new."""
+        """Return a client with the account; register a new account."""
         from acme import client, messages
         from josepy.jwa import ES256
         from josepy.jwk import JWKEC
@@ -160,7 +160,7 @@ class _OrderClient:
         return acme_client
 
     def _note_retry_after(self, response: Any, **_: object) -> None:
-        """Store the Retry-After of an error response."""
+        """Hook for responses: store the Retry-After of an error."""
         self._retry_after_s = 0.0
         if response.status_code >= 400:
             from acme.client import ClientV2
@@ -169,6 +169,7 @@ class _OrderClient:
             self._retry_after_s = max(0.0, (until - datetime.now()).total_seconds())
 
     def _register(self, client: ClientV2) -> str:
+        """Register the account, or update the contact of a registered one; return its URI."""
         from acme import errors, messages
 
         wanted: dict[str, Any] = {"email": self._account.contact} if self._account.contact else {}
@@ -220,7 +221,7 @@ class _OrderClient:
         try:
             if answers:
                 publish(answers)
-            for challenge, _ in chosen:  # the response of every kind is an empty object
+            for challenge, _ in chosen:  # the JSON of the response is an empty object for all kinds
                 client.answer_challenge(challenge, challenges.HTTP01Response(key_authorization=""))
             for one in unverified:
                 self._wait_until_valid(client, one)
@@ -230,6 +231,7 @@ class _OrderClient:
         return str(client.finalize_order(pending, self._until).fullchain_pem).encode()
 
     def _wait_until_valid(self, client: ClientV2, authorization: messages.AuthorizationResource) -> None:
+        """Poll an authorization until it is valid. Raises ValidationError and TimeoutError of the library."""
         from acme import errors, messages
 
         wait_s = _POLL_S
@@ -247,6 +249,7 @@ class _OrderClient:
     # ---- error messages
 
     def _explain(self, error: Exception) -> str:
+        """Return the reason and the remedy of an error."""
         from acme import errors, messages
         from requests import RequestException
 
@@ -273,7 +276,8 @@ class _OrderClient:
                 " tls.acme_ca for a private authority."
             )
         if isinstance(error, OSError):
-            return f"cannot store what the authority sent: {_line(error)}. Check tls.acme_folder."
+            return f"cannot store the files of the order: {_line(error)}. Check tls.acme_folder."
+        # Some errors of the library have the HTTP response as their only argument.
         status = getattr(error.args[0] if error.args else None, "status_code", None)
         if status is not None:
             return f"{directory} answers with status {status}. {_RETRIED}"
@@ -300,11 +304,12 @@ _REQUIREMENTS = {
 
 
 def _line(value: object) -> str:
+    """Return the text of an authority as one line of limited length."""
     return " ".join(str(value).split())[:500].rstrip(".")
 
 
 def _challenge(authorization: messages.AuthorizationResource, kind: str) -> tuple[messages.ChallengeBody, str]:
-    """Return the challenge of a kind and its token, from the JSON: the library has no class for TLS-ALPN-01."""
+    """Return the challenge of a kind, and its token. Uses the JSON: the library has no class for TLS-ALPN-01."""
     name, offered = authorization.body.identifier.value, []
     for one in authorization.body.challenges:
         fields = one.chall.to_partial_json()
@@ -319,37 +324,38 @@ def _challenge(authorization: messages.AuthorizationResource, kind: str) -> tupl
 
 # ---- Background service for orders and renewals
 #
-# One process of the server orders, in a thread. Every process answers challenges and reads the new files.
+# One process of the server orders, in a thread. All processes serve challenge answers and reload the new files.
 
 log = logging.getLogger("smqrt")
 
 FIRST_RETRY_S, MAX_RETRY_S = 120.0, 12 * 3600.0
-"""Let's Encrypt allows five failures per account, name and hour: delays that double stay below."""
+"""First and longest delay after failures. Let's Encrypt allows five failures per account, name and hour."""
 MAX_RETRY_AFTER_S = 8 * 86400.0
-"""The longest Retry-After of an authority that is followed; Let's Encrypt limits orders per week."""
+"""Maximum of a Retry-After of an authority; Let's Encrypt has limits of orders per week."""
 OTHER_ORDERS_S = 5.0
-"""Delay after finding that another process orders."""
+"""Delay while another process orders."""
 MIN_INTERVAL_S = 300.0
-"""Between two orders that succeed, whatever the lifetime of the certificates."""
+"""Minimum interval between two successful orders, for certificates of any lifetime."""
 MAX_SLEEP_S = 600.0
-"""Interval at which the clock is read: after a suspend or a clock change, renewal is still in time."""
+"""Interval of reading the clock, so that renewal is in time after a suspend or a clock change."""
 READ_S = 10.0
-"""How long to wait until the other processes of the server have read the answers."""
+"""Maximum time to wait until the other processes of the server have read the answers."""
+# Processes of older releases do not record the version that they have read. In a hot restart such a process has polled
+# after this time.
 _MIN_PUBLISH_S = 2 * POLL_S
-"""Older releases do not record what they have read. In a hot restart such a process has polled after this time."""
 MAX_ORDER_S = ORDER_S + 60.0
-"""After this time a thread that orders is abandoned."""
+"""Time after which a thread that orders is abandoned."""
 
 
 @dataclass(frozen=True)
 class AcmePlan:
-    """Which certificate to order, and where.
+    """A certificate to order.
 
     Attributes:
         files: its files, names and authority.
         account: the account at that authority.
         challenge: the kind of the challenges. Empty: `HTTP_01` when a port without TLS is open, otherwise
-            `TLS_ALPN_01`; after a failure the other one when a port without TLS is open.
+            `TLS_ALPN_01`. With such a port, the two kinds alternate after failures.
     """
 
     files: AcmeFiles
@@ -357,13 +363,13 @@ class AcmePlan:
     challenge: str = ""
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """The certificate, for log lines."""
         return f"certificate of {', '.join(self.files.names)}"
 
 
 class AcmeService:
-    """Orders certificates and answers challenges.
+    """Orders certificates and serves challenge answers.
 
     Args:
         plan: what to order.
@@ -371,7 +377,7 @@ class AcmeService:
         reload: reloads the certificates of the listeners and returns the fault, if any; blocks its greenlet.
         report: prints a line on the terminal.
         has_http: whether a port without TLS is open.
-        orders: whether this process orders; one of several workers does.
+        orders: whether this process orders; only one of several workers does.
 
     Attributes:
         ordered, failed: number of orders of this process that succeeded and failed.
@@ -397,7 +403,7 @@ class AcmeService:
         self._worker: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Start to answer challenges, and to order when the certificate is due."""
+        """Start to serve challenge answers, and to order when the certificate is due."""
         self.answers.start()
         if self._orders:
             self._worker = gevent.spawn(self._run)
@@ -409,7 +415,7 @@ class AcmeService:
             self._worker.kill(block=False)
 
     def try_now(self) -> None:
-        """After a failed order, try again without further delay."""
+        """Order again at once if the last order failed."""
         if self._state.failures:
             self._retry_now.set()
 
@@ -438,12 +444,12 @@ class AcmeService:
             try:
                 self._order()
             except Exception:
-                log.exception("ordering the %s failed", self.plan.what)
+                log.exception("ordering the %s failed", self.plan.label)
                 self._failed(AcmeError("internal error; the log has its traceback."))
 
     def _order(self) -> None:
         kind = self.plan.challenge
-        if not kind:  # after a failure the other kind
+        if not kind:  # alternate after failures: one of the two ports may be unreachable
             first, other = (HTTP_01, TLS_ALPN_01) if self._has_http else (TLS_ALPN_01, HTTP_01)
             kind = other if self._has_http and self._state.failures % 2 else first
         pool = self._pool = self._pool or DedicatedThreads()  # not gevent's own: an order may take minutes
@@ -452,7 +458,7 @@ class AcmeService:
             if isinstance(outcome, Exception):
                 raise outcome
         except gevent.Timeout:
-            self._pool = None  # the abandoned thread ends some day
+            self._pool = None  # a new thread for the next order; the abandoned one may still be blocked
             self._failed(AcmeError(f"no result within {MAX_ORDER_S:g} s. smqrt tries again automatically."), kind)
         except AcmeError as error:
             self._failed(error, kind)
@@ -462,40 +468,42 @@ class AcmeService:
             self._succeeded(outcome, kind)
 
     def _succeeded(self, is_new: bool | None, kind: str) -> None:
+        """Process the result of `_order_in_thread`: store the state, and reload the certificate."""
         if is_new is None:  # another process is ordering
             self._state = State(self._state.failures, time() + OTHER_ORDERS_S, self._state.fault, self._state.kind)
             return
         self._due_s = disk_threads.call(self.plan.files.due_s)
         self._state = State(next_s=time() + MIN_INTERVAL_S, kind=kind)
-        self._keep()
+        self._store_state()
         if fault := self._reload():
-            log.error("%s: ordered by ACME, but not usable: %s", self.plan.what, fault)
+            log.error("%s: ordered by ACME, but not usable: %s", self.plan.label, fault)
         if is_new:
             self.ordered += 1
             due = shown(datetime.fromtimestamp(self._next_s(), UTC))
-            self._report(f"{self.plan.what}: ordered by ACME ({kind}); renewal due at {due}")
+            self._report(f"{self.plan.label}: ordered by ACME ({kind}); renewal due at {due}")
 
     def _failed(self, error: AcmeError, kind: str = "") -> None:
         failures = self._state.failures + 1
+        # The exponent has a limit against overflow; the random part spreads the orders of many servers.
         wait_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), MAX_RETRY_S) * random.uniform(1, 1.25)
         wait_s = max(wait_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))
         self._state = State(failures, time() + wait_s, str(error), kind)
-        self._keep()
+        self._store_state()
         self.failed += 1
         next_attempt = shown(datetime.fromtimestamp(self._state.next_s, UTC))
-        log.error("%s: ACME order failed: %s Next attempt: %s, or on SIGHUP.", self.plan.what, error, next_attempt)
+        log.error("%s: ACME order failed: %s Next attempt: %s, or on SIGHUP.", self.plan.label, error, next_attempt)
 
-    def _keep(self) -> None:
+    def _store_state(self) -> None:
         try:
-            disk_threads.call(self.plan.files.keep, self._state)
+            disk_threads.call(self.plan.files.store_state, self._state)
         except OSError as error:
             log.error("cannot store the ACME state: %s", error)
 
 
 def _order_in_thread(plan: AcmePlan, kind: str) -> bool | Exception | None:
-    """Order in this thread. Return False when another process has done so, None when another one is ordering.
+    """Order in this thread. Return False when another process has ordered, None while another process orders.
 
-    Exceptions are returned, because gevent prints those that its threads raise.
+    Exceptions are returned, because gevent prints the exceptions of its threads.
     """
     files = plan.files
     try:
@@ -513,7 +521,7 @@ def _order_in_thread(plan: AcmePlan, kind: str) -> bool | Exception | None:
 
 
 def _publish(files: AcmeFiles, answers: Sequence[Answer]) -> None:
-    """Publish answers and wait until every process of the server has them: the authority may connect to any."""
+    """Publish answers, and wait until all processes of the server have them: the authority may connect to any."""
     files.publish(answers)
     if not answers:
         return

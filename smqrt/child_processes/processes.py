@@ -1,8 +1,8 @@
 """Child processes: pseudo terminals and shell commands (spec: bas-api §7, §17).
 
 `posix_spawn` starts the child: no Python code runs between fork and exec, where locks of other threads would stay
-locked. The loop watches the terminal and the process. The child leads its own session and process group and inherits
-no descriptor of the server. Closing the `Pty` sends SIGHUP to the group, and SIGKILL when the child does not exit.
+locked. The loop watches the terminal and the process. The child leads a new session and process group, and inherits no
+descriptor of the server. Closing the `Pty` sends SIGHUP to the group, and SIGKILL when the child does not exit.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.scheduling import READ, WRITE, Ready, Signal, TimedDeferred, block, share
 
 MAX_BUFFERED_BYTES = 64 << 10
-"""Unread output; when it is reached, the child blocks in its next write."""
+"""Limit of unread output; when it is reached, the child blocks in its next write."""
 WRITE_S = 30.0
-"""How long a write waits for the child to read its input."""
+"""Time limit of a write while the child does not read its input."""
 NATURAL_S, HANG_UP_S, KILL_S = 1.0, 2.0, 2.0
-"""How long to wait for the child to exit: by itself, after SIGHUP, and after SIGKILL."""
+"""Time to wait for the child to exit: by itself, after SIGHUP, and after SIGKILL."""
 LATE_OUTPUT_S = 0.1
-"""How long output may still arrive after the child has exited."""
+"""Time for output to arrive after the child has exited."""
 ROWS, COLUMNS = 24, 80
 
 _LAUNCHER = Path(__file__).with_name("pty_launcher.py")
 _spawn = monkey.get_original("os", "posix_spawn")
+# The kernel rejects a default action for SIGKILL and SIGSTOP.
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 _INPUT, _OUTPUT, _LOCAL = 0, 1, 3  # indices in the list that tcgetattr returns
@@ -72,10 +73,10 @@ class PtyCommand:
 
     Attributes:
         words: the command and its arguments.
-        name: its argv[0]; the command by default.
-        environment: variables in addition to those of the server; None removes one.
-        stty: the terminal's mode: None for raw, otherwise words of stty(1), such as "-echo", that change the default
-            mode, which converts LF to CR LF.
+        name: argv[0]; the command by default.
+        environment: variables in addition to those of the server; the value None removes a variable.
+        stty: the terminal's mode: None for raw; otherwise words of stty(1), such as "-echo", that change the default
+            mode. The default mode converts LF to CR LF.
         separate_stderr: whether standard error is a separate pipe.
     """
 
@@ -96,13 +97,13 @@ Output = tuple[bytes, bool] | None | Literal[False]
 
 
 class _OutputBuffer:
-    """Output of the child: the loop reads a descriptor into a buffer until the buffer is full."""
+    """Output of the child: the loop reads a descriptor until the buffer is full."""
 
     def __init__(self, fd: int, arrived: Callable[[], object]) -> None:
         os.set_blocking(fd, False)
         self.fd, self.ended, self.paused, self.discards = fd, False, False, False
         self.buffer = bytearray()
-        self.first_arrival = 0  # the number of the arrival that filled the empty buffer
+        self.first_arrival = 0  # number of the first arrival in the buffer; 0 when empty
         self._arrived = arrived
         self._watcher: Any = get_hub().loop.io(fd, READ)
         self._watcher.start(self._ready)
@@ -112,12 +113,12 @@ class _OutputBuffer:
         self._arrived()
 
     def receive(self) -> bool:
-        """Read available output. Return whether there was any, or the end."""
+        """Read available output. Return False when there is none yet."""
         try:
             data = os.read(self.fd, MAX_BUFFERED_BYTES - len(self.buffer))
         except BlockingIOError:
             return False
-        except OSError:  # EIO: no process has the terminal open any more
+        except OSError:  # EIO: all processes have closed the terminal
             data = b""
         if not self.discards:
             self.buffer += data
@@ -168,7 +169,7 @@ class _OutputBuffer:
 
 
 class PtyRead(TimedDeferred[Output]):
-    """A pending read, resolved in the loop greenlet."""
+    """A read that waits for output; resolved in the loop greenlet."""
 
     __slots__ = ()
 
@@ -181,14 +182,14 @@ class Pty:
 
     Attributes:
         pid: the child's process ID, also the ID of its group.
-        status: the exit status, or 128 plus the number of the signal that ended it; None while it runs.
+        status: the exit status, or 128 plus the number of the signal that ended the child; None while it runs.
         on_output: called in the loop greenlet when output or its end has arrived.
         arrivals: number of these calls.
         progress: arrivals plus reads that returned output.
         end_reported: whether a read has returned the end.
 
     Args:
-        command: what to run.
+        command: the command to run.
 
     Raises:
         ArgumentError: an unknown word in `stty`, or a NUL character.
@@ -196,7 +197,15 @@ class Pty:
     """
 
     def __init__(self, command: PtyCommand) -> None:
-        _check(command)
+        texts = [*command.words, command.name or "", *command.environment, *filter(None, command.environment.values())]
+        if any("\0" in text for text in texts):
+            raise ArgumentError("forkpty: a NUL character in an argument or a variable")
+        if any(not name or "=" in name for name in command.environment):
+            raise ArgumentError("forkpty: the name of a variable is empty or has a '='")
+        path = command.variables().get("PATH", os.defpath)
+        if shutil.which(command.words[0], path=path) is None:  # here: the launcher could only report an exit status
+            exists = "/" in command.words[0] and os.path.exists(command.words[0])
+            raise StreamError("noaccess" if exists else "notfound", f"{command.words[0]} cannot be run")
         self.status: int | None = None
         self.on_output: Callable[[], object] = lambda: None
         self.arrivals, self._output_reads, self.end_reported = 0, 0, False
@@ -213,6 +222,7 @@ class Pty:
         self._writable = Ready(self._master, WRITE)
 
     def _launch(self, command: PtyCommand) -> None:
+        """Open the terminal and start the child."""
         loop: Any = get_hub().loop
         loop.install_sigchld()  # first: the child may exit before `_spawn` returns
         self._master, slave = os.openpty()
@@ -269,16 +279,21 @@ class Pty:
         return self.arrivals + self._output_reads
 
     def read(self, timeout_s: float | None = None) -> PtyRead:
-        """Read all buffered output of one stream, the older first; the result waits at most `timeout_s` for output."""
+        """Read all buffered output of the stream with the older output.
+
+        Args:
+            timeout_s: seconds that the returned read waits for output; None for no limit.
+        """
         read = PtyRead(timeout_s)
-        self._reads = deque(one for one in self._reads if not one.done)  # without those that timed out
+        self._reads = deque(one for one in self._reads if not one.done)  # without expired reads
         self._reads.append(read)
         self._serve()
         return read
 
     def _serve(self) -> None:
+        """Resolve waiting reads, in their order, while there is output or its end."""
         while self._reads:
-            if self._reads[0].done:  # it timed out, or its activity was ended
+            if self._reads[0].done:  # it has expired, or its greenlet has ended
                 self._reads.popleft()
             elif filled := [source for source in self._sources if source.buffer]:
                 self._output_reads += 1
@@ -307,7 +322,7 @@ class Pty:
     # ---- input
 
     def write(self, data: bytes) -> None:
-        """Write to the child's input; blocks while the child does not read it.
+        """Write to the child's input; blocks while the input buffer is full.
 
         Raises:
             StreamError: "timeout" after `WRITE_S`, "terminated" when the child has exited.
@@ -342,7 +357,7 @@ class Pty:
     # ---- closing
 
     def close(self) -> None:
-        """Close the terminal and send SIGHUP to the child, and SIGKILL when it still runs after `HANG_UP_S`.
+        """Close the terminal and send SIGHUP to the child; send SIGKILL if it still runs after `HANG_UP_S`.
 
         Does not block; a second call does nothing.
         """
@@ -365,10 +380,10 @@ class Pty:
         get_hub().loop.run_callback(self._serve)  # resolves waiting reads, in the loop greenlet
 
     def close_and_wait(self) -> int | None:
-        """Wait `NATURAL_S` for the child to exit, then close as `close`. Drops its output; blocks the greenlet.
+        """Wait `NATURAL_S` for the child to exit, then close as `close`. Drops output; blocks the greenlet.
 
         Returns:
-            The exit status; None when SIGKILL did not end it in time.
+            The exit status; None when SIGKILL did not end the child in time.
         """
         for source in () if self._closed else self._sources:
             source.discard()
@@ -389,12 +404,13 @@ class Pty:
         return self.status
 
     def _signal(self, number: int) -> None:
-        """Signal the group while the child runs: afterwards the system may reuse its number."""
+        """Signal the group while the child runs: afterwards the system may reuse the group's number."""
         if self.status is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def _exited(self) -> None:
+        """Callback of the loop: the child has exited."""
         if self._closed:
             with suppress(ProcessLookupError, PermissionError):  # processes that the child left in its group
                 os.killpg(self.pid, signal.SIGKILL)
@@ -411,7 +427,7 @@ class Pty:
         self._exit.fire()
 
     def _read_late_output(self) -> None:
-        """End the output although processes that the child left behind still have the terminal open."""
+        """End the output, although other processes that the child started may still have the terminal open."""
         waiting = [source for source in self._sources if not (source.ended or source.full or source.paused)]
         for source in waiting:
             if not source.receive():
@@ -422,19 +438,8 @@ class Pty:
             self._arrived()
 
 
-def _check(command: PtyCommand) -> None:
-    texts = [*command.words, command.name or "", *command.environment, *filter(None, command.environment.values())]
-    if any("\0" in text for text in texts):
-        raise ArgumentError("forkpty: a NUL character in an argument or a variable")
-    if any(not name or "=" in name for name in command.environment):
-        raise ArgumentError("forkpty: the name of a variable is empty or has a '='")
-    path = command.variables().get("PATH", os.defpath)
-    if shutil.which(command.words[0], path=path) is None:
-        exists = "/" in command.words[0] and os.path.exists(command.words[0])
-        raise StreamError("noaccess" if exists else "notfound", f"{command.words[0]} cannot be run")
-
-
 def _set_mode(fd: int, stty: Sequence[str] | None) -> None:
+    """Set the mode of a terminal; see `PtyCommand`."""
     if stty is None or "raw" in stty:
         tty.setraw(fd)
     mode = termios.tcgetattr(fd)
@@ -451,14 +456,14 @@ def _set_mode(fd: int, stty: Sequence[str] | None) -> None:
 
 # ---- Shell commands, like `popen` and `system` of C
 #
-# `posix_spawn` starts the child (decision 0019): no Python code runs between fork and exec. The child leads its own
+# `posix_spawn` starts the child (decision 0019): no Python code runs between fork and exec. The child leads a new
 # session and process group. It inherits standard output and standard error, but no other descriptor of the server. Its
 # standard input is a pipe or `/dev/null`, because a background process group cannot read from a terminal.
 
 MAX_READ_BYTES = 64 << 10
-"""The most that one read returns."""
+"""Maximum size of one read."""
 TERMINATE_S = 2.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 
 _SHELL = "/bin/sh"
 _FILES = 1024  # the usual soft limit; the server has raised its own
@@ -487,15 +492,15 @@ class ShellChild:
 
     Attributes:
         pid: the shell's process ID, also the ID of its group.
-        status: the exit status, or the negative number of the signal that ended it; None while it runs.
+        status: the exit status, or the negative number of the signal that ended the shell; None while it runs.
 
     Args:
-        command: for the shell; without NUL characters.
+        command: command line for the shell; without NUL characters.
         mode: "r" to read its standard output, "w" to write its standard input, empty for neither.
         inherited: the current result of `inheritable_descriptors`; the child gets none of them.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the shell cannot be started.
     """
 
     def __init__(self, command: bytes, mode: str, inherited: list[int]) -> None:
@@ -526,7 +531,7 @@ class ShellChild:
         self._ready = Ready(self._fd, READ if mode == "r" else WRITE) if self._fd >= 0 else None
 
     def read_now(self) -> bytes | None:
-        """Return available output, empty at the end; None when there is none yet.
+        """Return available output, empty at the end of the output; None when no output is available yet.
 
         Raises:
             StreamError: "closed" when the pipe was closed.
@@ -553,7 +558,7 @@ class ShellChild:
         """
         if self._fd < 0:
             raise StreamError("closed")
-        if self._write_lock.locked():  # a blocked `write` goes first
+        if self._write_lock.locked():  # a blocked `write` comes first
             return 0
         with suppress(BlockingIOError):
             return os.write(self._fd, data)
@@ -579,7 +584,7 @@ class ShellChild:
         block(self._ready.wait())
 
     def close_pipe(self) -> None:
-        """Close this end of the pipe: the child reads the end of its input, or cannot write any more.
+        """Close this end of the pipe: the child reads the end of its input, or can no longer write.
 
         Waiting calls raise StreamError "closed". A second call does nothing.
         """
@@ -598,7 +603,7 @@ class ShellChild:
         return self.status
 
     def close(self) -> None:
-        """Close the pipe and send SIGTERM to the group, and SIGKILL when the shell still runs after `TERMINATE_S`.
+        """Close the pipe and send SIGTERM to the group; send SIGKILL if the shell still runs after `TERMINATE_S`.
 
         Does not block; a second call does nothing.
         """
@@ -612,12 +617,13 @@ class ShellChild:
         self._kill_timer.start(self._signal, signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        """Signal the group while the shell runs: afterwards the system may reuse its number."""
+        """Signal the group while the shell runs: afterwards the system may reuse the group's number."""
         if self.status is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def _exited(self) -> None:
+        """Callback of the loop: the shell has exited."""
         if self._is_ending:
             with suppress(ProcessLookupError, PermissionError):  # processes that the shell left in its group
                 os.killpg(self.pid, signal.SIGKILL)
@@ -630,6 +636,7 @@ class ShellChild:
 
 
 def _spawn_shell(command: bytes, mode: str, child_fd: int, inherited: list[int]) -> int:
+    """Start a shell and return its process ID."""
     actions: list[tuple[Any, ...]] = []
     if mode == "w":
         actions.append((os.POSIX_SPAWN_DUP2, child_fd, 0))
@@ -640,6 +647,7 @@ def _spawn_shell(command: bytes, mode: str, child_fd: int, inherited: list[int])
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in inherited]
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = _FILES if soft == resource.RLIM_INFINITY else min(_FILES, soft)
+    # The first shell lowers the limit of open files, the second one runs the command.
     script = f'ulimit -S -n {files}; exec {_SHELL} -c -- "$1"'
     return int(
         _spawn(

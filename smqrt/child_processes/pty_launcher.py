@@ -1,6 +1,6 @@
 """Launcher of a command on a pseudo terminal.
 
-It makes its standard input the controlling terminal, then replaces itself by the command. It runs as a script, without
+The script makes its standard input the controlling terminal, then replaces itself by the command. It does not import
 the package: `python -I -S pty_launcher.py COMMAND ARGV0 ARGV1 ...`.
 """
 

@@ -28,7 +28,7 @@ _COMMANDS = {
     "pub": ("smqrt.cli.pubsub", "pub", "Publish messages to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Subscribe to topics and print their messages."),
     "request": ("smqrt.cli.pubsub", "request", "Publish a message and print the reply."),
-    "servers": ("smqrt.cli.admin", "servers_", "List the running servers of this user."),
+    "servers": ("smqrt.cli.admin", "list_servers", "List the running servers of this user."),
     "top": ("smqrt.cli.admin", "top", "Show the load of a running server, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
@@ -54,7 +54,7 @@ _COMMANDS = {
 def without_garbage_collection() -> Iterator[None]:
     """Pause the garbage collector while modules are imported, then exempt their objects from later collections.
 
-    Nearly all of these objects live as long as the process; the collections would take a tenth of the start-up time.
+    Nearly all of these objects exist until the process exits; collections would take a tenth of the start-up time.
     """
     gc.disable()
     try:
@@ -158,7 +158,7 @@ def help_(words: tuple[str, ...]) -> None:
         click.echo("`smqrt help PAGE` prints a page, `smqrt help WORD` searches all pages.")
 
 
-_MAX_PAGES, _MAX_SECTIONS = 12, 3
+_MAX_PAGES, _MAX_SECTIONS = 12, 3  # sections of each page
 
 
 def _search(pages: dict[str, str], query: str) -> None:
@@ -169,13 +169,12 @@ def _search(pages: dict[str, str], query: str) -> None:
     """
     from shutil import get_terminal_size
 
-    from smqrt.manual import pages as search
-    from smqrt.manual.pages import title
+    from smqrt.manual import pages as manual
 
-    near = search.near_names(pages, query)
+    near = manual.near_names(pages, query)
     hint = f"Did you mean: {', '.join(near)}?" if near else ""
-    by_page: dict[str, list[search.Found]] = {}
-    for found in search.find(search.all_sections(pages), query):
+    by_page: dict[str, list[manual.Found]] = {}
+    for found in manual.find(manual.all_sections(pages), query):
         by_page.setdefault(found.section.page, []).append(found)
     if not by_page:
         raise click.UsageError(
@@ -184,14 +183,14 @@ def _search(pages: dict[str, str], query: str) -> None:
         )
     if hint:
         click.echo(f"{hint}\n")
-    width = min(100, get_terminal_size().columns)
+    width = min(100, get_terminal_size().columns)  # longer lines are hard to read
     for name, all_found in list(by_page.items())[:_MAX_PAGES]:
-        click.echo(f"{name}: {title(pages[name])}")
+        click.echo(f"{name}: {manual.title(pages[name])}")
         for found in all_found[:_MAX_SECTIONS]:
             if found.section.anchor:
                 click.echo(f"  {found.section.heading}")
             if found.line:
-                click.echo(f"    {search.excerpt(found.line, query, width - 4)}")
+                click.echo(f"    {manual.excerpt(found.line, query, width - 4)}")
         if len(all_found) > _MAX_SECTIONS:
             click.echo(f"  and {len(all_found) - _MAX_SECTIONS} more sections")
     if len(by_page) > _MAX_PAGES:
@@ -200,7 +199,7 @@ def _search(pages: dict[str, str], query: str) -> None:
 
 
 def main() -> None:
-    """Run the command `smqrt`, also `python -m smqrt`.
+    """Run the command `smqrt` or `python -m smqrt`.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage.
     """

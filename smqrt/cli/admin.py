@@ -1,6 +1,6 @@
-"""Client commands of the admin listener, and the health check.
+"""Commands that use the admin listener of a server, and the health check.
 
-On a terminal `top` redraws a page; piped, it prints lines. With `--json` every command prints JSON lines.
+On a terminal `top` redraws a page; in a pipe it prints lines. With `--json` every command prints JSON lines.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from smqrt.wire.smq import MAX_NODE
 
 PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
 TIMEOUT_S = 10.0
+# Errors of servers, including older releases, for unknown paths.
 _NO_SUCH_ADDRESS = ("There is no such address; /api/v1/ lists them.", "There is nothing to do at this address.")
-"""Errors of servers, those of older releases too, for paths that they do not have."""
 
 
 class AdminError(SmqrtError):
@@ -49,7 +49,7 @@ class AdminError(SmqrtError):
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: add the options --url, --ca and --user, and pass the command an `AdminClient` instead of them."""
+    """Decorator: add the options --url, --ca and --user, and pass the command an `AdminClient` made from them."""
 
     @wraps(command)
     def with_client(url: str | None, user: str | None, ca: str | None, **arguments: object) -> None:
@@ -69,9 +69,7 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
             help="CA certificates, or the server's own certificate (PEM).  [default: the system's]",
         ),
         click.option(
-            "--url",
-            metavar="URL",
-            help="URL of the admin listener.  [default: the running server of this user]",
+            "--url", metavar="URL", help="URL of the admin listener.  [default: the running server of this user]"
         ),
     ):
         decorated = option(decorated)
@@ -84,11 +82,11 @@ class AdminClient:
     Args:
         url: its URL; None for the server that this user started last on this machine.
         user: the user to log in as; None for no login.
-        ca: file with CA certificates, or the server's own certificate; None for the system's. A server of this user on
-            this machine needs none.
+        ca: file with CA certificates, or the server's own certificate; None for the system's. Not needed for a server
+            of this user on this machine.
 
     Raises:
-        AdminError: there is no such server.
+        AdminError: no server of this user is running, or the URL is invalid.
     """
 
     def __init__(self, url: str | None = None, user: str | None = None, ca: str | None = None) -> None:
@@ -97,7 +95,7 @@ class AdminClient:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise AdminError(f"--url {url} is not an HTTP URL. Example: http://127.0.0.1:9356/")
-        pinned = own.get("certificate") if own else None
+        pinned = own.get("certificate") if own else None  # of a server of this user, which may be self-signed
         self._connection = connection(parts, TIMEOUT_S, ca, str(pinned) if pinned else None)
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept": "application/json"}
@@ -120,7 +118,7 @@ class AdminClient:
         """Yield each JSON line of the response of GET `/api/v1/PATH` as it arrives. Raises AdminError."""
         with self._response(path, arguments) as response:
             if self._connection.sock is not None:
-                self._connection.sock.settimeout(None)
+                self._connection.sock.settimeout(None)  # the next event may take hours
             while line := response.readline():
                 if line.strip():
                     yield json.loads(line)
@@ -181,7 +179,7 @@ def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str
 
 def servers() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, the newest first: `url`, `pid` and `folder` of each."""
-    from smqrt.operations.server import announced  # `--help` does without these imports
+    from smqrt.operations.server import announced  # slow to import; `--help` and `--url` do not need it
 
     return announced()
 
@@ -243,7 +241,7 @@ def size(count: float | None) -> str:
     return f"{count:.1f}T"
 
 
-def lasted(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration in its two largest units: 3 d 4 h."""
     for unit_s, unit, below_s, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= unit_s:
@@ -267,12 +265,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         Console().print(table(columns, rows))
         return
     for row in (columns, *rows):
-        click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # a tab would shift columns
+        click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # tabs separate columns
 
 
 @click.command("servers")
 @json_option
-def servers_(as_json: bool) -> None:
+def list_servers(as_json: bool) -> None:
     """List the servers of this user on this machine, the newest first."""
     found = servers()
     if as_json:
@@ -295,21 +293,21 @@ def servers_(as_json: bool) -> None:
 @json_option
 def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the clients of a running server."""
-    found = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
+    listing = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
-        for one in found["items"]:
+        for one in listing["items"]:
             click.echo(json_line(one))
         return
     rows = [
         (
-            one["id"], one["uid"], one["user"], one["address"], one["transport"], lasted(one["connected_s"]),
+            one["id"], one["uid"], one["user"], one["address"], one["transport"], duration_text(one["connected_s"]),
             one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
             one["dropped"],
         )
-        for one in found["items"]
+        for one in listing["items"]
     ]  # fmt: skip
     print_table(_PEER_COLUMNS, rows)
-    _print_remainder(found)
+    _print_remainder(listing)
 
 
 @click.command(cls=InterruptibleCommand)
@@ -327,18 +325,20 @@ def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, 
             listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
             raise click.UsageError(f"select a hub with --hub. Hubs of this server: {listed or 'none'}.")
         hub = int(hubs[0]["id"])
-    found = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
+    listing = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
-        for one in found["items"]:
+        for one in listing["items"]:
             click.echo(json_line(one))
         return
-    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
-    _print_remainder(found)
+    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in listing["items"]])
+    _print_remainder(listing)
 
 
-def _print_remainder(found: dict[str, Any]) -> None:
-    if found["total"] > len(found["items"]):
-        click.echo(f"{len(found['items'])} of {found['total']}; see the others with --limit and --search.", err=True)
+def _print_remainder(listing: dict[str, Any]) -> None:
+    if listing["total"] > len(listing["items"]):
+        click.echo(
+            f"{len(listing['items'])} of {listing['total']}; see the others with --limit and --search.", err=True
+        )
 
 
 @click.command(cls=InterruptibleCommand)
@@ -369,8 +369,8 @@ def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: in
 def trace_line(event: dict[str, Any]) -> str:
     """Return an event of a trace as a line of text."""
     client = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
-    # The time of day of an ISO time, with milliseconds.
-    parts = [event.get("time", "")[11:23], f"{event['event']:11}", client]
+    time_of_day = event.get("time", "")[11:23]  # of an ISO time, with milliseconds
+    parts = [time_of_day, f"{event['event']:11}", client]
     if "topic" in event:
         parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
     if "bytes" in event:
@@ -410,6 +410,7 @@ def top(client: AdminClient, interval: float, count: int | None, as_json: bool) 
             server, hubs = view.fetch()
             click.echo(json_line({"server": server, "hubs": hubs}) if as_json else view.line(server, hubs))
         return
+    # With --count the last page stays on the screen.
     with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
         for number in range(count or sys.maxsize):
             if number:
@@ -418,7 +419,7 @@ def top(client: AdminClient, interval: float, count: int | None, as_json: bool) 
 
 
 class _Top:
-    """The views of `top`; keeps the previous counters, from which it computes rates."""
+    """The views of `top`; stores the previous counters to compute rates."""
 
     def __init__(self, client: AdminClient) -> None:
         self._client = client
@@ -436,6 +437,7 @@ class _Top:
         return server, hubs
 
     def _rate(self, name: str, value: float, at_s: float) -> float | None:
+        """Return the increase of a counter per second since the last call; None at the first call."""
         before, then_s = self._last.get(name, (None, at_s))
         self._last[name] = value, at_s
         return None if before is None or at_s <= then_s else round((value - before) / (at_s - then_s), 1)
@@ -445,7 +447,7 @@ class _Top:
         cpu = "" if server["cpu_percent"] is None else f" cpu {server['cpu_percent']:.0f} %"
         dropped = sum(sum(one["drops"].values()) for one in hubs)
         return (
-            f"{server['phase']} up {lasted(server['uptime_s'])}{cpu} memory {size(server['memory_bytes'])} "
+            f"{server['phase']} up {duration_text(server['uptime_s'])}{cpu} memory {size(server['memory_bytes'])} "
             f"lag {server['loop_lag_worst_s'] * 1000:.0f} ms connections {server['connections']} "
             f"peers {server['peers']} dropped {dropped} queued {size(server['queued_bytes'])}"
         )
@@ -529,14 +531,15 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
     if node is not None and node not in numbers:
         own = ", ".join(map(str, numbers))
         raise AdminError(f"{client.url} is node {own}, not {node}. Select the server with --url; see smqrt servers.")
+    # A server with several clusters has a node number in each; links to itself do not count.
     if not undo and not {link["node"] for row in rows for link in row["links"]} - set(numbers):
         raise AdminError("no other node is linked: clients can't reconnect elsewhere. See smqrt cluster status.")
     client.post("drain", on=not undo)
     if undo:
         click.echo("accepts clients again")
         return
-    until_s = monotonic() + wait_s
-    while (left := client.get("server")["peers"]) and monotonic() < until_s:
+    deadline_s = monotonic() + wait_s
+    while (left := client.get("server")["peers"]) and monotonic() < deadline_s:
         sleep(_POLL_S)
     if left:
         raise AdminError(f"{left} clients are still connected after {wait_s:g} s. List them with smqrt peers.")
@@ -579,11 +582,11 @@ def plan(nodes: tuple[int, ...], **load: Any) -> None:
     rows, remarks = [], []
     for count in nodes:
         for engine, costs in ENGINES.items():
-            found = plan_of(Load(nodes=count, **load), costs)
-            shares = (f"{share:.1%}" for share in (*found.cpu.values(), sum(found.cpu.values())))
-            sent = f"{size(found.sent_bytes_per_s)}/s"
-            rows.append((count, engine, size(found.memory_bytes), *shares, sent, f"{found.join_s:.1f} s"))
-            remarks += [f"{count:,} nodes, {engine}: {one}" for one in found.remarks]
+            estimate = plan_of(Load(nodes=count, **load), costs)
+            shares = (f"{share:.1%}" for share in (*estimate.cpu.values(), sum(estimate.cpu.values())))
+            sent = f"{size(estimate.sent_bytes_per_s)}/s"
+            rows.append((count, engine, size(estimate.memory_bytes), *shares, sent, f"{estimate.join_s:.1f} s"))
+            remarks += [f"{count:,} nodes, {engine}: {one}" for one in estimate.remarks]
     print_table(_PLAN, rows)
     for remark in remarks:
         click.echo(remark, err=True)
@@ -598,7 +601,7 @@ def _print_status(rows: list[dict[str, Any]]) -> None:
         for one in row["links"]:
             round_trip = "" if one["round_trip_ms"] is None else f"{one['round_trip_ms']:.1f} ms"
             sizes = (size(one[name]) for name in ("queued_bytes", "sent_bytes", "received_bytes"))
-            links.append((node, one["node"], one["via"], lasted(one["since_s"]), round_trip, *sizes))
+            links.append((node, one["node"], one["via"], duration_text(one["since_s"]), round_trip, *sizes))
         for one in row["hubs"]:
             counts = (one["peers"], one["phantoms"], one["interest"], sum(one["lost"].values()))
             hubs.append((one["cluster"], one["hub"], node, len(one["nodes"]), *counts))
@@ -627,7 +630,7 @@ def _missing_links(row: dict[str, Any]) -> list[dict[str, Any]]:
 # ---- `smqrt health`
 
 DEFAULT_PORT = 9356
-_SHOWN_BYTES = 300
+_SHOWN_BYTES = 300  # of the response
 
 
 @click.command()
@@ -646,7 +649,24 @@ def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> No
     Sends a request to the admin listener. Its address comes from the settings of the server (SMQRT_ADMIN__PORT,
     smqrt.toml). Exit code 0 when the server is healthy, else 1.
     """
-    base, pinned = (url, None) if url else _configured_server()
+    pinned = None
+    if url:
+        base = url
+    else:
+        from smqrt.server.listeners import admin_files  # slow to import, and --url does not need it
+
+        file = Path(FILE_NAME)
+        settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
+        admin = settings.admin
+        if not admin.enabled:
+            raise StartError(
+                "the admin listener is disabled: set admin.enabled = true, or name another server with --url."
+            )
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)  # all addresses: use loopback
+        files = admin_files(settings)
+        if files:
+            pinned = files.pairs[0][0]
+        base = f"{'https' if files else 'http'}://{f'[{host}]' if ':' in host else host}:{admin.port or DEFAULT_PORT}"
     try:
         status, text = fetch(base, "/readyz" if ready else "/healthz", timeout_s, ca, pinned)
     except (OSError, http.client.HTTPException) as error:
@@ -669,23 +689,8 @@ def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned:
         raise StartError(f"--url {base!r}: not an HTTP URL. Example: http://127.0.0.1:{DEFAULT_PORT}")
     http_connection = connection(parts, timeout_s, ca, pinned)
     try:
-        http_connection.request("GET", parts.path.rstrip("/") + path)
+        http_connection.request("GET", parts.path.rstrip("/") + path)  # the path of a reverse proxy may come first
         response = http_connection.getresponse()
         return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
     finally:
         http_connection.close()
-
-
-def _configured_server() -> tuple[str, str | None]:
-    """Return the admin URL of the settings, and the certificate file when it uses TLS."""
-    from smqrt.server.listeners import admin_files  # imports the server's modules, which --url does not need
-
-    file = Path(FILE_NAME)
-    settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
-    admin = settings.admin
-    if not admin.enabled:
-        raise StartError("the admin listener is disabled: set admin.enabled = true, or name another server with --url.")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
-    files = admin_files(settings)
-    scheme, pinned = ("https", files.pairs[0][0]) if files else ("http", None)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{admin.port or DEFAULT_PORT}", pinned

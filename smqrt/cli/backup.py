@@ -12,7 +12,6 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,16 +19,14 @@ import click
 from smqrt.errors import StartError
 from smqrt.journal import files, manifest
 from smqrt.journal.recovery import DAMAGED
-from smqrt.journal.verification import VerifyReport, repair, verify
+from smqrt.journal.verification import repair, verify
 from smqrt.printable import printable
 
 _SQLITE = b"SQLite format 3\0"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal", "-lock")
-_NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}
-"""Files of a journal that describe or lock out its current user."""
+_NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}  # files that describe or lock the running hub
 _NOT_COPIED_FOLDERS = {"held", "retired"}
-_PASSES = 5
-"""Attempts to copy the compacted files: compaction may replace files during a pass, but takes longer than a pass."""
+_PASSES = 5  # attempts to copy the compacted files: compaction may replace them meanwhile, but is slower than a copy
 
 
 @click.command()
@@ -98,7 +95,7 @@ def _is_beside_sqlite(path: Path) -> bool:
 def _copy_sqlite(source: Path, target: Path) -> None:
     try:
         with sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30) as original:
-            # SQLite would create the file with the default mode.
+            # SQLite would create the file with the default mode, which may be readable by other users.
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, source.stat().st_mode & 0o777))
             with sqlite3.connect(target) as copy:
                 original.backup(copy, pages=256)
@@ -116,8 +113,18 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 def _copy_journal(source: Path, target: Path) -> None:
     target.mkdir(mode=0o700)
-    for path in _in_order(source):
+    committed = [*source.glob("wal/*/txn.json"), *_files_below(source / "readers")]
+    for path in committed:
         _copy_file(source, target, path)
+    # Segments are listed only now, so that the copy has all messages of the commits; each follows its index.
+    segments = [path for path in _files_below(source / "wal") if path not in committed]
+    for path in sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows")):
+        _copy_file(source, target, path)
+    compacted = {source / name for name in ("wal", "readers", "data", "manifest", manifest.FILE)}
+    for other in sorted(source.iterdir()):
+        if other not in compacted and other.name not in _NOT_COPIED_FOLDERS:
+            for path in _files_below(other) if other.is_dir() else [other]:
+                _copy_file(source, target, path)
     faults = []
     for _ in range(_PASSES):
         for folder in ("manifest", "data"):
@@ -125,33 +132,18 @@ def _copy_journal(source: Path, target: Path) -> None:
         for path in [source / manifest.FILE, *_files_below(source / "manifest"), *_files_below(source / "data")]:
             _copy_file(source, target, path)
         report = verify(target)
-        if any(fault.torn for fault in report.faults):  # the hub was writing
-            _remove_torn_ends(target, report)
+        if any(fault.torn for fault in report.faults):  # the hub was writing during the copy
+            before = set(_files_below(target))
+            repair(target, report)
+            # `repair` creates a lock file, and files with the removed bytes, which the journal itself still has.
+            for path in set(_files_below(target)) - before:
+                if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):
+                    path.unlink()
             report = verify(target)
         faults = report.faults
         if not faults:
             return
     raise StartError(f"The copy of {source} is incomplete: {faults[0]}")
-
-
-def _remove_torn_ends(journal: Path, report: VerifyReport) -> None:
-    before = set(_files_below(journal))
-    repair(journal, report)
-    for path in set(_files_below(journal)) - before:
-        if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):  # the journal itself still has these bytes
-            path.unlink()
-
-
-def _in_order(journal: Path) -> Iterator[Path]:
-    """Yield commits of pipelines, then segments, each after its index, then all but the compacted files."""
-    committed = [*journal.glob("wal/*/txn.json"), *_files_below(journal / "readers")]
-    yield from committed
-    segments = [path for path in _files_below(journal / "wal") if path not in committed]
-    yield from sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows"))
-    compacted = {journal / "wal", journal / "readers", journal / "data", journal / "manifest", journal / manifest.FILE}
-    for path in sorted(journal.iterdir()):
-        if path not in compacted and path.name not in _NOT_COPIED_FOLDERS:
-            yield from _files_below(path) if path.is_dir() else [path]
 
 
 def _files_below(folder: Path) -> list[Path]:

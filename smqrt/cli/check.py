@@ -20,7 +20,7 @@ def check(path: Path, as_json: bool) -> None:
     """List calls of a Lua application that smqrt does not support.
 
     FOLDER is the folder or the ZIP file of an application for the Barracuda App Server. The command reads its Lua files
-    and pages, and runs none of them. "absent" are documented functions that smqrt lacks; "unknown" are names that
+    and pages, but does not run them. "absent" marks documented functions that smqrt lacks; "unknown" marks names that
     neither smqrt nor the documentation of the Barracuda App Server has. Exit code 1 when a call is absent, or a file
     has a syntax error or can't be read.
     """

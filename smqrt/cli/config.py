@@ -1,15 +1,14 @@
-"""`smqrt config`: settings in force and their origin, checks, JSON Schema."""
+"""`smqrt config`: current settings and their origin, checks, JSON Schema."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from smqrt.cli.serve import CONFIG_OPTIONS, sources
+from smqrt.cli.serve import config_options, sources
 from smqrt.printable import json_line, printable
 from smqrt.server.configuration import check_startable
 from smqrt.settings.option_types import schema as schema_of
@@ -22,14 +21,8 @@ def config() -> None:
     """Show and check the settings of `smqrt serve`."""
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    for add in CONFIG_OPTIONS:
-        command = add(command)
-    return command
-
-
 @config.command()
-@_options
+@config_options
 @click.option("--origin", is_flag=True, help="Add the origin of each value: file, variable, or default.")
 @click.option("--changed", is_flag=True, help="Only settings with a value other than the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per setting.")
@@ -38,16 +31,17 @@ def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
 
     The output is TOML for a smqrt.toml. Secrets are masked.
     """
-    found = sources(files)[0].read()
-    for name, value, place in rows(found):
+    configuration = sources(files)[0].read()
+    for name, value, place in rows(configuration):
         if changed and place == DEFAULT:
             continue
         if as_json:
             click.echo(json_line({"setting": name, "value": value, "origin": place}))
         else:
+            # JSON strings, numbers and lists are valid TOML.
             line = f"# {name} is not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
             click.echo(printable(f"{line:<40} # {place}" if origin else line))
-    for warning in found.warnings:
+    for warning in configuration.warnings:
         click.echo(printable(warning), err=True)
 
 
@@ -60,11 +54,11 @@ def check(file: Path | None) -> None:
     files that settings name must exist. Exit code 1 when a check fails.
     """
     path = file or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
-    found = Sources(environment=os.environ, file=path).read()
-    check_startable(found.settings)
-    for warning in found.warnings:
+    configuration = Sources(environment=os.environ, file=path).read()
+    check_startable(configuration.settings)
+    for warning in configuration.warnings:
         click.echo(printable(warning), err=True)
-    count = len(found.places)
+    count = len(configuration.places)
     click.echo(printable(f"{path or 'no file'}: {count} setting{'' if count == 1 else 's'}, all checks passed"))
 
 

@@ -21,7 +21,7 @@ from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
 from smqrt.printable import printable
 
-PAGES = ("smq.lsp", "smq")
+PAGES = ("smq.lsp", "smq")  # of Lua and Python applications
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
 
 Item = TypeVar("Item")
@@ -29,7 +29,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
-    """An error of a connection: one sentence for the terminal, and an exit code."""
+    """A connection error: one sentence for the terminal, and an exit code."""
 
     exit_code = 1
 
@@ -51,7 +51,7 @@ class TimeRanOut(Failure):
 
 
 def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Failure:
-    """Return the error for a close reason, with `address` replaced by the `url` that the user gave."""
+    """Return the error for a close reason; its text names the `url` of the user in place of `address`."""
     if end is None:
         return Failure("no connection")
     if end.word == "nonsmq":
@@ -61,14 +61,10 @@ def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Fail
 
 _OPTIONS = (
     click.option(
-        "--uid",
-        help="Unique client ID, 6 to 255 bytes. The broker closes an older connection with the same ID.",
+        "--uid", help="Unique client ID, 6 to 255 bytes. The broker closes an older connection with the same ID."
     ),
     click.option("--info", help="Text about this client for the broker's application."),
-    click.option(
-        "--user",
-        help="User to log in as. The password comes from the credentials, else from a prompt.",
-    ),
+    click.option("--user", help="User to log in as. The password comes from the credentials, else from a prompt."),
     click.option(
         "--credentials-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -99,7 +95,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 def connection_options(command: _Command) -> _Command:
-    """Add the options that `open_client` takes."""
+    """Decorator: add the options of `open_client`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -108,7 +104,7 @@ def connection_options(command: _Command) -> _Command:
 def open_client(url: str, reconnect_delay_s: float | None = None, **connection: Unpack[ConnectionOptions]) -> SmqClient:
     """Return a connected client.
 
-    The client does not reconnect by itself. Its `onclose` may request a reconnect after `reconnect_delay_s`.
+    The client does not reconnect automatically. Its `onclose` may request a reconnect after `reconnect_delay_s`.
 
     Args:
         url: the broker, or an application, see `addresses`.
@@ -117,9 +113,10 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
 
     Raises:
         Failure: no connection, or the broker rejected it.
-        click.UsageError: a wrong URL or option.
+        click.UsageError: an invalid URL or option.
     """
-    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # otherwise gevent prints a traceback for it
+    # Options that are not given keep the defaults of `SmqClient`.
     options = {"reconnect_delay": reconnect_delay_s, "uid": connection.get("uid")}
     options |= {"info": connection.get("info"), "cafile": connection.get("cafile")}
     credentials = credentials_for(connection)
@@ -138,7 +135,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
             raise click.UsageError(str(error)) from None
         if client.wait_connected():
             return client
-        if client.end is None or client.end.word != "nonsmq":
+        if client.end is None or client.end.word != "nonsmq":  # "nonsmq": try the next page
             raise failure(client.end, address, url)
         if address == url:
             url_end = client.end
@@ -173,13 +170,13 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
 def addresses(url: str) -> list[str]:
     """Return the addresses to try for a URL, in order.
 
-    For the URL of an application, the pages that connect clients by convention come first: `smq.lsp` in Lua
-    applications, `smq` in Python ones. The URL itself comes last, since a request for it runs the application's index
-    page.
+    For the URL of an application, the conventional pages that connect clients come first: `smq.lsp` in Lua
+    applications, `smq` in Python applications. The URL itself comes last, because a request for it runs the
+    application's index page.
     """
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
-    if "." in name:
+    if "." in name:  # a page
         return [url]
     folder = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     pages = [urlunsplit(parts._replace(path=folder + page)) for page in PAGES]
@@ -194,9 +191,9 @@ def credentials_for(connection: ConnectionOptions) -> bytes:
     """
     file, user = connection.get("credentials_file"), connection.get("user")
     if file is not None:
-        credentials = file.read_bytes().rstrip(b"\r\n")
+        credentials = file.read_bytes().rstrip(b"\r\n")  # editors add a line end
     else:
-        credentials = os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")
+        credentials = os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")  # they may be binary
     if user is None:
         return credentials
     if not credentials:

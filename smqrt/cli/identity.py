@@ -60,12 +60,13 @@ def passwd(
     if fault := name_fault(user):
         raise click.UsageError(fault)
     if verify:
-        found = users.parse(users.read_file(file), str(file)).get(user)
+        existing = users.parse(users.read_file(file), str(file)).get(user)
         password = _read_password(from_stdin, confirm=False)
-        is_right = found is not None and verify_now(found.password_hash, password)
+        is_right = existing is not None and verify_now(existing.password_hash, password)
         click.echo("right" if is_right else "wrong user name or password")
         sys.exit(0 if is_right else WRONG)
     password_hash = ""
+    # Before the lock: the prompt and the hash take seconds.
     if not delete and (groups is None or from_stdin or user not in _read(file)[1]):
         password_hash = new_hash(_read_password(from_stdin, confirm=True), memory_mib << 10)
     with _locked(file):
@@ -96,7 +97,7 @@ def _read(file: Path) -> tuple[str, users.Users]:
 
 def _read_password(from_stdin: bool, confirm: bool) -> bytes:
     if from_stdin:
-        # Two more bytes: one beyond the limit, to notice that, and a line end.
+        # Two more bytes: a line end, and one to detect a password over the limit.
         password = sys.stdin.buffer.read(MAX_PASSWORD_BYTES + 2).partition(b"\n")[0].removesuffix(b"\r")
     elif sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, confirmation_prompt=confirm).encode("utf-8")
@@ -109,16 +110,16 @@ def _read_password(from_stdin: bool, confirm: bool) -> bytes:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Lock the folder of a users file, so that concurrent commands do not lose each other's changes."""
+    """Lock the folder of a users file, so that no change of a concurrent command is lost."""
     try:
-        number = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)  # the file itself is replaced by a new one
     except OSError as error:
         raise ArgumentError(f"Cannot write {file}: {error.strerror}") from None
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(number)
+        os.close(fd)
 
 
 # ---- acl
@@ -175,6 +176,7 @@ def check(
         decision = found.decide(identity, action, topic.encode("utf-8", "surrogateescape"))
         denied = denied or not decision.allowed
         if decision.line is None and action is Action.CREATE:
+            # The rule for lists without create lines; `why` would only report that no line matches.
             reason = "no line about create: users who may read, write or observe the topic may create it"
         else:
             reason = why(decision, file) + (f": {decision.line}" if decision.line else "")
@@ -187,7 +189,7 @@ def _identity(user: str, groups: tuple[str, ...], users_file: Path | None) -> Id
         return Identity("")
     if fault := name_fault(user):
         raise click.UsageError(fault)
-    if groups or users_file is None:
+    if groups or users_file is None:  # --group replaces the groups of the users file
         return Identity(user, groups)
     known = users.parse(users.read_file(users_file), str(users_file)).get(user)
     if known is None:

@@ -43,13 +43,12 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from smqrt.journal.compact import CompactOptions, CompactResult
-    from smqrt.journal.inspection import JournalStats
 
 
-_SAMPLE_ROWS = 20_000
+_SAMPLE_ROWS = 20_000  # messages that `schema` examines
 _TAIL_ROWS = 20
-_SHOWN_GAPS = 10
-_BACKLOG_BYTES = 1 << 18
+_SHOWN_GAPS = 10  # of each node, the newest
+_BACKLOG_BYTES = 1 << 18  # unsent bytes after which `replay` waits
 _SCHEMES = {"smq://": "http://", "smqs://": "https://"}
 
 
@@ -86,7 +85,7 @@ def tail(
 ) -> None:
     """Print the last messages.
 
-    A line has time, topic, publisher, payload and flags.
+    Each line has the time, topic, publisher, payload and flags of a message.
 
     \b
     Examples:
@@ -96,7 +95,7 @@ def tail(
     from smqrt.journal import inspection
 
     opened = opened_journal(path, token, cafile)
-    end = opened.end()
+    end = opened.end()  # `follow` continues here, so that no message is printed twice or omitted
     chosen = topics or None
     if start is not None:
         begin = offsets_of(opened, start, "--from")
@@ -108,6 +107,7 @@ def tail(
 
 
 def _print(rows: Iterator[RecordedRow] | Sequence[RecordedRow], as_json: bool, at_once: bool = False) -> None:
+    """Print rows; `at_once` flushes each line, for programs that read a pipe while the command waits for rows."""
     from smqrt.journal.inspection import as_fields, as_line
 
     for recorded in rows:
@@ -135,39 +135,35 @@ def _print(rows: Iterator[RecordedRow] | Sequence[RecordedRow], as_json: bool, a
 def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | None) -> None:
     """Print the numbers of messages, files, topics and readers.
 
-    For each reader (a pipeline) it prints the number of messages that the reader has not read yet.
+    For each reader (a pipeline), the last lines show the number of messages that it has not read yet.
     """
     from smqrt.journal.inspection import journal_stats
 
-    found = journal_stats(opened_journal(path, token, cafile), count_topics=top > 0)
+    counts = journal_stats(opened_journal(path, token, cafile), count_topics=top > 0)
     omitted = 0
-    if found.topics is not None:
-        omitted = len(found.topics) - top
-        found.topics = dict(islice(found.topics.items(), top))
+    if counts.topics is not None:
+        omitted = len(counts.topics) - top
+        counts.topics = dict(islice(counts.topics.items(), top))
     if as_json:
-        write_line(json_line(found.as_fields()))
+        write_line(json_line(counts.as_fields()))
         return
-    for line in _as_lines(found, omitted):
+    lines = [f"messages   {counts.rows:,}"]
+    if counts.first_us is not None and counts.last_us is not None:
+        lines += [f"from       {iso(counts.first_us)}", f"to         {iso(counts.last_us)}"]
+        lines += [f"per second {counts.rate:,.1f}"]
+    lines += [f"segments   {counts.segments:,}, {size(counts.segment_bytes)}"]
+    lines += [f"compacted  {counts.files:,}, {size(counts.file_bytes)}"]
+    for node, (first, following) in counts.offsets.items():
+        lines += [f"node       {node}: {f'{first} to {following - 1}' if following > first else 'empty'}"]
+    for topic, rows in (counts.topics or {}).items():
+        lines += [f"topic      {rows:>12,}  {topic or '(to one client)'}"]
+    if omitted > 0:
+        lines += [f"topic      and {omitted:,} more (--top)"]
+    for query, behind in counts.readers.items():
+        since = f", silent since {counts.stale_readers[query]}" if query in counts.stale_readers else ""
+        lines += [f"reader     {query} is {many(behind, 'message')} behind{since}"]
+    for line in lines:
         click.echo(printable(line))
-
-
-def _as_lines(found: JournalStats, omitted_topics: int) -> Iterator[str]:
-    yield f"messages   {found.rows:,}"
-    if found.first_us is not None and found.last_us is not None:
-        yield f"from       {iso(found.first_us)}"
-        yield f"to         {iso(found.last_us)}"
-        yield f"per second {found.rate:,.1f}"
-    yield f"segments   {found.segments:,}, {size(found.segment_bytes)}"
-    yield f"compacted  {found.files:,}, {size(found.file_bytes)}"
-    for node, (first, following) in found.offsets.items():
-        yield f"node       {node}: {first} to {following - 1}" if following > first else f"node       {node}: empty"
-    for topic, rows in (found.topics or {}).items():
-        yield f"topic      {rows:>12,}  {topic or '(to one client)'}"
-    if omitted_topics > 0:
-        yield f"topic      and {omitted_topics:,} more (--top)"
-    for query, behind in found.readers.items():
-        since = found.stale_readers.get(query)
-        yield f"reader     {query} is {many(behind, 'message')} behind" + (f", silent since {since}" if since else "")
 
 
 @journal.command()
@@ -244,7 +240,7 @@ def compact(
 ) -> None:
     """Compact complete segments to Parquet files.
 
-    Creates a file per hour, and merges small files. A hub may write and pipelines may read at the same time.
+    Creates one file per hour, and merges small files. A hub may write and pipelines may read at the same time.
 
     \b
     Examples:
@@ -262,7 +258,7 @@ def compact(
         if not equals:
             raise click.UsageError(f"--schema {text!r}: not TOPICS=DDL, such as 'site1/#=device string, temp double'")
         columns[pattern] = ddl
-    merge_schemas(columns)  # only checks that they fit together
+    merge_schemas(columns)  # only checks that the schemas are compatible
     interval_s = parse_duration(watch) if watch else None
     durations = (parse_duration(after), parse_duration(grace))
     options = CompactOptions(*durations, everything, columns, merge_bytes=parse_size(merge))
@@ -298,13 +294,14 @@ def _compact(path: Path, options: CompactOptions, variant: bool) -> CompactResul
         from smqrt.pipeline.session import interruptible
 
         def shredded(_stopping: threading.Event) -> CompactResult:
-            with Shredder(path) as shredder:  # stops Spark, which would occupy a gigabyte between two runs
+            with Shredder(path) as shredder:  # ends Spark afterwards, which would hold a gigabyte until the next run
                 return run(path, replace(options, shred=shredder), on_rows=advance)
 
         return interruptible(shredded)
 
 
 def _summary(result: CompactResult, options: CompactOptions) -> str:
+    """Return the result of a compaction as one sentence."""
     if result.segments:
         share = result.file_bytes / result.payload_bytes if result.payload_bytes else 0
         text = f"{many(result.segments, 'segment')} with {many(result.rows, 'message')}: {many(result.files, 'file')}, "
@@ -328,8 +325,8 @@ def _summary(result: CompactResult, options: CompactOptions) -> str:
 def delta(path: Path, to: str | None) -> None:
     """Create or update a Delta table of the compacted files.
 
-    Prints the folder of the table. Without --to, the table uses the files of the journal. With --to, it has copies, and
-    keeps files that the journal has removed. Run it after each compaction, or use compact --delta.
+    Prints the folder of the table. Without --to, the table uses the files of the journal. With --to, the table has
+    copies, and keeps files that the journal has removed. Run it after each compaction, or use compact --delta.
     """
     from smqrt.journal import delta_table
 
@@ -401,17 +398,19 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     from smqrt.journal.inspection import latest
     from smqrt.journal.payload_schema import infer_schema
 
-    if len(words) > 2:
+    if len(words) > 2:  # probably the shell has expanded a wildcard
         raise click.UsageError(f"expected PATH and one TOPIC, got {len(words)} arguments. Quote topics with wildcards.")
     opened = opened_journal(words[0] if len(words) == 2 else ".", token, cafile)
-    found = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
-    if not found.rows:
+    inferred = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
+    if not inferred.rows:
         raise JournalError(f"no messages to {words[-1]!r}. List topics with `smqrt journal stats`.")
-    if found.ddl is None:
-        kind = f"{found.kind} values, not JSON objects" if found.json else "not JSON"
-        raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}: no DDL")
-    click.echo(printable(found.ddl))
-    click.echo(f"matches {found.fitting:,} of {found.rows:,} payloads ({found.fitting / found.rows:.1%})", err=True)
+    if inferred.ddl is None:
+        kind = f"{inferred.kind} values, not JSON objects" if inferred.json else "not JSON"
+        raise JournalError(f"the {inferred.rows:,} newest payloads of {words[-1]!r} are {kind}: no DDL")
+    click.echo(printable(inferred.ddl))
+    click.echo(
+        f"matches {inferred.fitting:,} of {inferred.rows:,} payloads ({inferred.fitting / inferred.rows:.1%})", err=True
+    )
 
 
 # ---- replay
@@ -513,14 +512,14 @@ def paced(
 
     Args:
         rows: rows in the order of their times.
-        speed: factor to the recorded speed; None for no pauses.
+        speed: multiple of the recorded speed; None for no pauses.
         wait: waits for a number of seconds.
         clock: returns monotonic seconds.
     """
     started = first_us = None
     for recorded in rows:
         if speed is not None:
-            if started is None or first_us is None:
+            if started is None or first_us is None:  # the first row sets the time base
                 started, first_us = clock(), recorded.row.ts_us
             due = started + (recorded.row.ts_us - first_us) / 1e6 / speed
             if (remaining := due - clock()) > 0:
@@ -543,7 +542,7 @@ def play(
         rows: rows in the order of their times.
         publish: publishes a message.
         wait: waits for a number of seconds.
-        speed: factor to the recorded speed; None for no pauses.
+        speed: multiple of the recorded speed; None for no pauses.
         prefix: prefix of every topic.
         pipelines: whether to include messages that pipelines published; pipelines of the hub will publish them again.
         longest_bytes: maximum length of a payload; None for no limit.
@@ -565,7 +564,7 @@ def play(
 
 @contextmanager
 def open_publisher(url: str, **connection: Unpack[ConnectionOptions]) -> Iterator[Publish]:
-    """Connect to a hub and yield a function that publishes; at the end wait until the hub has received everything.
+    """Connect to a hub and yield a function that publishes; at the end wait until the hub has received all messages.
 
     Args:
         url: the URL of the hub.
@@ -597,21 +596,21 @@ def open_publisher(url: str, **connection: Unpack[ConnectionOptions]) -> Iterato
 
 @contextmanager
 def resumable(rows: Iterable[RecordedRow]) -> Iterator[Iterator[RecordedRow]]:
-    """Yield an iterator over the rows; an interrupt gets a text with the value of --from that continues.
+    """Yield an iterator over the rows; after an interrupt, the error text has the value of --from to continue.
 
     Raises:
         KeyboardInterrupt: the interrupt, with that text.
     """
     last_us: int | None = None
 
-    def remembered() -> Iterator[RecordedRow]:
+    def tracked() -> Iterator[RecordedRow]:
         nonlocal last_us
         for recorded in rows:
             last_us = recorded.row.ts_us
             yield recorded
 
     try:
-        yield remembered()
+        yield tracked()
     except KeyboardInterrupt as interrupt:
         position = "Nothing was published." if last_us is None else f"Continue with --from {iso(last_us)}"
         raise type(interrupt)(f"Interrupted. {position}") from None

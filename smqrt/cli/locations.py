@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
 _MOMENT = "earliest, latest, 2h (two hours ago), an ISO time (UTC) or a sequence number."
-_RETRY_S = 5.0
+_RETRY_S = 5.0  # for a hub that does not respond
 
 
 journal_folder = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
@@ -84,20 +84,21 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
 
     if moment in ("earliest", "latest"):
         return opened.begin() if moment == "earliest" else opened.end()
-    if moment.isdecimal():
+    if moment.isdecimal():  # the same sequence number on all nodes
         return dict.fromkeys(opened.end(), int(moment))
     ts_us = parse_moment(moment, option)
     return opened.offsets_until(ts_us) if option == "--until" else opened.offsets_at(ts_us)
 
 
 def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
-    """Return begin and end of the range of --from and --until; without them, all recorded messages.
+    """Return start and end of the range of --from and --until; without them, all recorded messages.
 
     Raises:
-        ArgumentError: the end is before the begin.
+        ArgumentError: the end is before the start.
     """
     first = offsets_of(opened, start or "earliest", "--from")
     last = offsets_of(opened, end or "latest", "--until")
+    # The range of a single node may be negative, since nodes record at different times.
     excess = [first.get(node, 0) - last[node] for node in last]
     if start and end and min(excess, default=0) >= 0 < max(excess, default=0):
         raise ArgumentError(f"--from {start} is after --until {end}. Exchange them.")
@@ -129,7 +130,7 @@ class JournalCommand(InterruptibleCommand):
         except ArgumentError as error:
             raise click.UsageError(str(error)) from error
         except ImportError as error:
-            if (error.name or "").partition(".")[0] != "pyarrow":
+            if (error.name or "").partition(".")[0] != "pyarrow":  # an optional dependency
                 raise
             raise click.ClickException(
                 "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
@@ -218,7 +219,7 @@ class PipelineLocations:
         return load(self.pipelines)
 
     def options(self, **more: object) -> RunOptions:
-        """Return RunOptions for these locations; `more` are further fields."""
+        """Return RunOptions for these locations; `more` are additional fields."""
         from smqrt.pipeline.run_context import RunOptions
 
         given = {"token": self.token, "cafile": self.cafile, "tables": self.tables, **more}
@@ -232,7 +233,7 @@ def with_app(command: _Command) -> _Command:
 
 
 def with_journal(command: _Command) -> _Command:
-    """As `with_app`, with the options --journal, --token, --cafile and --tables too."""
+    """Decorator: as `with_app`, with the additional options --journal, --token, --cafile and --tables."""
     extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(cafile_option(_TABLES(_with_paths(command)))))))
     return extended
 
@@ -249,13 +250,13 @@ def _with_paths(command: Any) -> Any:
         tables: str | None = None,
         **rest: Any,
     ) -> Any:
-        home = app.absolute()
-        found = (state or home / ".pipelines").absolute()
+        home = app.absolute()  # Spark may run in another folder
+        state_folder = (state or home / ".pipelines").absolute()
         if journal and not files.is_address(journal):
             journal = str(files.journal_folder(journal))
         cafile = cafile and str(Path(cafile).absolute())
         paths = PipelineLocations(
-            home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile
+            home, state_folder, journal or str(home / ".journal"), token, state is not None, tables, cafile
         )
         return command(*args, paths=paths, **rest)
 

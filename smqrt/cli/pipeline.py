@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -32,10 +32,9 @@ from smqrt.printable import printable
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
-    from smqrt.pipeline.doctor import Check
 
 
-# ---- status of queries as a table or as log lines
+# ---- Status of queries as a table or as log lines
 
 _STYLES = {
     "running": "green",
@@ -48,9 +47,8 @@ _STYLES = {
 }
 _COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "too late", "left out")
 _LEFT_ALIGNED = ("query", "state", "watermark")
-_OPTIONAL_COLUMNS = ("batch", "left out", "too late", "watermark", "kept")
-"""Columns that a narrow terminal omits, in this order."""
-_GAP = 2
+_OPTIONAL_COLUMNS = ("batch", "left out", "too late", "watermark", "kept")  # omitted in this order on narrow terminals
+_GAP = 2  # characters between columns
 _UNKNOWN = "–"
 
 
@@ -74,35 +72,42 @@ def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
     for status, cells in zip(statuses, rows, strict=True):
         styles = {"state": _STYLES.get(status.state, "dim")}
         table.add_row(*(Text(cells[column], styles.get(_COLUMNS[column], "")) for column in chosen))
-    errors = [f"{status.name}{sentence}" for status in statuses if (sentence := _sentence(status))]
+    errors = [f"{status.name}{text}" for status in statuses if (text := _error_text(status))]
     table.caption = Text("\n".join(errors), "red") if errors else None
     table.caption_justify = "left"
     return table
 
 
 def status_line(status: Status) -> str:
-    """Return one line for a log, with the same words in the same order for every query."""
+    """Return the status of a query as one line for a log; the order of the parts is fixed."""
     name, state, batch, rate, lag, batch_time, kept, watermark, late, left_out = _cells(status)
     parts = [f"{name} {state}", f"batch {batch}", f"{rate} rows/s", f"lag {lag}", f"batch time {batch_time}"]
     parts += [f"kept {kept}"] if kept else []
     parts += [f"watermark {watermark}"] if watermark else []
     parts += [f"too late {late}"] if late else []
     parts += [f"left out {left_out}"] if left_out else []
-    return ", ".join(parts) + _sentence(status)
+    return ", ".join(parts) + _error_text(status)
 
 
-def _sentence(status: Status) -> str:
-    """Return the error of a query, or what prevents its progress, after a colon."""
+def _error_text(status: Status) -> str:
+    """Return the error of a query, or the reason why it makes no progress, after a colon."""
     since = f" since {time.strftime('%H:%M:%S UTC', time.gmtime(status.stuck_since))}" if status.stuck_since else ""
     why = status.error or (status.trouble if status.stuck_since else "")
     return f"{since}: {printable(why, lines=True)}" if why else ""
 
 
 def _cells(status: Status) -> list[str]:
+    """Return the texts of a table row, in the order of `_COLUMNS`."""
+    # Queries in these states have not read the end of the journal: a lag of 0 would be wrong.
     is_lag_unknown = status.state in ("starting", DISK_FULL) and not status.lag_rows
     size_bytes = status.state_bytes
     size = f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"
     left_out = status.bad_json + status.future + sum(status.expectations.values())
+    try:
+        watermark = datetime.fromisoformat(status.watermark).strftime("%Y-%m-%d %H:%M:%S")
+        watermark = watermark.removeprefix(time.strftime("%Y-%m-%d ", time.gmtime())) + " UTC"  # without today's date
+    except ValueError:
+        watermark = printable(status.watermark)
     return [
         status.name,
         status.state,
@@ -111,21 +116,10 @@ def _cells(status: Status) -> list[str]:
         _UNKNOWN if is_lag_unknown else f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
         f"{status.batch_ms:,} ms",
         f"{status.state_rows:,} rows {size}" if status.state_rows or size_bytes else "",
-        _watermark_text(status),
+        watermark,
         f"{status.dropped_by_watermark:,}" if status.dropped_by_watermark else "",
         f"{left_out:,}" if left_out else "",
     ]
-
-
-def _watermark_text(status: Status) -> str:
-    """Return the time of day, with the date if it isn't today's."""
-    try:
-        moment = datetime.fromisoformat(status.watermark)
-    except ValueError:
-        return printable(status.watermark)
-    today = time.strftime("%Y-%m-%d", time.gmtime())
-    text = moment.strftime("%Y-%m-%d %H:%M:%S")
-    return text.removeprefix(today + " ") + " UTC"
 
 
 _REFRESH_S = 0.5
@@ -138,7 +132,7 @@ def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str]
 
     Args:
         state: folder of the state of queries.
-        names: the names of the queries; their dead letters are shown too.
+        names: the names of the queries; the status of their dead letters is included.
 
     Yields:
         A function that prints a sentence without breaking the table.
@@ -146,6 +140,7 @@ def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str]
     over = threading.Event()
     show = _live_table if sys.stderr.isatty() else _print_lines
     console = Console(stderr=True)
+    # In a thread: the main thread runs the queries.
     thread = threading.Thread(target=show, args=(state, names, over, console), daemon=True)
     thread.start()
     try:
@@ -162,7 +157,7 @@ def _live_table(state: Path, names: Sequence[str], over: threading.Event, consol
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while not over.wait(_REFRESH_S):
             live.update(status_table(_recent(state, names, began), console.width), refresh=True)
-        live.update(status_table(_recent(state, names, began), console.width), refresh=True)
+        live.update(status_table(_recent(state, names, began), console.width), refresh=True)  # the final states
 
 
 def _print_lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
@@ -171,7 +166,7 @@ def _print_lines(state: Path, names: Sequence[str], over: threading.Event, conso
     began = time.time()
     done = False
     while not done:
-        done = over.wait(_REFRESH_S)
+        done = over.wait(_REFRESH_S)  # the loop runs once more, for the final states
         for status in _recent(state, names, began):
             before, when = printed.get(status.name, ("", 0.0))
             if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_INTERVAL_S):
@@ -181,6 +176,7 @@ def _print_lines(state: Path, names: Sequence[str], over: threading.Event, conso
 
 def _recent(state: Path, names: Sequence[str], began: float) -> list[Status]:
     """Return the status of these queries and of their dead letters, in this run."""
+    # Dead letters are queries of this process that `names` does not contain.
     known = read_all(state)
     return [each for each in known if each.since >= began - 1 and (each.name in names or each.pid == os.getpid())]
 
@@ -228,7 +224,7 @@ def _start(command: _Command) -> _Command:
 
 
 class _Submit(click.Command):
-    """Command that keeps the words after `--` for spark-submit."""
+    """A command that passes the words after `--` to spark-submit."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -249,7 +245,7 @@ def _spark_settings(command: _Command) -> _Command:
         if driver_memory:
             from smqrt.pipeline.session import MEMORY, memory_bytes
 
-            memory_bytes(driver_memory, "--driver-memory ")
+            memory_bytes(driver_memory, "--driver-memory ")  # only checks the value
             settings[MEMORY] = driver_memory
         if packages:
             from smqrt.pipeline import delta
@@ -283,7 +279,7 @@ def init(name: str, paths: PipelineLocations) -> None:
 @pipeline.command("list")
 @with_app
 def list_(paths: PipelineLocations) -> None:
-    """List the queries with target, state, file and line."""
+    """List the queries with their target, state, file and line."""
     rows = []
     for query in paths.catalog().queries():
         status = read(paths.state / query.name)
@@ -299,7 +295,7 @@ def list_(paths: PipelineLocations) -> None:
 @with_journal
 @click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark; for clusters see submit.")
 @_start
-@click.option("--trigger", metavar="DURATION", help="Minimum time between micro-batches, instead of that in the files.")
+@click.option("--trigger", metavar="DURATION", help="Minimum time between micro-batches; overrides the files.")
 @click.option("--hub-retry", "hub_retry_s", type=click.FloatRange(0), default=60.0, show_default=True, help=_HUB_RETRY)
 @_spark_settings
 @click.option(
@@ -312,7 +308,7 @@ def list_(paths: PipelineLocations) -> None:
 def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | None, **options: object) -> None:
     """Run queries until Ctrl-C or `smqrt pipeline stop`.
 
-    Without NAME it runs all queries.
+    Without NAME, all queries run.
     """
     from smqrt.pipeline import runner
     from smqrt.pipeline import status as metrics
@@ -334,42 +330,36 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
 def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
     """Show the status of queries.
 
-    This includes queries that other processes run with the same --state. Exit code 1 when a query has failed or its
-    process has died.
+    Includes queries that other processes run with the same --state. Exit code 1 when a query has failed or its process
+    has died.
     """
     if watch:
         watch_table(lambda: _chosen(paths, names))
         return
-    found = _chosen(paths, names)
+    statuses = _chosen(paths, names)
     if as_json:
-        for each in found:
+        for each in statuses:
             write_line(json_line(asdict(each) | {"since": _moment(each.since), "updated": _moment(each.updated)}))
-    elif found:
-        console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(status_table(found, console.width))
-        for line in _notes(paths, found):
+    elif statuses:
+        console = Console(width=None if sys.stdout.isatty() else 200)  # in a pipe, show all columns
+        console.print(status_table(statuses, console.width))
+        pages = (f"Spark UI of process {each.pid}: {each.ui}" for each in statuses if each.ui and each.state in LIVE)
+        warnings = (f"{each.name}: {printable(each.warning)}" for each in statuses if each.warning)
+        lines = [*dict.fromkeys(pages), *warnings]
+        if "://" not in paths.journal:
+            from smqrt.journal import readers
+
+            known, now_us = {each.name for each in statuses}, time.time_ns() // 1000
+            with suppress(JournalError):  # the status of the queries is valid without the journal
+                for reader, behind in readers.waiting(Path(paths.journal)):
+                    query = reader.name.partition(".")[0]
+                    if query in known and (since := readers.silence(reader, behind, now_us)):
+                        lines.append(f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}")
+        for line in lines:
             console.print(Text(line), soft_wrap=True)
     else:
         click.echo(f"Nothing has run yet with the state in {paths.state}.", err=True)
-    sys.exit(any(each.state in ("failed", "dead") for each in found))
-
-
-def _notes(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
-    """Yield the addresses of Spark's own pages, warnings, and readers without recent progress."""
-    yield from dict.fromkeys(
-        f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
-    )
-    yield from (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
-    if "://" in paths.journal:
-        return
-    from smqrt.journal import readers
-
-    names, now_us = {each.name for each in found}, time.time_ns() // 1000
-    with suppress(JournalError):  # the status of the queries is valid without it
-        for reader, behind in readers.waiting(Path(paths.journal)):
-            query = reader.name.partition(".")[0]
-            if query in names and (since := readers.silence(reader, behind, now_us)):
-                yield f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}"
+    sys.exit(any(each.state in ("failed", "dead") for each in statuses))
 
 
 def _moment(seconds: float) -> str | None:
@@ -378,11 +368,12 @@ def _moment(seconds: float) -> str | None:
 
 
 def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
+    """Return the status of these queries, of all without names. Raises PipelineError for a query that never ran."""
     known = {each.name: each for each in read_all(paths.state)}
     for name in names:
         if name not in known:
-            there_are = ", ".join(known) or "none"
-            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {there_are}.")
+            all_names = ", ".join(known) or "none"
+            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {all_names}.")
     return [known[name] for name in names or known]
 
 
@@ -390,26 +381,21 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
 @_names
 @with_app
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for the end.",
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait."
 )
 def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> None:
     """Stop queries after the current micro-batch, and wait.
 
-    Without NAME it stops all queries.
+    Without NAME, all queries stop.
     """
     wanted = [each.name for each in _chosen(paths, names)]
-    working = {name: where for name in wanted if (where := _where(paths, name))}
-    for name in working:
+    running = {name: where for name in wanted if (where := _where(paths, name))}
+    for name in running:
         process.request_stop(paths.state / name)
-    # Terminate a process of this machine if it runs no other query.
+    # SIGTERM stops all queries of a process, so it is sent only to processes without other queries.
     folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
-    others = {process.running(path) for path in folders if path.name not in working}
-    for pid in {where for where in working.values() if isinstance(where, int)} - others:
+    others = {process.running(path) for path in folders if path.name not in running}
+    for pid in {where for where in running.values() if isinstance(where, int)} - others:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
@@ -421,11 +407,11 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
                 )
                 raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
             time.sleep(0.05)
-        click.echo(f"{name} is stopped" if name in working else f"{name} was not running")
+        click.echo(f"{name} is stopped" if name in running else f"{name} was not running")
 
 
 def _where(paths: PipelineLocations, name: str) -> int | str | None:
-    """Return the process of this machine, or the other machine, on which a query runs."""
+    """Return the process ID of a running query, or the name of the other machine on which it runs."""
     return process.running(paths.state / name) or process.elsewhere(paths.state / name)
 
 
@@ -436,7 +422,7 @@ def _where(paths: PipelineLocations, name: str) -> int | str | None:
 def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
     """Delete the position and the table of the query NAME.
 
-    Its next run starts as a new query.
+    The next run then starts it as a new query.
     """
     from smqrt.pipeline import resume, tables
 
@@ -457,13 +443,13 @@ def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
 def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | None, delete: str | None) -> None:
     """Merge the small files of Delta and Iceberg tables.
 
-    Without NAME it merges those of all tables. The queries may run at the same time.
+    Without NAME, the files of all tables are merged. The queries may run at the same time.
     """
     from smqrt.pipeline import tables
 
     retain = tables.retention(vacuum) if vacuum else None
     chosen = list(tables.chosen_lake_tables(paths.catalog().select(names), paths.app, paths.tables))
-    for _, found in chosen if delete else ():  # all of them, before rows are deleted
+    for _, found in chosen if delete else ():  # check all tables before deleting rows in the first one
         tables.check_condition(found, str(delete))
     for name, found in chosen:
         click.echo(f"{name}: {tables.optimized(found, delete, retain)}")
@@ -479,7 +465,7 @@ def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | Non
 def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, update: bool) -> None:
     """Run queries on recorded rows and compare the results.
 
-    Without NAME it runs all queries. It needs no hub. FOLDER contains the pipelines; the default is the folder
+    Without NAME, all queries run. No hub is needed. FOLDER contains the pipelines; the default is the folder
     `pipelines` of the application. Its folder `tests` contains the rows, and the expected results of each query.
     """
     from smqrt.pipeline import testing
@@ -494,7 +480,7 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @pipeline.command()
 @click.argument("name")
 @with_journal
-@click.option("--from", "start", metavar="TIME", required=True, help="Begin of the range; values as for run.")
+@click.option("--from", "start", metavar="TIME", required=True, help="Start of the range; values as for run.")
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="End of the range.")
 @click.option("--republish", is_flag=True, help="Publish results that are not published yet, as a new version.")
 @click.option(
@@ -537,35 +523,19 @@ def submit(
 ) -> None:
     """Run queries on a Spark cluster.
 
-    Without NAME it runs all queries. The command passes arguments after -- to spark-submit.
+    Without NAME, all queries run. The command passes arguments after -- to spark-submit.
     """
     from smqrt.pipeline.submit import Submission, prepare
 
     if deploy_mode == "cluster" and not paths.state_given:
         raise PipelineError("--deploy-mode cluster: name a folder that every machine can access with --state.")
     if not files.is_address(paths.journal):
-        paths = replace(paths, journal=str(Path(paths.journal).absolute()))
+        paths = replace(paths, journal=str(Path(paths.journal).absolute()))  # the driver may have another folder
     queries = paths.catalog().select(names)
     _check_tables(queries, paths, deploy_mode)
     _check_hub(queries, paths, master, deploy_mode)
-    command = prepare(
-        Submission(
-            names,
-            master,
-            paths.app,
-            paths.journal,
-            paths.state,
-            paths.tables,
-            deploy_mode,
-            paths.token,
-            paths.cafile,
-            python,
-            start,
-            once,
-            republish,
-            tuple(extra),
-        )
-    )
+    rest = (deploy_mode, paths.token, paths.cafile, python, start, once, republish, tuple(extra))
+    command = prepare(Submission(names, master, paths.app, paths.journal, paths.state, paths.tables, *rest))
     if dry_run:
         click.echo(str(command))
     else:
@@ -585,7 +555,7 @@ def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master:
 
 
 def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, deploy_mode: str) -> None:
-    """Check the folder of tables: a driver in the cluster would write to a temporary folder, and lose the files."""
+    """Check that --tables is given where needed: a driver in the cluster would write to its temporary folder."""
     from smqrt.pipeline import tables
 
     for query in queries if deploy_mode == "cluster" and not paths.tables else ():
@@ -609,22 +579,21 @@ def doctor(paths: PipelineLocations, no_spark: bool) -> None:
     from smqrt.pipeline.session import interruptible
 
     options = DoctorOptions(paths.app, paths.state, paths.journal, paths.token, paths.cafile, not no_spark)
-    sys.exit(interruptible(lambda stopping: _print_checks(examine(options), stopping)))
 
+    def print_checks(stopping: threading.Event) -> int:
+        is_missing = False
+        with closing(examine(options)) as checks:  # closing stops Spark, also after an interrupt
+            for check in checks:
+                if stopping.is_set():
+                    break
+                mark = click.style("FAULT", "red", bold=True)
+                if check.ok:
+                    mark = click.style("warn ", "yellow") if check.remedy else click.style("ok   ", "green")
+                click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
+                is_missing |= not check.ok
+        return int(is_missing)
 
-def _print_checks(checks: Generator[Check], stopping: threading.Event) -> int:
-    """Print a line for each check; return the exit code: 1 when something is missing."""
-    is_missing = False
-    with closing(checks):
-        for check in checks:
-            if stopping.is_set():
-                break
-            mark = click.style("FAULT", "red", bold=True)
-            if check.ok:
-                mark = click.style("warn ", "yellow") if check.remedy else click.style("ok   ", "green")
-            click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
-            is_missing |= not check.ok
-    return int(is_missing)
+    sys.exit(interruptible(print_checks))
 
 
 @pipeline.command()

@@ -39,13 +39,11 @@ from smqrt.errors import ArgumentError, ClosedError, DeliveryError
 from smqrt.mqtt import Delivery, MqttClient, MqttCloseReason
 from smqrt.printable import printable
 
-_READ_BYTES = 65536
-_INTERRUPTED = 130
-_MQTT_BACKLOG = 1000
-"""Messages to publish before waiting until the broker has acknowledged them."""
+_READ_BYTES = 65536  # of standard input at a time
+_INTERRUPTED = 130  # exit code of shells after Ctrl-C
+_MQTT_BACKLOG = 1000  # messages to publish before waiting for their acknowledgements
 _MQTT_RETRY_S = 1.0
-_MQTT_REJECTED = 0x80
-"""Reason codes of Suback from here on are errors."""
+_MQTT_REJECTED = 0x80  # this reason code of Suback and higher ones are errors
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -61,9 +59,7 @@ class _SubOptions(ConnectionOptions):
 
 
 _raw = click.option(
-    "--raw",
-    is_flag=True,
-    help="Do not escape control characters on a terminal. In a pipe they are never escaped.",
+    "--raw", is_flag=True, help="Do not escape control characters on a terminal. In a pipe they are never escaped."
 )
 _id = click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: the ID of a topic, or the ETID of a client.")
 
@@ -110,8 +106,8 @@ def pub(
     """Publish messages to a topic.
 
     DATA is the message; without DATA and --file, each line of standard input is a message. URL is the URL of a broker
-    or of an application, whose broker is usually at smq.lsp or smq. With mqtt:// or mqtts:// it is an MQTT broker, and
-    the credentials are "user:password".
+    or of an application, whose broker is usually at smq.lsp or smq. With mqtt:// or mqtts://, URL is an MQTT broker,
+    and the credentials are "user:password".
 
     \b
     Examples:
@@ -180,6 +176,7 @@ def _publish(client: SmqClient, line: bytes, topic: str | int, subtopic: str | i
 
 
 def _lines_of_stdin() -> Iterator[bytes]:
+    # In a thread: reading a terminal or pipe would block the loop, and with it the client's pings.
     read = partial(gevent.get_hub().threadpool.apply, os.read, (sys.stdin.fileno(), _READ_BYTES))
     rest = b""
     while chunk := read():
@@ -215,8 +212,8 @@ def request(
 ) -> None:
     """Publish DATA to TOPIC of the SMQ broker at URL, and print the first reply.
 
-    A reply is a message to the ETID of this client with the sub-topic ID of the request; `reply` of a message sends
-    one. Exit code 4 when no reply arrives in time.
+    A reply is a message to the ETID of this client with the sub-topic ID of the request; `Message.reply` sends one.
+    Exit code 4 when no reply arrives in time.
 
     \b
     Example:
@@ -224,7 +221,7 @@ def request(
     """
     if is_mqtt(url):
         raise click.UsageError("request is for SMQ brokers only")
-    number = secrets.randbelow(0xFFFFFFFF) + 1
+    number = secrets.randbelow(0xFFFFFFFF) + 1  # random: a late reply to an earlier request has another number
     replies: Queue[Any] = Queue()
     with open_client(url, **connection) as client:
         client.onclose = lambda *_: replies.put(failure(client.end))
@@ -256,9 +253,9 @@ def request(
 def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **options: Unpack[_SubOptions]) -> None:
     """Subscribe to topics and print their messages, one per line, until Ctrl-C.
 
-    The topic "self" receives the messages to the ETID of this client; the ETID is printed on standard error. The client
-    reconnects after a lost connection. With mqtt:// or mqtts:// URL is an MQTT broker, and topics may contain the
-    wildcards + and #.
+    The topic "self" receives the messages to the ETID of this client; the command prints the ETID on standard error.
+    The client reconnects after a lost connection. With mqtt:// or mqtts://, URL is an MQTT broker, and topics may
+    contain the wildcards + and #.
 
     \b
     Examples:
@@ -391,7 +388,7 @@ def publish_mqtt(
 
 @contextmanager
 def _delivery_errors() -> Iterator[None]:
-    """Turn a DeliveryError into a Failure."""
+    """Raise a DeliveryError as a Failure."""
     try:
         yield
     except DeliveryError as error:
@@ -414,7 +411,7 @@ def _on_suback(messages: Queue[Any], topic: str, reason: int, _properties: objec
 
 
 def _on_mqtt_status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
-    """Handle `onstatus` of a subscriber: report a lost connection, and return the seconds before a reconnect."""
+    """Handle `onstatus` of a subscriber: print the reason of a lost connection; return the delay of the reconnect."""
     if (kind, code) == ("mqtt", "connect") and not status["reasoncode"]:
         return True
     end = MqttCloseReason(kind, code, status)
@@ -426,10 +423,7 @@ def _on_mqtt_status(messages: Queue[Any], kind: str, code: str, status: Mapping[
 
 
 def _open_mqtt(
-    url: str,
-    onstatus: Callable[..., Any],
-    version: str,
-    **connection: Unpack[ConnectionOptions],
+    url: str, onstatus: Callable[..., Any], version: str, **connection: Unpack[ConnectionOptions]
 ) -> MqttClient:
     """Return a connected MQTT client; `onstatus` decides on reconnects after a successful first connection."""
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
@@ -459,7 +453,7 @@ def _open_mqtt(
 
 
 def _usage_checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call a function, and turn an ArgumentError into an error of usage."""
+    """Call a function, and raise an ArgumentError as a usage error."""
     try:
         return fn(*arguments, **keywords)
     except ArgumentError as error:
@@ -474,23 +468,22 @@ def _mqtt_failure(end: MqttCloseReason | None) -> Failure:
 
 # ---- `smqrt bench`
 #
-# Publisher and subscribers share one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are
-# unreceived at any time, so that a loss is the broker's and not an overrun of this process.
+# Publisher and subscribers share one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are in flight,
+# so that this process does not overrun its own buffers: lost messages are then lost by the broker.
 
 _WINDOW_BYTES = 256 * 1024
 _TIMEOUT_S = 5.0
-_SHAPES = ((16, 1), (1024, 1), (60_000, 1), (128, 10))
-"""Payload in bytes, number of subscribers."""
+_SHAPES = ((16, 1), (1024, 1), (60_000, 1), (128, 10))  # payload in bytes, number of subscribers
 
 
 class BenchRow(NamedTuple):
-    """A line of the result table."""
+    """A row of the result table."""
 
     shape: str
     messages: int
     seconds: float
     lost: int
-    disorder: int
+    reordered: int
     p50_us: float = 0
     p99_us: float = 0
     payload_bytes: int = 0
@@ -508,15 +501,25 @@ def bench(url: str, seconds: float, **connection: Unpack[ConnectionOptions]) -> 
     This single Python process generates the load, and is often slower than the broker. Exit code 1 when messages were
     lost or out of order.
     """
-    connection["uid"] = None
+    connection["uid"] = None  # random for each client: a second client with the same ID would disconnect the first
 
     def connect() -> SmqClient:
         return open_client(url, **connection)
 
     rows = [_measure_connects(connect, seconds), _measure_round_trips(connect, seconds)]
     rows += [_measure_publish(connect, seconds, size, subscribers) for size, subscribers in _SHAPES]
-    Console().print(_table(url, rows))
-    if failed := sum(row.lost + row.disorder for row in rows):
+    table = Table(title=url, title_justify="left", box=SIMPLE)
+    table.add_column("shape", no_wrap=True)
+    for heading in ("messages", "msg/s", "MB/s", "p50 µs", "p99 µs", "lost", "reordered"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        rate = row.messages / row.seconds
+        megabytes = f"{rate * row.payload_bytes / 1e6:,.1f}" if row.payload_bytes else ""
+        percentiles = [f"{value:,.0f}" if value else "" for value in (row.p50_us, row.p99_us)]
+        counts = [str(row.lost), str(row.reordered)]
+        table.add_row(row.shape, f"{row.messages:,}", f"{rate:,.0f}", megabytes, *percentiles, *counts)
+    Console().print(table)
+    if failed := sum(row.lost + row.reordered for row in rows):
         raise Failure(f"{failed} messages were lost or out of order")
 
 
@@ -528,7 +531,7 @@ def _measure_connects(connect: Callable[[], SmqClient], seconds: float) -> Bench
         client = connect()
         times.append(time.perf_counter() - started)
         client.close()
-    return BenchRow("connect and leave", len(times), seconds, 0, 0, *_percentiles(times))
+    return BenchRow("connect and close", len(times), seconds, 0, 0, *_percentiles(times))
 
 
 def _measure_round_trips(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
@@ -553,12 +556,12 @@ class _Receiver:
     """A subscriber that counts messages and checks their order."""
 
     def __init__(self, client: SmqClient, topic: str, progress: Event) -> None:
-        self.client, self.received, self.disorder = client, 0, 0
+        self.client, self.received, self.reordered = client, 0, 0
         self._progress = progress
         client.subscribe(topic, onmsg=self._onmsg)
 
     def _onmsg(self, data: bytes, *_: int) -> None:
-        self.disorder += int.from_bytes(data[:8], "big") != self.received
+        self.reordered += int.from_bytes(data[:8], "big") != self.received
         self.received += 1
         self._progress.set()
 
@@ -584,17 +587,17 @@ def _measure_publish(connect: Callable[[], SmqClient], seconds: float, size_byte
             client.close(1)
     received = sum(receiver.received for receiver in receivers)
     shape = f"1 to {subscribers}, {size_bytes:,} B"
-    disorder = sum(receiver.disorder for receiver in receivers)
-    return BenchRow(shape, received, elapsed, sent * subscribers - received, disorder, payload_bytes=size_bytes)
+    reordered = sum(receiver.reordered for receiver in receivers)
+    return BenchRow(shape, received, elapsed, sent * subscribers - received, reordered, payload_bytes=size_bytes)
 
 
 def _publish_until(
     end: float, publisher: SmqClient, topic: str, size_bytes: int, receivers: list[_Receiver], progress: Event
 ) -> int:
-    """Publish numbered messages until a time, no faster than all receivers receive; return their number."""
+    """Publish numbered messages until a time, with at most a window of messages in flight; return their number."""
     filler = bytes(size_bytes - 8)  # the number takes 8 bytes
     window = _WINDOW_BYTES // size_bytes
-    batch = min(64, max(1, window // 4))
+    batch = min(64, max(1, window // 4))  # messages between two switches to the receivers
     sent = 0
     while time.perf_counter() < end:
         for _ in range(batch):
@@ -611,18 +614,3 @@ def _publish_until(
 def _percentiles(times_s: list[float]) -> tuple[float, float]:
     ordered = sorted(times_s)
     return ordered[len(ordered) // 2] * 1e6, ordered[len(ordered) * 99 // 100] * 1e6
-
-
-def _table(url: str, rows: list[BenchRow]) -> Table:
-    table = Table(title=url, title_justify="left", box=SIMPLE)
-    table.add_column("shape", no_wrap=True)
-    for heading in ("messages", "a second", "MB/s", "p50 µs", "p99 µs", "lost", "disorder"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        rate = row.messages / row.seconds
-        megabytes = f"{rate * row.payload_bytes / 1e6:,.1f}" if row.payload_bytes else ""
-        percentiles = [f"{value:,.0f}" if value else "" for value in (row.p50_us, row.p99_us)]
-        table.add_row(
-            row.shape, f"{row.messages:,}", f"{rate:,.0f}", megabytes, *percentiles, str(row.lost), str(row.disorder)
-        )
-    return table

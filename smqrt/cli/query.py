@@ -13,7 +13,7 @@ from functools import partial
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import click
 from rich.console import Console
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "json", "parquet")
 MAX_TABLE_ROWS = 1000
-"""Rows of a table on standard output; the widths of its columns need all of them in memory."""
+"""Maximum rows of a table on standard output; all of them are in memory to compute the column widths."""
 
 _SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _MAX_CELL_CHARACTERS = 200
 _COLUMN_GAP = 2
-_GROUP_ROWS = 1 << 16
+_GROUP_ROWS = 1 << 16  # of a Parquet row group; small groups compress badly
 _GROUP_BYTES = 64 << 20
-_PIPE_WIDTH = 100_000
+_PIPE_WIDTH = 100_000  # characters: in effect no limit
 
 
 def format_of(chosen: str | None, to: Path | None) -> str:
@@ -60,12 +60,12 @@ def format_of(chosen: str | None, to: Path | None) -> str:
     Raises:
         ArgumentError: the suffix is unknown, or the format needs a file.
     """
-    found = chosen or (_SUFFIXES.get(to.suffix.lower()) if to else "table")
-    if found is None:
+    chosen_format = chosen or (_SUFFIXES.get(to.suffix.lower()) if to else "table")
+    if chosen_format is None:
         raise ArgumentError(f"--to {to}: use a file name that ends in {', '.join(_SUFFIXES)}, or pass --format")
-    if found == "parquet" and to is None:
+    if chosen_format == "parquet" and to is None:
         raise ArgumentError("--format parquet needs a file: pass --to")
-    return found
+    return chosen_format
 
 
 def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
@@ -78,12 +78,19 @@ def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch])
     try:
         files.touch(temporary)
         if kind == "parquet":
-            rows = _write_parquet(temporary, schema, batches)
+            import pyarrow
+            from pyarrow import parquet
+
+            rows = 0
+            with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+                for group in _grouped(batches):
+                    writer.write_table(pyarrow.Table.from_batches(group, schema).combine_chunks())
+                    rows += sum(batch.num_rows for batch in group)
         else:
             with temporary.open("w", encoding="utf-8", newline="") as file:
                 rows = _WRITERS[kind](file, schema, batches, False)
         os.replace(temporary, to)
-    except (OSError, NotImplementedError) as error:  # the second: a type that Parquet does not have
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: a type that Parquet does not have
         raise JournalError(f"Cannot write {to}: {getattr(error, 'strerror', None) or error}.") from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -98,29 +105,32 @@ def wait_for_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
 
 def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None:
     """Print a result."""
-    if kind == "table":
-        _print_table(schema, batches)
-    else:
+    if kind != "table":
         file = TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
         try:
             _WRITERS[kind](file, schema, batches, sys.stdout.isatty())
         finally:
-            file.detach()
+            file.detach()  # otherwise the wrapper would close standard output
+        return
+    from pyarrow import types
 
-
-def _write_parquet(path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
-    import pyarrow
-    from pyarrow import parquet
-
-    rows = 0
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for group in _grouped(batches):
-            writer.write_table(pyarrow.Table.from_batches(group, schema).combine_chunks())
-            rows += sum(batch.num_rows for batch in group)
-    return rows
+    rows = list(islice(_rows(batches), MAX_TABLE_ROWS + 1))  # one more than shown, to detect omitted rows
+    table = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
+    for field in schema:
+        is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(Text(printable(field.name)), justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows[:MAX_TABLE_ROWS]:
+        table.add_row(*(Text(printable(_cell(value)[:_MAX_CELL_CHARACTERS])) for value in row))
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH  # in a pipe, do not truncate cells
+    Console(width=width, highlight=False).print(table, crop=False)
+    if len(rows) > MAX_TABLE_ROWS:
+        text = f"Only the first {MAX_TABLE_ROWS:,} rows. For all rows use --to FILE, --format csv or --format json."
+        Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
 def _grouped(batches: Iterator[RecordBatch]) -> Iterator[list[Any]]:
+    """Yield lists of consecutive batches, each large enough for a row group."""
     group: list[Any] = []
     for batch in batches:
         group.append(batch)
@@ -129,9 +139,6 @@ def _grouped(batches: Iterator[RecordBatch]) -> Iterator[list[Any]]:
             group = []
     if group:
         yield group
-
-
-# ---- text
 
 
 def _rows(batches: Iterator[RecordBatch]) -> Iterator[tuple[Any, ...]]:
@@ -165,13 +172,13 @@ _WRITERS: dict[str, Callable[[TextIO, Schema, Iterator[RecordBatch], bool], int]
 
 def _json_fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; bytes that are not UTF-8 become NAME_hex, as in every `--json`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in pairs:
         try:
-            found[name] = _json_value(value.decode() if isinstance(value, bytes) else value)
+            fields[name] = _json_value(value.decode() if isinstance(value, bytes) else value)
         except UnicodeDecodeError:
-            found[f"{name}_hex"] = value.hex()
-    return found
+            fields[f"{name}_hex"] = value.hex()
+    return fields
 
 
 def _json_value(value: Any) -> Any:
@@ -180,7 +187,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(one) for one in value]
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        return int(value) if value == value.to_integral_value() else float(value)  # JSON has no decimals
     return value if value is None or isinstance(value, bool | int | float | str) else _cell(value)
 
 
@@ -200,28 +207,6 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- table
-
-
-def _print_table(schema: Schema, batches: Iterator[RecordBatch]) -> None:
-    from pyarrow import types
-
-    rows = list(islice(_rows(batches), MAX_TABLE_ROWS + 1))
-    table = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
-    for field in schema:
-        is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
-        table.add_column(
-            Text(printable(field.name)), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis"
-        )
-    for row in rows[:MAX_TABLE_ROWS]:
-        table.add_row(*(Text(printable(_cell(value)[:_MAX_CELL_CHARACTERS])) for value in row))
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH  # in a pipe, do not truncate cells
-    Console(width=width, highlight=False).print(table, crop=False)
-    if len(rows) > MAX_TABLE_ROWS:
-        text = f"Only the first {MAX_TABLE_ROWS:,} rows. For all rows use --to FILE, --format csv or --format json."
-        Console(stderr=True).print(Text(text), soft_wrap=True)
-
-
 class _Engine(Protocol):
     """A SQL engine; see `duckdb_views.DuckDB`."""
 
@@ -237,10 +222,7 @@ class _Engine(Protocol):
 @journal_place
 @click.option("--spark", "on_spark", is_flag=True, help="Use Spark, which takes seconds to start, instead of DuckDB.")
 @click.option(
-    "--format",
-    "chosen",
-    type=click.Choice(FORMATS),
-    help="Output format.  [default: by suffix of --to, else table]",
+    "--format", "chosen", type=click.Choice(FORMATS), help="Output format.  [default: by suffix of --to, else table]"
 )
 @click.option("--to", type=click.Path(dir_okay=False), help="File for the result: .csv, .json, .jsonl or .parquet.")
 @topics_option
@@ -263,8 +245,8 @@ def query(
     """Run a SQL query on the messages of a journal.
 
     PATH is the folder of a journal, or of an application that has one. The view `messages` has a row for each message,
-    with the columns of the journal, `text` and `json`. The view `compacted` has the rows of the compacted files. With
-    --topic, --from and --until, the query does not read files outside of the range.
+    with the columns of the journal, `text` and `json`. The view `compacted` has the rows of the compacted files.
+    --topic, --from and --until select a range; the query does not read files outside it.
 
     \b
     Examples:
@@ -301,7 +283,7 @@ def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) ->
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return to_file(kind, file, schema, batches)
-                batches = wait_for_first(batches)  # the progress bar must go before the first line is printed
+                batches = wait_for_first(batches)  # the progress bar must disappear before the first line is printed
             to_stdout(kind, schema, batches)
             return 0
 

@@ -16,10 +16,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,7 +37,7 @@ from smqrt.server.configuration import acme_files, check_certificate, check_star
 from smqrt.server.listeners import lacks_certificate
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
-from smqrt.server.supervisor import shared
+from smqrt.server.supervisor import Supervisor, shared
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.option_types import flag
 from smqrt.settings.server_settings import FILE_NAME, Settings, table
@@ -46,11 +46,14 @@ from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.workers.worker_rpc import ENVIRONMENT as WORKER
 from smqrt.workers.worker_rpc import worker_place
 
+if TYPE_CHECKING:
+    from smqrt.server.restart.new_process import TakeOver
+
 log = logging.getLogger("smqrt")
 
 
 class _ZipFolder:
-    """A folder in a ZIP file, with the methods of a `Path` that the discovery uses."""
+    """A folder in a ZIP file, with the methods of `Path` that application discovery uses."""
 
     def __init__(self, archive: ZipIo, path: str = "", is_folder: bool = True) -> None:
         self.name = path.rpartition("/")[2]
@@ -83,15 +86,15 @@ class _Serve(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        ctx.obj = args[:end] + args[end + 1 :]
+        ctx.obj = args[:end] + args[end + 1 :]  # all words, for `mako.argv`
         return super().parse_args(ctx, args[:end])
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: add an option for each setting, and `CONFIG_OPTIONS`; `sources` evaluates their values."""
+    """Decorator: add an option for each setting, and `config_options`; `sources` evaluates their values."""
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
-        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # the manual has links in these texts
+        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # links are for the manual, which has these texts
         if default not in (None, "", ()):
             shown = ",".join(default) if isinstance(default, tuple) else str(default).lower()
             text += f"  [default: {shown}]"
@@ -103,24 +106,20 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar=None if kind is bool else _METAVARS.get(kind, "TEXT"),
             help=text,
         )(command)
-    for former in FORMER_NAMES:
+    for former in FORMER_NAMES:  # accepted for one release
         command = click.option(flag(former), parameter(former), hidden=True)(command)
-    for option in CONFIG_OPTIONS:
-        command = option(command)
-    return command
+    return config_options(command)
 
 
-CONFIG_OPTIONS = (
-    click.option(
-        "-c",
-        "--mako-conf",
-        metavar="FILE",
-        help="A mako.conf to read.  [default: mako.conf beside the program, here, or in $HOME, if it exists]",
-    ),
-    click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]"),
-)
-"""Options that name configuration files."""
-_METAVARS = {int: "INTEGER", float: "FLOAT"}
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: add the options that name configuration files."""
+    mako_help = "A mako.conf to read.  [default: mako.conf beside the program, here, or in $HOME, if it exists]"
+    command = click.option("-c", "--mako-conf", metavar="FILE", help=mako_help)(command)
+    help_text = f"Settings file.  [default: {FILE_NAME} if it exists]"
+    return click.option("--config", metavar="FILE", help=help_text)(command)
+
+
+_METAVARS = {int: "INTEGER", float: "FLOAT"}  # the options have no click types: `sources` parses the values
 
 
 def parameter(path: tuple[str, ...]) -> str:
@@ -132,7 +131,7 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     """Return the sources of settings, and the content of the mako.conf.
 
     Args:
-        values: the parameters of a command with `settings_options`, or only with `CONFIG_OPTIONS`.
+        values: the parameters of a command with `settings_options`, or only with `config_options`.
         words: all words of the command line, for `mako.argv`.
 
     Raises:
@@ -176,32 +175,28 @@ def serve(
     """
     words: list[str] = context.obj
     worker = WorkerEnd.inherited()
-    if worker is None:
-        sys.exit(_serve(words, apps, mounts, take_over, values, None))
     try:
-        code = _serve(words, apps, mounts, take_over, values, worker)
+        code = _serve(worker, words, apps, mounts, take_over, values)
     except SmqrtError as error:
-        worker.failed(str(error))
+        if worker is None:
+            raise
+        worker.failed(str(error))  # the supervisor prints the error
         code = 1
-    worker.close()
+    if worker is not None:
+        worker.close()
     sys.exit(code)
 
 
 def _serve(
-    words: list[str],
-    apps: tuple[str, ...],
-    mounts: tuple[str, ...],
-    take_over: bool,
-    values: Mapping[str, object],
-    worker: WorkerEnd | None,
+    worker: WorkerEnd | None, words: list[str], apps: Sequence[str], mounts: Sequence[str], take_over: bool, values: Any
 ) -> int:
-    found, conf = sources(values, words)
-    configuration = found.read()
-    if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
-        conf = replace(conf, plain_http=True)
+    """Run a supervisor or a server until the shutdown, and return the exit code."""
+    settings_sources, conf = sources(values, words)
+    configuration = settings_sources.read()
+    if conf and configuration.places.get(("port",), settings_sources.fallback_place) != settings_sources.fallback_place:
+        conf = replace(conf, plain_http=True)  # another source than mako.conf sets the port
     settings = shared(_with_certificate(configuration.settings), worker_place())
-    output_loss = _OutputLoss()
-    _guard_outputs(output_loss)
+    output_loss = _guard_outputs()
     server_log = ServerLog(settings.log, worker_place().label)
     report = worker.report if worker else server_log.report(lambda line: click.echo(printable(line)))
     for warning in configuration.warnings if worker is None else ():
@@ -209,48 +204,60 @@ def _serve(
     specs = discover(apps, mounts, Path.cwd(), conf)
     if worker is None:
         check_startable(settings, conf)
-    count = settings.workers or cores()
-    if count > 1 and worker is None:
-        from smqrt.server.supervisor import Supervisor  # a single process needs no supervisor
-
+    if worker is None and (count := settings.workers or cores()) > 1:
         if take_over or TAKE_OVER in os.environ:
             raise StartError("--take-over is for a single process. Replace workers with smqrt restart.")
 
         def reload_log() -> None:
             with contextlib.suppress(StartError):  # the workers report it
-                server_log.apply(found.read().settings.log)
+                server_log.apply(settings_sources.read().settings.log)
 
         supervisor = Supervisor(settings, count, conf, report, reload_log)
-        _report_files(configuration.files, conf, specs, report)
-        output_loss.on_loss(supervisor.over.set)
-        return supervisor.run()
-    with without_garbage_collection():
-        from smqrt.server.restart.new_process import TakeOver  # the supervisor does without these imports
-        from smqrt.server.runtime import Server
-    old_process = TakeOver.inherited()
-    if take_over and worker is None and not old_process:
-        if not settings.restart.socket:
-            raise StartError("--take-over requires --restart-socket, the control socket of the running server.")
-        old_process = TakeOver.of(settings.restart.socket)
-    pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
-    server = Server(settings, words, report, pipelines, conf, old_process, worker)
-    server.live.read_with(
-        lambda: shared(found.read().settings, worker_place()), shared(configuration.settings, worker_place())
-    )
-    server.live.watch(("log",), lambda found: server_log.apply(found.log))
+        run, stop = supervisor.run, supervisor.over.set
+    else:
+        with without_garbage_collection():
+            from smqrt.server.runtime import Server  # slow to import, and the supervisor does not need it
+        old_process = _old_process(settings.restart.socket if take_over and worker is None else None)
+        pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
+        server = Server(settings, words, report, pipelines, conf, old_process, worker)
+        initial = shared(configuration.settings, worker_place())
+        server.live.read_with(lambda: shared(settings_sources.read().settings, worker_place()), initial)
+        server.live.watch(("log",), lambda changed: server_log.apply(changed.log))
+        run, stop = partial(server.run, specs), server.ask_to_stop
     if worker is None:
         _report_files(configuration.files, conf, specs, report)
-    output_loss.on_loss(server.ask_to_stop)
-    return server.run(specs)
+    output_loss.on_loss(stop)
+    return run()
+
+
+def _old_process(control_socket: str | None) -> TakeOver | None:
+    """Return the process to take over from: the one that started this process, else the one at a control socket.
+
+    Args:
+        control_socket: path of the control socket, with --take-over; otherwise None.
+
+    Raises:
+        StartError: the path is empty, or no server responds there.
+    """
+    with without_garbage_collection():
+        from smqrt.server.restart.new_process import TakeOver
+
+    inherited = TakeOver.inherited()
+    if inherited is not None or control_socket is None:
+        return inherited
+    if not control_socket:
+        raise StartError("--take-over requires --restart-socket, the control socket of the running server.")
+    return TakeOver.of(control_socket)
 
 
 def _report_files(
     files: Sequence[Path], conf: MakoConf | None, specs: Sequence[AppSpec], report: Callable[[str], None]
 ) -> None:
-    """Report the configuration files, and warn about files with their names that are not read."""
+    """Report the configuration files, and warn about files of the same names that are not read."""
     read = [*files, *([conf.path] if conf else [])]
     for file in read:
         report(f"configuration: {file}")
+    # Users may expect that a configuration file beside an application is read.
     folders = {Path.cwd(), *(spec.path.absolute() for spec in specs)}
     candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
     for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):
@@ -259,12 +266,14 @@ def _report_files(
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.unsupported))
 
 
-def _guard_outputs(output_loss: _OutputLoss) -> None:
-    """Replace standard output and standard error by files that report the loss of their reader."""
+def _guard_outputs() -> _OutputLoss:
+    """Replace standard output and standard error by files that report when the program that reads them has exited."""
+    output_loss = _OutputLoss()
     for fd, name in ((1, "stdout"), (2, "stderr")):
         original = getattr(sys, name)
         file = io.BufferedWriter(_Output(fd, output_loss))
         setattr(sys, name, io.TextIOWrapper(file, original.encoding, original.errors, line_buffering=True))
+    return output_loss
 
 
 class _OutputLoss:
@@ -288,10 +297,10 @@ class _OutputLoss:
 
 
 class _Output(io.FileIO):
-    """Standard output (`fd` 1) or standard error (2); discards output after its reader has closed it.
+    """Standard output (`fd` 1) or standard error (2); discards output that no program reads.
 
-    The server shuts down with exit code 0 when the reader of standard output exits, as with `| head -1`, and when the
-    terminal is closed: writes then fail with EIO.
+    The server shuts down with exit code 0 when the program that reads standard output exits, as with `| head -1`, and
+    when the terminal is closed: writes then fail with EIO.
     """
 
     def __init__(self, fd: int, output_loss: _OutputLoss) -> None:
@@ -305,7 +314,7 @@ class _Output(io.FileIO):
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
+            os.dup2(null, self.fileno())  # later writes succeed
             os.close(null)
             if error.errno == errno.EIO or self.fileno() == 1:
                 self._output_loss.lost()
@@ -329,6 +338,7 @@ def _pipeline_command() -> list[str] | None:
 
 
 def _with_certificate(settings: Settings) -> Settings:
+    """Return the settings with the files of a certificate, which is created if a TLS port has none."""
     check_certificate(settings)
     files = acme_files(settings)
     if not lacks_certificate(settings):
@@ -357,15 +367,14 @@ def discover(
         conf: the mako.conf, whose applications come last.
 
     Raises:
-        StartError: a path is missing or can't be read, a ZIP file is broken, or two applications have one name.
+        StartError: a path is missing or can't be read, a ZIP file is damaged, or two applications have the same name.
     """
     specs = [_parse_mount(mount, current) for mount in mounts]
     configured = [AppSpec(app.name, app.path, app.priority, entry=app.entry) for app in conf.apps] if conf else []
-    if configured and not arguments:
-        pass
-    elif not arguments and not mounts:
-        preload = current / "app_preload"
-        specs += _applications(preload if preload.is_dir() else current, explicit=False)
+    if not arguments:
+        if not mounts and not configured:
+            preload = current / "app_preload"
+            specs += _applications(preload if preload.is_dir() else current, explicit=False)
     elif len(arguments) == 1:
         specs += _applications(current / arguments[0], explicit=True)
     else:
@@ -397,7 +406,7 @@ def _parse_mount(text: str, current: Path) -> AppSpec:
     try:
         number = int(priority or "0")
     except ValueError:
-        number = 128
+        number = 128  # out of range
     if not -127 <= number <= 127:
         raise StartError(f"-l {text}: the priority {priority!r} is not a number from -127 to 127.")
     _open(current / path)
@@ -405,6 +414,11 @@ def _parse_mount(text: str, current: Path) -> AppSpec:
 
 
 def _applications(path: Path, explicit: bool) -> list[AppSpec]:
+    """Return the application in a folder or ZIP file, or the applications in its sub-folders.
+
+    Args:
+        explicit: whether the path is an argument; a folder without applications is then itself an application.
+    """
     top = _open(path)
     visible = (child for child in top.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))
     children = sorted(visible, key=lambda child: child.name)
@@ -448,8 +462,7 @@ def _is_application(folder: _Folder) -> bool:
 
 # ---- `smqrt demo`
 
-_COPY = "_SMQRT_DEMO"
-"""Environment variable with the folder of the copy, for the workers of the server."""
+_COPY = "_SMQRT_DEMO"  # environment variable with the folder of the copy, for the workers
 _NOT_COPIED = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
 
 
@@ -465,7 +478,17 @@ def demo(keep: Path | None, options: tuple[str, ...]) -> None:
     applications. With --keep the copy is permanent: edit it and serve it again.
     """
 
-    with _application_copy(keep) as folder:
+    with contextlib.ExitStack() as cleanup:
+        if WORKER in os.environ:  # the supervisor of this worker has created the copy, and removes it
+            folder = Path(os.environ[_COPY])
+        elif keep is not None:
+            if keep.exists():
+                raise StartError(f"{keep} exists. Serve it with: smqrt serve {keep}")
+            shutil.copytree(demonstrations(), keep, ignore=_NOT_COPIED)
+            folder = keep
+        else:
+            folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="smqrt-demo-"))) / "app_preload"
+            shutil.copytree(demonstrations(), folder, ignore=_NOT_COPIED)
         os.environ[_COPY] = str(folder.absolute())
         serve.main([str(folder), *options], prog_name="smqrt demo", standalone_mode=False)
 
@@ -481,19 +504,3 @@ def demonstrations() -> Path:
         if folder.is_dir():
             return folder
     raise StartError("This installation of smqrt does not include the demonstration applications.")
-
-
-@contextmanager
-def _application_copy(keep: Path | None) -> Iterator[Path]:
-    if WORKER in os.environ:  # the supervisor of this worker has made the copy, and removes it
-        yield Path(os.environ[_COPY])
-    elif keep is not None:
-        if keep.exists():
-            raise StartError(f"{keep} exists. Serve it with: smqrt serve {keep}")
-        shutil.copytree(demonstrations(), keep, ignore=_NOT_COPIED)
-        yield keep
-    else:
-        with tempfile.TemporaryDirectory(prefix="smqrt-demo-") as temporary:
-            folder = Path(temporary) / "app_preload"
-            shutil.copytree(demonstrations(), folder, ignore=_NOT_COPIED)
-            yield folder

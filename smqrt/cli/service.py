@@ -50,10 +50,6 @@ def restart(path: str | None, pid: int | None, config: str | None, wait_s: float
         path = settings.restart.socket
     if not path:
         raise StartError("No server selected. Pass --socket or --pid, or set restart.socket.")
-    _restart_by_socket(path, wait_s)
-
-
-def _restart_by_socket(path: str, wait_s: float) -> None:
     check_socket_path("restart.socket", path)
     sock = socket.socket(socket.AF_UNIX)
     try:
@@ -62,7 +58,7 @@ def _restart_by_socket(path: str, wait_s: float) -> None:
         raise StartError(f"No server at {path}: {error.strerror}.") from None
     channel = FdChannel(sock)
     try:
-        if not channel.is_of_this_user():
+        if not channel.is_of_this_user():  # another user may have created a socket at this path
             raise StartError(f"The process at {path} belongs to another user.")
         channel.send({"do": "restart"})
         answer, _ = channel.receive(wait_s)
@@ -79,20 +75,20 @@ def _restart_by_socket(path: str, wait_s: float) -> None:
 
 
 def _restart_by_signal(pid: int, wait_s: float) -> None:
-    old = workers_of(pid) or [pid]
+    old = workers_of(pid) or [pid]  # a supervisor keeps running and replaces its workers
     if Path(f"/proc/{pid}").exists() and not _is_running(pid):
         raise StartError(f"Process {pid} has exited already; its parent has not read the exit code yet.")
     try:
         os.kill(pid, signal.SIGUSR2)
     except OSError as error:
         raise StartError(f"Cannot signal process {pid}: {error.strerror}.") from None
-    until_s = time.monotonic() + wait_s
+    deadline_s = time.monotonic() + wait_s
     while running := [one for one in old if _is_running(one)]:
-        if time.monotonic() > until_s:
+        if time.monotonic() > deadline_s:
             sys.exit(f"Error: process {running[0]} is still running after {wait_s:g} s. See the server's log.")
         time.sleep(_POLL_S)
     if old == [pid]:
-        click.echo(f"process {pid} has exited; a new process serves")
+        click.echo(f"process {pid} has exited; a new process has taken over")
     else:
         click.echo(f"process{'es' if len(old) > 1 else ''} {', '.join(map(str, old))}: replaced")
 
@@ -118,10 +114,10 @@ def workers_of(pid: int) -> list[int]:
 
 # ---- `smqrt systemd-unit`
 
+# Settings that name a file to read, by their last name; files to write stay in the state directory of the service.
 _FILES = {
     "cert", "key", "client_ca", "client_crl", "users", "acl", "jwt_key", "jwt_secret", "ca", "credentials"
 }  # fmt: skip
-"""Settings that name a file to read, by their last name; files to write stay in the state directory of the service."""
 _STOP_MARGIN_S = 10  # systemd waits longer than the server's own deadline
 _STOP_DEFAULT_S = 300  # for servers without a deadline
 
@@ -238,12 +234,17 @@ def systemd_unit(
             raise StartError(f"--socket {listener!r}: the name of a listener consists of letters, digits, and _ . -")
         click.echo(_SOCKET.format(name=name, listener=listener, address=address), nl=False)
         return
-    found = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
-    configuration = Sources(file=found).read()
-    flags = ["--config", _absolute(found)] if found else []
+    config_file = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+    configuration = Sources(file=config_file).read()
+    flags = ["--config", _absolute(config_file)] if config_file else []
     words = [_absolute(Path(word)) if Path(word).exists() else word for word in arguments]
     folders = [_absolute(folder) for folder in writable]
-    files = _files_of(configuration, found)
+    # Paths in the configuration file are relative to its folder, and the service has another working folder.
+    config_folder = _absolute(config_file.parent) if config_file else None
+    files: dict[tuple[str, ...], list[str]] = {}
+    for path in configuration.places:
+        if names := _names(path, configuration.settings):
+            files[path] = [_absolute(Path(one), config_folder) for one in names]
     script = Path(sys.executable).with_name("smqrt")
     program = [str(script)] if script.is_file() else [sys.executable, "-m", "smqrt"]
     command = [*program, "serve", *flags, *words]
@@ -259,21 +260,8 @@ def _absolute(path: Path, folder: str | None = None) -> str:
     return os.path.normpath(path) if ".." not in path.parts else str(path.resolve())
 
 
-def _files_of(found: Configuration, config: Path | None) -> dict[tuple[str, ...], list[str]]:
-    """Return the absolute paths of the files that settings name, by setting.
-
-    Relative paths are relative to the configuration file, and the service has another working folder.
-    """
-    folder = _absolute(config.parent) if config else None
-    files: dict[tuple[str, ...], list[str]] = {}
-    for path in found.places:
-        names = _names(path, found.settings)
-        if names:
-            files[path] = [_absolute(Path(name), folder) for name in names]
-    return files
-
-
 def _names(path: tuple[str, ...], settings: Settings) -> list[str]:
+    """Return the file names in a setting; none when the setting does not name files."""
     value = value_at(settings, path)
     if path[-1] == "certificates" and isinstance(value, tuple):
         return [file for pair in value for file in pair]
@@ -281,12 +269,12 @@ def _names(path: tuple[str, ...], settings: Settings) -> list[str]:
 
 
 def _environment(files: dict[tuple[str, ...], list[str]], settings: Settings) -> str:
-    """Return variables for settings with relative paths; variables take precedence over the configuration file."""
+    """Return variables for settings with relative paths; they take precedence over the configuration file."""
     lines = []
     for path, names in files.items():
         if names == _names(path, settings):
             continue
-        pairs = [":".join(pair) for pair in zip(names[::2], names[1::2], strict=False)]
+        pairs = [":".join(pair) for pair in zip(names[::2], names[1::2], strict=False)]  # certificate and key
         value = ",".join(pairs) if path[-1] == "certificates" else names[0]
         variable = ENVIRONMENT + "__".join(path).upper()
         lines.append(f"Environment={_quoted(f'{variable}={value}', is_command=False)}\n")
@@ -329,15 +317,17 @@ def _service(
     name: str,
     user: str | None,
     writable: list[str],
-    found: Configuration,
+    configuration: Configuration,
     files: dict[tuple[str, ...], list[str]],
 ) -> str:
-    settings = found.settings
+    settings = configuration.settings
     ports = [settings.port, settings.tls_port, *(one.port for one in settings.listener.values())]
+    # The flags after `--` are not parsed as settings here.
     ports += map(int, re.findall(r"--(?:tls-)?port[ =](\d{1,5})\b", " ".join(command)))
     is_low = any(port is not None and 0 < port < 1024 for port in ports)
     capabilities = "CAP_NET_BIND_SERVICE" if is_low else ""
     named = [file for one in files.values() for file in one]
+    # The first two folders of each path decide whether the sandbox must include /home, /root or /tmp.
     folders = {Path(word).parts[1:3] for word in [*command, *writable, *named] if Path(word).is_absolute()}
     in_home = any(parts[0] in ("home", "root") for parts in folders if parts)
     in_tmp = any(parts[0] == "tmp" or parts == ("var", "tmp") for parts in folders if parts)

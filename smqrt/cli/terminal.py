@@ -1,6 +1,6 @@
 """Terminal output and interruption of commands.
 
-Every `--json` prints one JSON object per line, with the same names for the same things (help: command-line).
+Every `--json` prints one JSON object per line, with the same field names in all commands (help: command-line).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write_line(line: bytes) -> None:
 
 
 def discard_output() -> None:
-    """Redirect standard output to /dev/null, after its reader, such as `head`, has closed the pipe."""
+    """Redirect standard output to /dev/null, after the program at the end of the pipe, such as `head`, has exited."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -118,7 +118,7 @@ def polled_progress(what: str, done: Callable[[], float]) -> Iterator[None]:
 
 
 def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:
-    """Yield `items`, and call `advance` after each `every` of them."""
+    """Yield `items`; call `advance(every)` after each batch of `every` items."""
     for number, item in enumerate(items, 1):
         yield item
         if number % every == 0:
@@ -126,7 +126,7 @@ def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised like Ctrl-C."""
+    """SIGTERM, raised as an interrupt like Ctrl-C."""
 
 
 class InterruptibleCommand(click.Command):
@@ -137,12 +137,21 @@ class InterruptibleCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> object:
         """See `click.Command.invoke`."""
-        with _sigterm_raises():
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt as interrupt:
-                click.echo(str(interrupt) or "Interrupted.", err=True)
-                sys.exit(128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT))
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            raise Terminated
+
+        # Only the main thread may set handlers.
+        is_main = threading.current_thread() is threading.main_thread()
+        earlier = signal.signal(signal.SIGTERM, terminate) if is_main else None
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            click.echo(str(interrupt) or "Interrupted.", err=True)
+            sys.exit(128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT))
+        finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, earlier)
 
 
 class Interruptible(InterruptibleCommand, click.Group):
@@ -151,12 +160,12 @@ class Interruptible(InterruptibleCommand, click.Group):
 
 @contextmanager
 def interrupt_this_greenlet() -> Iterator[None]:
-    """Context manager: Ctrl-C and SIGTERM interrupt this greenlet only; greenlets of clients continue to deliver."""
-    import gevent
+    """Context manager: Ctrl-C and SIGTERM interrupt this greenlet only; the greenlets of clients continue to send."""
+    import gevent  # slow to import, and most commands do without it
 
-    here, kinds = gevent.getcurrent(), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+    current, kinds = gevent.getcurrent(), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
     earlier = {number: signal.getsignal(number) for number in kinds}
-    watchers = [gevent.signal_handler(number, gevent.kill, here, kind) for number, kind in kinds.items()]
+    watchers = [gevent.signal_handler(number, gevent.kill, current, kind) for number, kind in kinds.items()]
     try:
         yield
     finally:
@@ -164,19 +173,3 @@ def interrupt_this_greenlet() -> Iterator[None]:
             watcher.cancel()
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    earlier = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)

@@ -1,12 +1,12 @@
-"""Reconnecting clients, the part that SMQ and MQTT share.
+"""Reconnecting clients: the common part of SMQ and MQTT clients.
 
-One greenlet makes the connections of a client, one after the other:
+One greenlet opens the connections of a client, one after the other:
 
-    connect ──▶ run the connection ──▶ ask the application ──▶ wait ──▶ connect again
-                                                  └──▶ the client has ended
+    connect ──▶ run the connection ──▶ call onclose or onstatus ──▶ wait ──▶ connect again
+                                                       └──▶ the client has ended
 
-Every other method may be called from any greenlet. The callbacks of the application run in the greenlet of `Callbacks`,
-so a callback may call the client, and may even wait for it.
+All public methods may be called from any greenlet. The callbacks of the application run in the greenlet of `Callbacks`.
+A callback may therefore call the client, and may wait for it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from smqrt.loop.greenlets import Callbacks
 Reason = TypeVar("Reason")
 Decision = TypeVar("Decision")
 
-_STOP_S = 2.0
-"""How long `close` waits for a connection to end after `_stop`. A callback that blocks may take longer."""
+_STOP_S = 2.0  # how long `close` waits for the end of a connection after `_stop`; a blocking callback may take longer
 
 
 class Backoff:
@@ -57,9 +56,9 @@ class Backoff:
 
 
 class ReconnectingClient(ABC, Generic[Reason]):
-    """A client that connects in the background, and again when the connection is lost.
+    """A client that connects in the background and reconnects after a lost connection.
 
-    A subclass runs one connection, decides about the next one, and counts what is not delivered. It calls
+    A subclass runs one connection, decides about the next one, and counts undelivered messages. It calls
     `super().__init__` last: the greenlet starts there.
 
     Args:
@@ -67,24 +66,23 @@ class ReconnectingClient(ABC, Generic[Reason]):
         log: receives the warnings.
 
     Attributes:
-        end: the close reason of the last connection that ended or failed, None before.
+        end: the close reason of the last connection or failed attempt; None before the first one.
     """
 
-    _items = ("message", "messages")
-    """One and several of what the client delivers, for `DeliveryError`."""
+    _items = ("message", "messages")  # singular and plural, for the text of `DeliveryError`
 
     def __init__(self, callbacks: Callbacks, log: logging.Logger) -> None:
         self.end: Reason | None = None
         self._callbacks, self._log = callbacks, log
         self._undelivered = 0
         self._on_end: Callable[[], object] | None = None
-        self._settled = Event()  # connected, or ended for good
-        self._closing = Event()  # closed by the application, or ended; what is queued may still be sent
-        self._stopping = Event()  # nothing is sent any more
-        self._closed = Event()
-        self._deciding = Event()  # the application decides about the next connection, after the callbacks before it
+        self._settled = Event()  # connected, or ended permanently
+        self._closing = Event()  # closed by the application, or ended; queued messages may still be sent
+        self._stopping = Event()  # sending has stopped
+        self._closed = Event()  # ended permanently
+        self._deciding = Event()  # a callback that decides about the next connection is queued or running
         self._greenlet = gevent.Greenlet(self._run)
-        # a link, not the end of `_run`: a greenlet that is killed before it starts never runs
+        # A link, not the last line of `_run`: a greenlet that is killed before it starts never runs.
         self._greenlet.rawlink(lambda _: self._finish())
         self._greenlet.start()
 
@@ -93,26 +91,29 @@ class ReconnectingClient(ABC, Generic[Reason]):
     @property
     @abstractmethod
     def connected(self) -> bool:
-        """Whether the broker has accepted the connection, and it is open."""
+        """Whether the connection is open and accepted by the broker."""
 
     @property
     def closed(self) -> bool:
-        """Whether the client has ended for good."""
+        """Whether the client has ended permanently."""
         return bool(self._closed.is_set())
 
     @property
     def closing(self) -> bool:
-        """Whether the client was closed, or has ended: it takes no more messages."""
+        """Whether the client was closed or has ended; it then rejects messages."""
         return bool(self._closing.is_set())
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until the client has ended for good. True when it has."""
+        """Wait until the client has ended permanently, at most `timeout` seconds; return whether it has."""
         return bool(self._closed.wait(timeout))
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until connected, or ended for good (see `end`). True when connected.
+        """Wait until the client is connected or has ended (see `end`), at most `timeout` seconds.
 
-        Called from a callback, it does not wait for `onclose` or `onstatus`, which run after this callback.
+        In a callback, it does not wait for `onclose` or `onstatus`, which run after this callback.
+
+        Returns:
+            Whether the client is connected.
         """
         settled = [self._settled, self._deciding] if self._callbacks.is_current else [self._settled]
         gevent.wait(settled, timeout, count=1)
@@ -120,23 +121,23 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @property
     def _decision_waits_for_caller(self) -> bool:
-        """Whether this is a callback, and the decision about the next connection comes after it."""
+        """Whether a callback is the caller, and the callback that decides about the next connection runs after it."""
         return self._deciding.is_set() and self._callbacks.is_current
 
     # ---- the end
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Deliver what was handed in, send DISCONNECT, and wait until the connection has ended.
+        """Deliver the queued messages, send DISCONNECT, and wait until the connection has ended.
 
-        Messages that wait for a connection are sent over one that is made for them. A second call only waits. Called
-        from a callback of this client, it does not wait for the end, which comes after all callbacks.
+        Without a connection, the client connects to deliver the messages. A second call only waits. A call in a
+        callback of this client does not wait, because the client ends after all callbacks.
 
         Args:
-            timeout: seconds for the delivery, connecting included; None waits as long as it takes.
+            timeout: seconds for the delivery, including connecting; None for no limit.
 
         Raises:
-            DeliveryError: the client has ended, and something was not delivered, or may not have been. Only the first
-                call raises it.
+            DeliveryError: the client has ended, and the delivery of some messages failed or is uncertain. Only the
+                first call raises it.
         """
         end_s = None if timeout is None else monotonic() + timeout
         self._begin_close(timeout)
@@ -156,11 +157,11 @@ class ReconnectingClient(ABC, Generic[Reason]):
         try:
             self.close()
         except DeliveryError:
-            if kind is None:  # the exception of the block goes first; the loss is in the log
+            if kind is None:  # an exception of the block takes precedence; the loss is in the log
                 raise
 
     def on_end(self, fn: Callable[[], object]) -> None:
-        """Have `fn()` called when the client has ended for good, after every other callback."""
+        """Call `fn()` when the client has ended permanently, after all other callbacks."""
         self._on_end = fn
 
     def _undelivered_text(self, count: int) -> str:
@@ -181,21 +182,21 @@ class ReconnectingClient(ABC, Generic[Reason]):
                 self._log.exception("a function of the application left a gevent.Timeout running")
 
     def _wait_before_retry(self, delay_s: float) -> None:
-        # `close` ends the delay; a client that is closing already keeps it, since a failed broker needs time
+        # `close` ends the delay; a client that is already closing keeps it, since a failed broker needs time.
         (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
 
-    def _ask(self, fn: Callable[..., Decision], *args: object, until: Event | None = None) -> Decision | None:
-        """Return the answer of a callback, which runs in its turn; None when it failed, or `until` was set first."""
+    def _decision(self, fn: Callable[..., Decision], *args: object, until: Event | None = None) -> Decision | None:
+        """Queue a callback and return its result; None when it failed, or `until` was set first."""
         self._deciding.set()
-        answer = self._callbacks.ask_later(fn, *args)
+        result = self._callbacks.ask_later(fn, *args)
         try:
-            gevent.wait([answer] if until is None else [answer, until], count=1)
+            gevent.wait([result] if until is None else [result, until], count=1)
         finally:
             self._deciding.clear()
-        return answer.value
+        return result.value
 
     def _finish(self) -> None:
-        """End for good. Runs once, in the event loop, however the greenlet ended."""
+        """End the client permanently. Runs once, in the event loop, however the greenlet ended."""
         self._stopping.set()
         self._undelivered += self._abandon()
         if self._undelivered:
@@ -207,16 +208,16 @@ class ReconnectingClient(ABC, Generic[Reason]):
             self._callbacks.post(self._on_end)
         self._callbacks.finish()
 
-    # ---- the protocol's part
+    # ---- the part of each protocol
 
     @property
     @abstractmethod
     def _needs_connection(self) -> bool:
-        """Whether another connection is to be made."""
+        """Whether to open another connection."""
 
     @abstractmethod
     def _run_connection(self) -> Reason | None:
-        """Make a connection, run it to its end, set `end` and return it; None when there is to be no other one."""
+        """Open a connection, run it until it ends, set `end` and return it; None to open no further connection."""
 
     @abstractmethod
     def _delay_after(self, reason: Reason) -> float | None:
@@ -224,7 +225,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @abstractmethod
     def _begin_close(self, timeout_s: float | None) -> None:
-        """Take no more messages and begin to send what is queued; does nothing the second time."""
+        """Reject further messages and start to send the queued ones; a second call does nothing."""
 
     @abstractmethod
     def _stop(self) -> None:
@@ -232,4 +233,4 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @abstractmethod
     def _abandon(self) -> int:
-        """Fail what was not delivered; return how much that is."""
+        """Fail the undelivered messages and return their number."""

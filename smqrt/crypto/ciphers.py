@@ -22,12 +22,12 @@ IV_BYTES = {"GCM": 12, "CCM": 12, "CBC": 16}
 KEY_BYTES = (16, 32)
 BLOCK_BYTES, TAG_BYTES = 16, 16
 MAX_CCM_BYTES = (1 << 24) - 1  # the length field of CCM with a nonce of 12 bytes (RFC 3610)
-PIECE_BYTES = 1 << 20  # encrypted in 1 to 2 ms
+PIECE_BYTES = 1 << 20  # 1 to 2 ms of work
 _TAMPERED = "the tag does not match: another key, IV or data, or a damaged message"
 
 DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 MAX_ROUNDS = 20_000_000
-"""PBKDF2 iterations times blocks of the key: about ten seconds of CPU time."""
+"""Maximum of PBKDF2 iterations times blocks of the key: about ten seconds of CPU time."""
 
 Breathe = Callable[[], object]
 """Called between pieces of work, so that other greenlets run."""
@@ -39,14 +39,14 @@ def _no_pause() -> None: ...
 class Symmetric:
     """An AES key with its IV.
 
-    In CBC without padding each call continues the chain of the previous one, separately for each direction. A padded
-    message ends the chain: the next begins with the IV again, as every message in GCM and CCM does.
+    In CBC without padding, each call continues the chain of the previous call, separately for each direction. A padded
+    message ends the chain. The next message then begins with the IV again, as all messages in GCM and CCM do.
 
     Args:
         mode: "GCM", "CCM" or "CBC".
         key: 16 or 32 bytes.
         iv: 12 bytes for GCM and CCM, 16 for CBC.
-        direction: "encrypt" or "decrypt" to allow only this; None for both.
+        direction: "encrypt" or "decrypt" to allow only one direction; None for both.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -66,21 +66,23 @@ class Symmetric:
         self._chains: dict[str, CipherContext] = {}
 
     def set_auth(self, data: bytes) -> None:
-        """Authenticate `data`, without encrypting it, with every later message. Raises ArgumentError for CBC."""
+        """Authenticate `data` with every later message, without encrypting it. Raises ArgumentError for CBC."""
         if self._mode == "CBC":
             raise ArgumentError("setauth: CBC does not authenticate; use GCM or CCM")
         self._aad = data
 
-    def encrypt(self, data: bytes, padded: bool = False, breathe: Breathe = _no_pause) -> tuple[bytes, bytes | None]:
+    def encrypt(
+        self, data: bytes, padded: bool = False, yield_if_due: Breathe = _no_pause
+    ) -> tuple[bytes, bytes | None]:
         """Encrypt a message. Return the ciphertext and the tag of 16 bytes, None for CBC.
 
         Args:
             data: whole blocks of 16 bytes for CBC without padding.
             padded: pad to whole blocks (PKCS #7).
-            breathe: called after each MiB.
+            yield_if_due: called after each MiB.
 
         Raises:
-            ArgumentError: not whole blocks, too long for CCM, or an object that only decrypts.
+            ArgumentError: not whole blocks, too long for CCM, or the object only decrypts.
         """
         self._check("encrypt", data, padded)
         if padded:
@@ -90,14 +92,14 @@ class Symmetric:
             sealed = AESCCM(self._key, TAG_BYTES).encrypt(self._iv, data, self._aad)
             return sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
         if self._mode == "CBC":
-            return self._chained("encrypt", data, padded, breathe), None
+            return self._chained("encrypt", data, padded, yield_if_due), None
         context = Cipher(AES(self._key), GCM(self._iv)).encryptor()
         context.authenticate_additional_data(self._aad)
-        sealed = _update_in_pieces(context, data, breathe) + context.finalize()
+        sealed = _update_in_pieces(context, data, yield_if_due) + context.finalize()
         return sealed, context.tag
 
     def decrypt(
-        self, data: bytes, tag: bytes | None = None, padded: bool = False, breathe: Breathe = _no_pause
+        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: Breathe = _no_pause
     ) -> bytes:
         """Decrypt a message.
 
@@ -105,19 +107,31 @@ class Symmetric:
             data: the ciphertext.
             tag: the tag that `encrypt` returned; None for CBC.
             padded: remove the padding (PKCS #7).
-            breathe: called after each MiB.
+            yield_if_due: called after each MiB.
 
         Raises:
-            ArgumentError: no tag, or an object that only encrypts.
+            ArgumentError: no tag, or the object only encrypts.
             CryptoError: "failed": the tag or the padding is wrong.
         """
         self._check("decrypt", b"", False)
-        if self._mode != "CBC":
-            plain = self._decrypt_authenticated(data, tag, breathe)
-        elif len(data) % BLOCK_BYTES:
-            raise CryptoError("failed", "not whole blocks of 16 bytes")
+        if self._mode == "CBC":
+            if len(data) % BLOCK_BYTES:
+                raise CryptoError("failed", "not whole blocks of 16 bytes")
+            plain = self._chained("decrypt", data, padded, yield_if_due)
+        elif tag is None:
+            raise ArgumentError(f"decrypt: {self._mode} needs the tag")
+        elif len(tag) != TAG_BYTES:
+            raise CryptoError("failed", f"the tag has {len(tag)} bytes, not {TAG_BYTES}")
         else:
-            plain = self._chained("decrypt", data, padded, breathe)
+            try:
+                if self._mode == "CCM":
+                    plain = AESCCM(self._key, TAG_BYTES).decrypt(self._iv, data + tag, self._aad)
+                else:
+                    context = Cipher(AES(self._key), GCM(self._iv, tag)).decryptor()
+                    context.authenticate_additional_data(self._aad)
+                    plain = _update_in_pieces(context, data, yield_if_due) + context.finalize()
+            except (InvalidTag, ValueError):  # ValueError: too long for CCM
+                raise CryptoError("failed", _TAMPERED) from None
         if not padded:
             return plain
         unpadder = PKCS7(BLOCK_BYTES * 8).unpadder()
@@ -126,26 +140,13 @@ class Symmetric:
         except ValueError:
             raise CryptoError("failed", "the padding is wrong") from None
 
-    def _decrypt_authenticated(self, data: bytes, tag: bytes | None, breathe: Breathe) -> bytes:
-        if tag is None:
-            raise ArgumentError(f"decrypt: {self._mode} needs the tag")
-        if len(tag) != TAG_BYTES:
-            raise CryptoError("failed", f"the tag has {len(tag)} bytes, not {TAG_BYTES}")
-        try:
-            if self._mode == "CCM":
-                return AESCCM(self._key, TAG_BYTES).decrypt(self._iv, data + tag, self._aad)
-            context = Cipher(AES(self._key), GCM(self._iv, tag)).decryptor()
-            context.authenticate_additional_data(self._aad)
-            return _update_in_pieces(context, data, breathe) + context.finalize()
-        except (InvalidTag, ValueError):  # ValueError: too long for CCM
-            raise CryptoError("failed", _TAMPERED) from None
-
-    def _chained(self, direction: str, data: bytes, ends: bool, breathe: Breathe) -> bytes:
+    def _chained(self, direction: str, data: bytes, ends: bool, yield_if_due: Breathe) -> bytes:
+        """Encrypt or decrypt in CBC, continuing the chain of this direction; `ends` ends the chain."""
         context = self._chains.pop(direction, None)  # put back only on success, so that an error ends the chain
         if context is None:
             cipher = Cipher(AES(self._key), CBC(self._iv))
             context = cipher.encryptor() if direction == "encrypt" else cipher.decryptor()
-        result = _update_in_pieces(context, data, breathe)
+        result = _update_in_pieces(context, data, yield_if_due)
         if not ends:
             self._chains[direction] = context
         return result
@@ -159,13 +160,13 @@ class Symmetric:
             raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
 
 
-def _update_in_pieces(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
+def _update_in_pieces(context: CipherContext, data: bytes, yield_if_due: Breathe) -> bytes:
     if len(data) <= PIECE_BYTES:
         return context.update(data)
     view, pieces = memoryview(data), []
     for at in range(0, len(data), PIECE_BYTES):
         pieces.append(context.update(view[at : at + PIECE_BYTES]))
-        breathe()
+        yield_if_due()
     return b"".join(pieces)
 
 
@@ -233,14 +234,14 @@ def seal(key: bytes, data: bytes) -> bytes:
 
 
 def unseal(key: bytes, token: bytes) -> bytes | None:
-    """Decrypt a token; return None when it was changed or made with another key. Raises as `seal`."""
+    """Decrypt a token; return None when it was modified or made with another key. Raises as `seal`."""
     cipher = _cipher(key)
     try:
         padding = b"=" * (-len(token) % 4)  # `seal` removes it
         sealed = a2b_base64(token.translate(_TO_PLAIN) + padding, strict_mode=True)
     except Base64Error:
         return None
-    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes
+    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes: accept only one
         return None
     try:
         return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)

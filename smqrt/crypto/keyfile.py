@@ -1,7 +1,7 @@
 """Key file: secrets and private keys that `ba.tpm` uses in place of a TPM (spec: bas-api §7).
 
-It is a JSON file in the user's configuration folder that only its owner can read. The HTTP server never serves a file
-of this name. Processes share it: writers lock it and replace it atomically.
+It is a JSON file in the user's configuration folder. Only its owner can read it, and the HTTP server never serves a
+file of this name. Processes share it: writers lock it and replace it atomically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def default_path() -> Path:
     """Return the key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`.
 
     Raises:
-        CryptoError: "ioerror": the user has no home folder.
+        CryptoError: "ioerror" when the user has no home folder.
     """
     try:
         return config_folder() / "tpm.key"
@@ -41,8 +41,8 @@ def default_path() -> Path:
 
 @dataclass
 class _Content:
-    unique: bytes
-    shared: bytes
+    unique: bytes  # the secret of this machine
+    shared: bytes  # the secret "global", which machines may share
     keys: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ class KeyFile:
         return self._content is not None
 
     def load(self) -> None:
-        """Read the file, which is created when it is missing. Blocks on the disk.
+        """Read the file, or create it. Blocks on the disk.
 
         Raises:
             CryptoError: "ioerror": it cannot be read or is damaged; "noaccess": other users may read it.
@@ -79,12 +79,13 @@ class KeyFile:
             raise CryptoError("ioerror", f"the key file {self.path}: {error.strerror}") from None
 
     def derive(self, name: bytes, size_bytes: int, unique: bool = True) -> bytes:
-        """Derive a key: always the same for the same name and length.
+        """Derive a key. The same name and length always give the same key.
 
         Args:
             name: any bytes.
             size_bytes: 1 to 8160.
-            unique: derive it from the machine's own secret, otherwise from "global", which machines may share.
+            unique: derive it from the machine's own secret; otherwise from the secret "global", which machines may
+                share.
 
         Raises:
             ArgumentError: an invalid length.
@@ -92,6 +93,7 @@ class KeyFile:
         if not 1 <= size_bytes <= MAX_DERIVED_BYTES:
             raise ArgumentError(f"a derived key has 1 to {MAX_DERIVED_BYTES} bytes, not {size_bytes}")
         content = self._loaded()
+        # HKDF needs no salt here: the secret is uniformly random (RFC 5869 §3.1).
         secret = content.unique if unique else content.shared
         return HKDF(SHA256(), size_bytes, None, b"smqrt derived key " + name).derive(secret)
 
@@ -103,7 +105,7 @@ class KeyFile:
         """Return a private key as PEM text. Raises CryptoError "notfound" when there is none."""
         found = self._loaded().keys.get(name)
         if found is None:
-            raise CryptoError("notfound", f"there is no key '{name}'; create it with createkey")
+            raise CryptoError("notfound", f"no key '{name}'; create it with createkey")
         return found.encode()
 
     def add(self, name: str, pem: bytes) -> None:
@@ -119,9 +121,9 @@ class KeyFile:
             with self._locked():
                 content = self._read()
                 if name in content.keys:
-                    raise CryptoError("exist", f"there is a key '{name}' already")
+                    raise CryptoError("exist", f"the key '{name}' exists already")
                 if len(content.keys) >= MAX_KEYS:
-                    raise CryptoError("nospace", f"there are {MAX_KEYS} keys already")
+                    raise CryptoError("nospace", f"limit reached: {MAX_KEYS} keys")
                 content.keys[name] = pem.decode("ascii")
                 self._write(content)
                 self._content = content
@@ -164,7 +166,7 @@ class KeyFile:
         fresh = self.path.with_name(f".{self.path.name}.new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, 0o600)
+            os.fchmod(fd, 0o600)  # a file of an interrupted write may have another mode
             file.write(text)
             file.flush()
             os.fsync(fd)

@@ -1,6 +1,6 @@
-"""RSA and elliptic curve keys, and certificate requests (spec: bas-api §7, §10).
+"""RSA and elliptic curve keys, signatures, and certificate requests (spec: bas-api §7, §10).
 
-A key is given as PEM text (private, public, or in a certificate) or as the numbers of a public key.
+A key is PEM text (private, public, or in a certificate) or the numbers of a public key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HASHES: Mapping[str, type[hashes.HashAlgorithm]] = {
 }
 _BY_SIZE = {hashlib.new(name).digest_size: name for name in _HASHES}
 
-_CACHED_KEYS = 64
+_CACHED_KEYS = 64  # applications pass the same PEM text for each signature
 
 
 @lru_cache(maxsize=_CACHED_KEYS)
@@ -61,7 +61,7 @@ def load(pem: bytes) -> Key:
         raise CryptoError("sslcryptoerr", "the key has more than 64 KiB")
     try:
         if b"PRIVATE KEY-----" in pem:
-            # The library's validation tests primes: 0.3 s for 4096 bits, while it holds the interpreter lock.
+            # The library's validation tests primes: this takes 0.3 s for 4096 bits and holds the interpreter lock.
             key: object = serialization.load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
             if isinstance(key, rsa.RSAPrivateKey):
                 _check_numbers(key.private_numbers())
@@ -69,7 +69,7 @@ def load(pem: bytes) -> Key:
             key = x509.load_pem_x509_certificate(pem).public_key()
         else:
             key = serialization.load_pem_public_key(pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a password
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key has a password
         raise CryptoError("sslcryptoerr", "not a key in PEM format, or one with a password") from None
     if not isinstance(key, Key) or (isinstance(key, PublicKey) and key_bits(key) > 2 * MAX_RSA_BITS):
         raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
@@ -77,7 +77,7 @@ def load(pem: bytes) -> Key:
 
 
 def _check_numbers(key: rsa.RSAPrivateNumbers) -> None:
-    """Check that the numbers of an RSA key match, but not that p and q are primes. Raises ValueError."""
+    """Check that the numbers of an RSA key match, without checking that p and q are primes. Raises ValueError."""
     p, q, n, e = key.p, key.q, key.public_numbers.n, key.public_numbers.e
     matches = min(p, q) > 2 and e > 2 and p * q == n and (key.iqmp * q) % p == 1
     if not matches or any(key.d * e % (prime - 1) != 1 for prime in (p, q)):
@@ -100,7 +100,7 @@ def public(key: Key) -> PublicKey:
 
 
 def curve_key(x: bytes, y: bytes) -> PublicKey:
-    """Return the public key with the point x, y, on the smallest curve that contains it. Ignores leading zeros.
+    """Return the public key with the point (x, y) on the smallest curve that contains it. Ignores leading zeros.
 
     Raises:
         CryptoError: "sslcryptoerr": no known curve contains the point.
@@ -126,23 +126,24 @@ def rsa_key(n: bytes, e: bytes) -> PublicKey:
 
 
 def key_bits(key: Key) -> int:
-    """Return the bits of the modulus, or of the curve."""
+    """Return the number of bits of the modulus, or of the curve."""
     return key.key_size
 
 
 def key_size_bytes(key: Key) -> int:
-    """Return the bytes of the modulus, or of a coordinate of the curve."""
+    """Return the number of bytes of the modulus, or of a coordinate of the curve."""
     return (key_bits(key) + 7) // 8
 
 
 def parameters(key: Key) -> tuple[bytes, bytes]:
     """Return the numbers of the public key: x and y for a curve, n and e for RSA."""
-    half = public(key)
-    if isinstance(half, rsa.RSAPublicKey):
-        numbers = half.public_numbers()
-        return numbers.n.to_bytes(key_size_bytes(half)), numbers.e.to_bytes((numbers.e.bit_length() + 7) // 8)
-    point = half.public_numbers()
-    return point.x.to_bytes(key_size_bytes(half)), point.y.to_bytes(key_size_bytes(half))
+    public_key = public(key)
+    size_bytes = key_size_bytes(public_key)
+    if isinstance(public_key, rsa.RSAPublicKey):
+        numbers = public_key.public_numbers()
+        return numbers.n.to_bytes(size_bytes), numbers.e.to_bytes((numbers.e.bit_length() + 7) // 8)
+    point = public_key.public_numbers()
+    return point.x.to_bytes(size_bytes), point.y.to_bytes(size_bytes)
 
 
 # ---- Key generation
@@ -165,7 +166,7 @@ def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP
     if kind == "rsa":
         if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
             raise ArgumentError(f"key: {MIN_RSA_BITS} to {MAX_RSA_BITS} bits expected, not {bits}")
-        return pem_of(rsa.generate_private_key(65537, bits))
+        return pem_of(rsa.generate_private_key(65537, bits))  # the usual public exponent
     if kind != "ecc":
         raise ArgumentError(f"key: unknown kind '{kind}': use ecc or rsa")
     if curve.upper() not in CURVES:
@@ -198,14 +199,14 @@ def _signature_padding(name: str, algorithm: hashes.HashAlgorithm) -> padding.As
     return padding.PKCS1v15()
 
 
-def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = "pkcs1") -> bytes:
+def sign(data: bytes, key: PrivateKey, digest: str | None = None, padding_name: str = "pkcs1") -> bytes:
     """Sign data: ECDSA in DER form, or RSA.
 
     Args:
         data: a digest, recognized by its length (16, 20, 32, 48 or 64 bytes), or data to hash first.
         key: the private key.
         digest: the hash algorithm, for data that is not a digest; SHA-256 by default.
-        padded: for RSA: "pkcs1" or "pss".
+        padding_name: for RSA: "pkcs1" or "pss".
 
     Raises:
         ArgumentError: an unknown algorithm or padding.
@@ -216,14 +217,16 @@ def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = 
     try:
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key.sign(hashed, ec.ECDSA(scheme))
-        return key.sign(hashed, _signature_padding(padded, algorithm), scheme)
+        return key.sign(hashed, _signature_padding(padding_name, algorithm), scheme)
     except (ValueError, UnsupportedAlgorithm) as error:
-        if isinstance(error, ArgumentError):
+        if isinstance(error, ArgumentError):  # of `_signature_padding`; it is a ValueError too
             raise
         raise CryptoError("sslcryptoerr", str(error)) from None
 
 
-def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padded: str = "pkcs1") -> bool:
+def verify(
+    data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padding_name: str = "pkcs1"
+) -> bool:
     """Return whether `signature` is a signature of `data` by `key`. Arguments and ArgumentError as for `sign`.
 
     For a curve the signature may also be the numbers r and s, concatenated.
@@ -233,12 +236,12 @@ def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = N
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
             size = key_size_bytes(key)
-            if len(signature) == 2 * size and not _is_der(signature):
+            if len(signature) == 2 * size and not _is_der(signature):  # r and s; the library expects DER
                 r, s = int.from_bytes(signature[:size]), int.from_bytes(signature[size:])
                 signature = utils.encode_dss_signature(r, s)
             key.verify(signature, hashed, ec.ECDSA(scheme))
         else:
-            key.verify(signature, hashed, _signature_padding(padded, algorithm), scheme)
+            key.verify(signature, hashed, _signature_padding(padding_name, algorithm), scheme)
     except ArgumentError:
         raise
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
@@ -290,11 +293,11 @@ def _encryption_padding(name: str, digest: str | None) -> padding.AsymmetricPadd
     return padding.PKCS1v15()
 
 
-def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+def encrypt(data: bytes, key: PublicKey, padding_name: str = "pkcs1", digest: str | None = None) -> bytes:
     """Encrypt fewer bytes than the key has, with a public RSA key.
 
     Args:
-        padded: "pkcs1" or "oaep".
+        padding_name: "pkcs1" or "oaep".
         digest: the hash algorithm of OAEP, SHA-256 by default.
 
     Raises:
@@ -303,21 +306,22 @@ def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | No
     """
     if not isinstance(key, rsa.RSAPublicKey):
         raise CryptoError("sslcryptoerr", "only RSA keys encrypt")
-    scheme = _encryption_padding(padded, digest)
+    scheme = _encryption_padding(padding_name, digest)
     try:
         return key.encrypt(data, scheme)
     except ValueError:
         raise CryptoError("sslcryptoerr", f"{len(data)} bytes are too many for this key") from None
 
 
-def decrypt(data: bytes, key: PrivateKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+def decrypt(data: bytes, key: PrivateKey, padding_name: str = "pkcs1", digest: str | None = None) -> bytes:
     """Decrypt what `encrypt` returned. Raises as `encrypt`, and CryptoError "failed" for another key."""
     if not isinstance(key, rsa.RSAPrivateKey):
         raise CryptoError("sslcryptoerr", "only RSA keys decrypt")
-    scheme = _encryption_padding(padded, digest)
+    scheme = _encryption_padding(padding_name, digest)
     try:
         return key.decrypt(data, scheme)
     except ValueError:
+        # One text for both faults: an attacker must not learn which one it was.
         raise CryptoError("failed", "encrypted for another key, or with another padding") from None
 
 
@@ -378,7 +382,7 @@ KEY_USES = {
 
 @dataclass(frozen=True)
 class RequestedUses:
-    """Uses and names that a request asks for.
+    """Requested uses and names of a certificate.
 
     Attributes:
         uses: names of `USES` and `AUTHORITY_USES`.
@@ -401,13 +405,13 @@ def requested_uses(words: Sequence[str]) -> RequestedUses:
     return RequestedUses(uses, key_uses, [word for word in plain if word not in uses and word not in key_uses])
 
 
-def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | None = None) -> bytes:
+def request(key: PrivateKey, name: Mapping[str, str], requested: RequestedUses | None = None) -> bytes:
     """Create a certificate signing request.
 
     Args:
         key: the private key that signs it; the certificate gets its public key.
         name: the distinguished name by its parts, see `NAME_PARTS`.
-        wishes: uses and names of the certificate.
+        requested: uses and names of the certificate.
 
     Returns:
         PEM text.
@@ -415,30 +419,11 @@ def request(key: PrivateKey, name: Mapping[str, str], wishes: RequestedUses | No
     Raises:
         ArgumentError: an unknown part or an invalid value.
     """
-    wishes = wishes or RequestedUses()
-    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
-    if any(use in AUTHORITY_USES for use in wishes.uses):
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
-    if extended:
-        builder = builder.add_extension(x509.ExtendedKeyUsage(list(extended)), critical=False)
-    if wishes.key_uses:
-        chosen = {KEY_USES[use] for use in wishes.key_uses}
-        if chosen & {"encipher_only", "decipher_only"}:
-            chosen.add("key_agreement")  # without it the two have no meaning (RFC 5280)
-        usage = x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
-        builder = builder.add_extension(usage, critical=True)
-    if wishes.names:
-        names = x509.SubjectAlternativeName([_general_name(name) for name in wishes.names])
-        builder = builder.add_extension(names, critical=False)
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
-def _name(parts: Mapping[str, str]) -> x509.Name:
-    if not parts:
+    requested = requested or RequestedUses()
+    if not name:
         raise ArgumentError("csr: the name has no parts; give commonname at least")
     attributes = []
-    for given, value in parts.items():
+    for given, value in name.items():
         part = _OTHER_NAMES.get(given.lower(), given.lower())
         if part not in NAME_PARTS:
             raise ArgumentError(f"csr: unknown part of a name '{given}': use one of {', '.join(NAME_PARTS)}")
@@ -446,10 +431,26 @@ def _name(parts: Mapping[str, str]) -> x509.Name:
             attributes.append(x509.NameAttribute(NAME_PARTS[part], value))
         except ValueError as error:
             raise ArgumentError(f"csr: {part} cannot be '{value}': {error}") from None
-    return x509.Name(attributes)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(attributes))
+    if any(use in AUTHORITY_USES for use in requested.uses):
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    extended = dict.fromkeys(USES[use] for use in requested.uses if use in USES)
+    if extended:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(list(extended)), critical=False)
+    if requested.key_uses:
+        chosen = {KEY_USES[use] for use in requested.key_uses}
+        if chosen & {"encipher_only", "decipher_only"}:
+            chosen.add("key_agreement")  # without it the two have no meaning (RFC 5280)
+        usage = x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
+        builder = builder.add_extension(usage, critical=True)
+    if requested.names:
+        names = x509.SubjectAlternativeName([_general_name(one) for one in requested.names])
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _general_name(name: str) -> x509.GeneralName:
+    """Return a name of a certificate: an IP address, a mail address or a host name."""
     kind, _, rest = name.partition(":")
     if kind.upper() in ("DNS", "IP", "EMAIL") and rest:  # the spelling of OpenSSL
         name = rest
@@ -471,15 +472,15 @@ def certificate(
     valid_to_s: float | None = None,
     serial: int | None = None,
 ) -> bytes:
-    """Issue a certificate for a signing request, with the extensions that it asks for.
+    """Issue a certificate for a signing request, with the requested extensions.
 
     Args:
         request_pem: the request; its signature is checked.
-        key: the private key that signs: the request's own for a self-signed certificate, otherwise the issuer's.
+        key: the private key that signs: that of the request for a self-signed certificate, otherwise the issuer's.
         issuer_pem: the certificate of the issuer; None for a self-signed one.
         valid_from_s: Unix time; an hour ago by default.
         valid_to_s: Unix time; 397 days later by default.
-        serial: number above 0 of up to 159 bits; a random one by default.
+        serial: number above 0 of at most 159 bits; random by default.
 
     Returns:
         PEM text.
@@ -488,14 +489,14 @@ def certificate(
         ArgumentError: invalid times or an invalid serial number.
         CryptoError: "sslcryptoerr": not a valid request, or key and issuer do not match.
     """
-    asked = _request(request_pem)
+    csr = _request(request_pem)
     issuer = None
     if issuer_pem:
         if parameters(load(issuer_pem)) != parameters(key):
             raise CryptoError("sslcryptoerr", "the issuer's certificate and the key do not match")
         issuer = x509.load_pem_x509_certificate(issuer_pem)
     else:
-        public_key = asked.public_key()
+        public_key = csr.public_key()
         if not isinstance(public_key, PublicKey):
             raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
         if parameters(key) != parameters(public_key):
@@ -509,35 +510,36 @@ def certificate(
         raise ArgumentError("certificate: the serial number must be above 0 and have at most 159 bits")
     builder = (
         x509.CertificateBuilder()
-        .subject_name(asked.subject)
-        .issuer_name(issuer.subject if issuer else asked.subject)
-        .public_key(asked.public_key())
+        .subject_name(csr.subject)
+        .issuer_name(issuer.subject if issuer else csr.subject)
+        .public_key(csr.public_key())
         .serial_number(number)
         .not_valid_before(start)
         .not_valid_after(end)
     )
-    for extension in asked.extensions:
+    for extension in csr.extensions:
         # The issuer sets the identifiers itself: a request may contain wrong ones.
         if not isinstance(extension.value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier):
             builder = builder.add_extension(extension.value, extension.critical)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(asked.public_key()), False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(csr.public_key()), False)
     builder = builder.add_extension(_authority_identifier(issuer, key), False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _request(pem: bytes) -> x509.CertificateSigningRequest:
+    """Return a certificate signing request after verifying its signature. Raises CryptoError."""
     try:
-        asked = x509.load_pem_x509_csr(pem)
-        valid = asked.is_signature_valid and asked.subject is not None and asked.extensions is not None
+        csr = x509.load_pem_x509_csr(pem)
+        valid = csr.is_signature_valid and csr.subject is not None and csr.extensions is not None
     except Exception as error:  # the library parses parts of untrusted data late and raises many types
         raise CryptoError("sslcryptoerr", f"not a certificate signing request: {error}") from None
     if not valid:
         raise CryptoError("sslcryptoerr", "the signature of the request is wrong")
-    return asked
+    return csr
 
 
 def _authority_identifier(issuer: x509.Certificate | None, key: PrivateKey) -> x509.AuthorityKeyIdentifier:
-    """Return the issuer's own key identifier, which strict clients compare (RFC 5280 §4.2.1.1)."""
+    """Return the identifier of the issuer's key; strict clients compare it (RFC 5280 §4.2.1.1)."""
     try:
         if issuer is not None:
             own = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value

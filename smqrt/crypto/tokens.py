@@ -1,6 +1,6 @@
 """JSON Web Tokens (RFC 7519) and the keys that verify them, on PyJWT (spec: bas-api §12).
 
-The key decides which algorithms are valid, never the token: a public key cannot serve as an HMAC secret, and "none" is
+The key determines the valid algorithms, never the token: a public key cannot serve as an HMAC secret, and "none" is
 rejected.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, cast
@@ -36,14 +37,14 @@ Secret = bytes | keys.Key
 
 
 class _AnyLengthHmac(HMACAlgorithm):
-    """HMAC with a secret of any length: existing applications use short ones, for which PyJWT warns at each token."""
+    """HMAC with a secret of any length: existing applications use short ones, and PyJWT would warn for each token."""
 
     def check_key_length(self, key: bytes) -> str | None:
         """Accept every length."""
         return None
 
 
-_jws = PyJWS(ALGORITHMS)
+_jws = PyJWS(ALGORITHMS)  # without "none" and other algorithms
 for _name in SHARED:
     _jws.unregister_algorithm(_name)
     _jws.register_algorithm(_name, _AnyLengthHmac(getattr(_AnyLengthHmac, "SHA" + _name[2:])))
@@ -78,6 +79,7 @@ def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: M
         raise ArgumentError(f"jwt: this key does not support {algorithm}, only {', '.join(possible) or 'none'}")
     if isinstance(secret, keys.PublicKey):
         raise CryptoError("sslcryptoerr", "signing needs the private key")
+    # PyJWT sets "alg"; "b64" and "crit" would change the format of the token.
     fields = {name: value for name, value in header.items() if name not in ("alg", "b64", "crit")}
     try:
         return _jws.encode(payload, secret, algorithm or possible[0], fields).encode()
@@ -86,7 +88,7 @@ def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: M
 
 
 def header_of(token: bytes) -> dict[str, object]:
-    """Return the unverified header of a token, to find the key by its "kid".
+    """Return the unverified header of a token, for finding the key by its "kid".
 
     Raises:
         CryptoError: "failed": not a token.
@@ -100,7 +102,7 @@ def header_of(token: bytes) -> dict[str, object]:
 
 
 def verify(token: bytes, secret: Secret) -> tuple[dict[str, object], bytes]:
-    """Verify a token's signature, but not its times.
+    """Verify the signature of a token, but not its times.
 
     Args:
         token: the token.
@@ -134,6 +136,7 @@ VERIFIED = (*RSA, *PSS, *OF_CURVES.values(), *EDWARDS, *SHARED)
 """Algorithms of tokens that can be verified."""
 MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
 MAX_KEYS = 100
+# Bounded repetitions: a hostile file must not make the search slow.
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]{1,40})-----[^-]{1,65536}-----END \1-----")
 _jwt = PyJWT()
 
@@ -143,8 +146,8 @@ class VerifyKey:
     """A key that verifies signatures.
 
     Attributes:
-        name: the "kid" by which tokens refer to it; None when it has none.
-        algorithms: the algorithms for this kind of key only, so that a public key cannot serve as a shared secret.
+        name: the "kid" by which tokens refer to the key; None for a key without one.
+        algorithms: only the algorithms of this kind of key, so that a public key cannot serve as a shared secret.
         proof: a fingerprint of the key.
         key: an object of `cryptography`, or a shared secret.
     """
@@ -165,7 +168,7 @@ def verify_keys(data: bytes) -> list[VerifyKey]:
     """Return the keys of a file: public keys or certificates in PEM, or a set in JSON (JWKS).
 
     Raises:
-        CryptoError: "failed": there is no key, or one is invalid; one sentence.
+        CryptoError: "failed": no key, or an invalid one; one sentence.
     """
     if data.lstrip().startswith(b"{"):
         return keys_of_set(data)
@@ -196,7 +199,7 @@ def keys_of_set(data: bytes) -> list[VerifyKey]:
     Skips keys for encryption, keys of an unknown kind, and shared secrets, which must not be in a public document.
 
     Raises:
-        CryptoError: "failed": not such a set, or no key is left.
+        CryptoError: "failed": not a JWKS, or it has no other keys.
     """
     try:
         document = json.loads(data)
@@ -205,24 +208,25 @@ def keys_of_set(data: bytes) -> list[VerifyKey]:
         raise CryptoError("failed", 'it is not a JWKS: JSON with a list "keys"') from None
     if not isinstance(listed, list) or len(listed) > MAX_KEYS:
         raise CryptoError("failed", f"it is not a JWKS of at most {MAX_KEYS} keys")
-    found = [key for one in listed if isinstance(one, dict) and (key := _key_of_jwk(one)) is not None]
+    found = []
+    for fields in listed:
+        # "oct" is a shared secret, "d" a private key.
+        if not isinstance(fields, dict) or fields.get("kty") == "oct" or "d" in fields:
+            continue
+        if fields.get("use") not in (None, "sig"):
+            continue
+        name = fields.get("kid")
+        # The library raises many types for untrusted fields.
+        with suppress(PyJWTError, CryptoError, ValueError, TypeError, KeyError, AttributeError):
+            key = PyJWK(dict(fields)).key
+            found.append(_verify_key(key, name if isinstance(name, str) else None, fields.get("alg")))
     if not found:
         raise CryptoError("failed", "it has no key that can verify signatures")
     return found
 
 
-def _key_of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
-    if fields.get("kty") == "oct" or fields.get("use") not in (None, "sig") or "d" in fields:
-        return None
-    name, algorithm = fields.get("kid"), fields.get("alg")
-    try:
-        key = PyJWK(dict(fields)).key
-        return _verify_key(key, name if isinstance(name, str) else None, algorithm)
-    except (PyJWTError, CryptoError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
 def _verify_key(key: object, name: str | None, wanted: object) -> VerifyKey:
+    """Return a key with the algorithms of its kind, or only `wanted` unless None. Raises CryptoError."""
     algorithms: tuple[str, ...] = ()
     if isinstance(key, rsa.RSAPublicKey):
         if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
@@ -256,14 +260,14 @@ def claims(
 
     Args:
         token: the token.
-        key: verifies the signature, with one of its own algorithms.
-        allowed: restricts the algorithms.
+        key: verifies the signature, with one of its algorithms.
+        allowed: the allowed algorithms.
         issuer, audience: the required values; None for any.
         leeway_s: tolerated difference of the clocks.
         required: names of claims that must be present.
 
     Raises:
-        CryptoError: "failed": the token is not valid; the text is meant for its sender.
+        CryptoError: "failed": the token is invalid; the text is suitable for the sender of the token.
     """
     algorithms = [name for name in key.algorithms if name in allowed]
     options: Any = {"require": list(required), "verify_aud": audience is not None, "verify_iss": issuer is not None}

@@ -1,6 +1,6 @@
 """MIME messages and the SMTP client that sends them (RFC 5321).
 
-Limits: a deadline for each mail, a maximum size of the server's replies, and a maximum of concurrent deliveries.
+Limits: a deadline for each mail, a maximum size of the server's replies, and a maximum number of concurrent deliveries.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
 
 # ---- MIME messages (RFC 2045 to 2049)
 #
-# Subjects, names and addresses may be user input. A control character in one of them raises an error, so input cannot
-# add header fields or recipients.
+# Subjects, names and addresses may be user input. A control character in one of them raises an error, so that input
+# cannot add header fields or recipients.
 
 MAX_MAIL_BYTES = 25 << 20
-"""Texts and attachments together; most servers accept no more."""
+"""Maximum total size of texts and attachments; most servers have a similar limit."""
 MAX_RECIPIENTS = 100
-"""Every server accepts this many (RFC 5321 §4.5.3.1.8)."""
+"""Maximum number of recipients; every server accepts this number (RFC 5321 §4.5.3.1.8)."""
 MAX_FIELD_CHARS = 2000
-"""Characters of a subject, a name or an address list: the time to fold a field grows faster than its length."""
+"""Maximum length of a subject, a name or an address list: the time to fold a field grows faster than its length."""
 MAX_FILES = 100
 LARGE_BYTES = 64 << 10
-"""`email` copies a part several times and holds the interpreter lock: this module encodes parts over this size."""
-_LINE_BYTES = 57
-"""Bytes that make a line of 76 Base64 digits (RFC 2045 §6.8)."""
+"""Size above which this module encodes a part itself: `email` copies parts several times, with the interpreter lock."""
+_LINE_BYTES = 57  # encoded as a line of 76 Base64 digits (RFC 2045 §6.8)
 _PIECE_BYTES = 1024 * _LINE_BYTES
 _CRLF = b"\r\n"
 _ENCODINGS = ("7bit", "8bit", "base64", "quoted-printable")
-_POLICY = SMTP.clone(cte_type="7bit")
+_POLICY = SMTP.clone(cte_type="7bit")  # a server may not accept 8-bit text
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Attachment:
         data: its content.
         content_type: such as "image/png".
         description: a one-line description.
-        cid: the identifier by which the HTML text refers to an inline image, as `cid:logo`.
+        cid: the identifier of an inline image; the HTML text refers to it as `cid:logo`, for example.
     """
 
     name: str
@@ -73,10 +72,10 @@ class Mail:
 
     Attributes:
         sender, to, cc, bcc, reply_to, subject: the header fields; `bcc` adds recipients but no field.
-        text, html: the text in one form or both.
+        text, html: the plain text, the HTML text, or both.
         charset: the character set of the texts.
-        encoding: their transfer encoding, such as "base64"; empty chooses a suitable one.
-        images, attachments: files shown in the HTML text, and files attached.
+        encoding: the transfer encoding of the texts, such as "base64"; empty for a suitable one.
+        images, attachments: files in the HTML text, and attached files.
     """
 
     sender: str
@@ -93,7 +92,7 @@ class Mail:
     attachments: Sequence[Attachment] = field(default_factory=list)
 
     def envelope(self) -> tuple[str, list[str]]:
-        """Return the address of the sender and those of all recipients.
+        """Return the addresses of the sender and of all recipients.
 
         Raises:
             StreamError: "failed": an address is invalid, or there are no recipients, or too many.
@@ -108,7 +107,7 @@ class Mail:
         return senders[0][1], recipients
 
     def encoded(self) -> EncodedMail:
-        """Encode the mail. Slow for a large one: call it in a thread.
+        """Encode the mail. Slow for a large mail: call it in a thread.
 
         Raises:
             StreamError: "failed" with the invalid part; "toomuchdata".
@@ -120,25 +119,26 @@ class Mail:
         large = _LargeParts()
         try:
             return EncodedMail(large.insert_into(self._message(large).as_bytes()))
-        except (MessageError, ValueError, LookupError) as error:  # an unknown charset, for instance
+        except (MessageError, ValueError, LookupError) as error:  # LookupError: an unknown charset
             raise StreamError("failed", str(error)) from None
 
     @property
     def size(self) -> int:
-        """The bytes of the files plus the characters of the texts."""
+        """The number of bytes of the files plus characters of the texts."""
         files = sum(len(one.data) for one in (*self.images, *self.attachments))
         return len(self.text or "") + len(self.html or "") + files
 
     def _message(self, large: _LargeParts) -> EmailMessage:
         message = EmailMessage(_POLICY)
         message["From"] = _address_list("from", [self.sender])
-        for name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", [self.reply_to] if self.reply_to else [])):
+        reply_to = [self.reply_to] if self.reply_to else []
+        for field_name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", reply_to)):
             if values:
-                message[name] = _address_list(name.lower(), values)
+                message[field_name] = _address_list(field_name.lower(), values)
         message["Subject"] = _line("subject", self.subject)
         message["Date"] = formatdate()
         message["Message-ID"] = make_msgid(domain=self.envelope()[0].rpartition("@")[2])
-        html_part = message  # the part that the images belong to
+        html_part = message  # the part to which the images are added
         if self.text is not None or self.html is None:
             message.set_content(*self._content(self.text or "", "plain", large))
             if self.html is not None:
@@ -147,9 +147,20 @@ class Mail:
         else:
             message.set_content(*self._content(self.html or "", "html", large))
         for image in self.images:
-            _add_image(html_part, image, large)
+            if not image.cid:
+                raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
+            main, sub = _content_type(image)
+            name = _line("name", image.name) or None
+            cid = f"<{_line('id', image.cid).strip('<>')}>"
+            data = large.replaced(image.data)
+            html_part.add_related(data, main, sub, cid=cid, filename=name, disposition="inline")
+            _describe(_last_part(html_part), image)
         for one in self.attachments:
-            _attach(message, one, large)
+            main, sub = _content_type(one)
+            if main in ("message", "multipart"):  # `email` accepts these only as parsed messages
+                main, sub = "application", "octet-stream"
+            message.add_attachment(large.replaced(one.data), main, sub, filename=_line("name", one.name) or None)
+            _describe(_last_part(message), one)
         return message
 
     def _content(self, text: str, subtype: str, large: _LargeParts) -> tuple[str, str, str, str | None]:
@@ -169,7 +180,7 @@ class EncodedMail:
     """An encoded mail; its lines end in CR LF.
 
     Args:
-        pieces: its bytes.
+        pieces: the bytes of the mail.
     """
 
     def __init__(self, pieces: list[bytes]) -> None:
@@ -190,16 +201,16 @@ class EncodedMail:
 
 
 class _LargeParts:
-    """Large parts of a mail: `email` encodes a placeholder for each, which the Base64 of the part replaces later."""
+    """Large parts of a mail. `email` encodes a placeholder for each; the Base64 of the part replaces it later."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, bytes] = {}
 
     def replaced(self, data: bytes, end: bytes = b"") -> bytes:
-        """Return a placeholder for a large part in Base64, or the part itself when it is not large.
+        """Return a placeholder for a large part in Base64; return a small part unchanged.
 
         Args:
-            end: what `email` appends to the part.
+            end: the bytes that `email` appends to the part.
         """
         if len(data) <= LARGE_BYTES:
             return data
@@ -223,7 +234,7 @@ class _LargeParts:
 
 
 def _line(name: str, value: str) -> str:
-    """Return `value` after checking that a header field may contain it."""
+    """Return the value of a header field after checking it."""
     if len(value) > MAX_FIELD_CHARS:
         raise StreamError("toomuchdata", f"{name}: at most {MAX_FIELD_CHARS} characters")
     if not value.isprintable():
@@ -232,7 +243,7 @@ def _line(name: str, value: str) -> str:
 
 
 def _addresses(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
-    """Return display name and address of each, the domain in ASCII."""
+    """Return display names and addresses; domains are in ASCII."""
     found = []
     for display, address in getaddresses([_line(name, value) for value in values]):
         local, _, domain = address.rpartition("@")
@@ -253,7 +264,7 @@ def _address_list(name: str, values: Sequence[str]) -> str:
 
 def _quoted(display: str) -> str:
     """Quote a display name; `email` encodes characters outside ASCII when it folds the field."""
-    if display.isascii():
+    if display.isascii():  # `formataddr` would encode other names here
         return formataddr((display, "x@x")).removesuffix(" <x@x>")
     return '"' + display.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -274,39 +285,20 @@ def _describe(part: EmailMessage, one: Attachment) -> None:
         part["Content-Description"] = _line("description", one.description)
 
 
-def _attach(message: EmailMessage, one: Attachment, large: _LargeParts) -> None:
-    main, sub = _content_type(one)
-    if main in ("message", "multipart"):  # `email` accepts these only as parsed messages
-        main, sub = "application", "octet-stream"
-    message.add_attachment(large.replaced(one.data), main, sub, filename=_line("name", one.name) or None)
-    _describe(_last_part(message), one)
-
-
-def _add_image(part: EmailMessage, image: Attachment, large: _LargeParts) -> None:
-    if not image.cid:
-        raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
-    main, sub = _content_type(image)
-    name = _line("name", image.name) or None
-    cid = _line("id", image.cid).strip("<>")
-    part.add_related(large.replaced(image.data), main, sub, cid=f"<{cid}>", filename=name, disposition="inline")
-    _describe(_last_part(part), image)
-
-
 SMTP_PORT, SMTPS_PORT, SUBMISSION_PORT = 25, 465, 587
 TIMEOUT_S = 300.0
-"""For a mail, from connecting to the server's last reply."""
+"""Time limit of a mail, from connecting to the server's last reply."""
 SILENCE_S = 60.0
-"""How long the server may take to reply, or to accept data."""
+"""Time limit for a reply of the server, or for it to accept data."""
 MAX_DELIVERIES = 8
-"""Concurrent SMTP connections."""
+"""Maximum number of concurrent SMTP connections."""
 MAX_UNSENT, MAX_UNSENT_BYTES = 1000, 64 << 20
-"""Mails accepted by `send` and not sent yet: all but `MAX_DELIVERIES` wait."""
+"""Maximum number and size of the mails in `send`; all but `MAX_DELIVERIES` of them wait."""
 MAX_REPLY_BYTES = 64 << 10
-"""All replies of a connection; a line has at most 512 bytes (RFC 5321 §4.5.3.1.5), a recipient gets one line."""
+"""Maximum of all replies of a connection: a line of at most 512 bytes for each recipient (RFC 5321 §4.5.3.1.5)."""
 
 _deliveries = BoundedSemaphore(MAX_DELIVERIES)
-_encoders = BoundedSemaphore(2)
-"""Threads that encode mails at a time: the pool has other tasks too."""
+_encoders = BoundedSemaphore(2)  # threads that encode mails; the pool has other tasks too
 
 
 class _Unsent:
@@ -317,7 +309,8 @@ class _Unsent:
 
     @contextmanager
     def counting(self, size_bytes: int) -> Iterator[None]:
-        """Count a mail while the context lasts. Raises StreamError when the limit is reached."""
+        """Context manager: count a mail. Raises StreamError when the limit is reached."""
+        # A single mail may exceed the limit of bytes.
         if self._count >= MAX_UNSENT or self._count and self._bytes + size_bytes > MAX_UNSENT_BYTES:
             raise StreamError("failed", f"{self._count} mails wait already, with {self._bytes >> 10} KiB")
         self._count, self._bytes = self._count + 1, self._bytes + size_bytes
@@ -336,11 +329,11 @@ class MailServer:
 
     Attributes:
         host: name or address.
-        port: None: 465 with `tls`, 587 with `starttls`, otherwise 25.
-        user, password: credentials for CRAM-MD5, PLAIN or LOGIN, the first that the server offers; "" for none.
-        tls: the TLS client; without `starttls` the connection begins with TLS. Its store decides which servers are
-            trusted; a client that was given no store encrypts without verifying.
-        starttls: switch to TLS after the greeting; a server without STARTTLS gets no mail.
+        port: None for the default: 465 with `tls`, 587 with `starttls`, otherwise 25.
+        user, password: credentials for CRAM-MD5, PLAIN or LOGIN, the first one that the server offers; "" for none.
+        tls: the TLS client; without `starttls` the connection begins with TLS. Its store contains the trusted
+            certificates; a client without a store encrypts, but does not verify the server.
+        starttls: switch to TLS after the greeting. Sending fails when the server has no STARTTLS.
     """
 
     host: str
@@ -357,7 +350,7 @@ class MailServer:
             The recipients that the server rejected, each with the reply; the others get the mail.
 
         Raises:
-            StreamError: it was not sent: "failed" with the server's reply or the fault of the mail, "auth",
+            StreamError: the mail was not sent: "failed" with the server's reply or the fault of the mail, "auth",
                 "timeout", "invalidresponse", "sslnottrusted", "sslnotenabled" (no STARTTLS), "toomuchdata", and as
                 `Stream.connect`.
         """
@@ -376,19 +369,20 @@ class MailServer:
                 return self._deliver(stream, sender, recipients, data)
             except smtplib.SMTPException as error:
                 raise _failure(error) from None
-            except ValueError as error:  # a challenge that is not Base64, for instance
+            except ValueError as error:  # of smtplib, such as for a challenge that is not Base64
                 raise StreamError("invalidresponse", str(error)) from None
             finally:
                 stream.close()
 
     def _deliver(self, stream: Stream, sender: str, recipients: list[str], data: EncodedMail) -> list[str]:
+        """Send a mail over a connection, and return the rejected recipients."""
         client = _Client(stream)
         client.read_greeting()
         if self.starttls:
             client.ehlo_or_helo_if_needed()
             if not client.has_extn("starttls") or client.docmd("STARTTLS")[0] != 220:
                 raise StreamError("sslnotenabled", "the server has no STARTTLS")
-            stream.take_unread()  # plain text after the reply may be injected: discard it
+            stream.take_unread()  # discard plain text after the reply: an attacker may have injected it
             _start_tls(stream, self.tls or ClientTls(), self.host)
             client.reset()
         if self.user:
@@ -403,13 +397,14 @@ def _start_tls(stream: Stream, tls: ClientTls, host: str) -> None:
     stream.starttls(tls.context(), host)
     assert stream.tls is not None
     if not tls.store.pem and tls.store is not CertStore.system():
-        return  # a client that was given no store encrypts only
+        return  # a client without a store does not verify the server
     trust = tls.store.judge(stream.tls.peer_chain(), host)
     if trust is not Trust.TRUSTED:
         raise StreamError("sslnottrusted", f"{host}: its certificate is not trusted ({trust.value})")
 
 
 def _failure(error: smtplib.SMTPException) -> StreamError:
+    """Return an error of smtplib as a StreamError with the documented word."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         replies = (f"{address}: {_reply_text(*reply)}" for address, reply in error.recipients.items())
         return StreamError("failed", "; ".join(replies))
@@ -436,7 +431,7 @@ class _Client(smtplib.SMTP):
 
     def __init__(self, stream: Stream) -> None:
         host, _ = stream.sockname()
-        # The address, not the host name: a name look-up may take long and would disclose an internal name.
+        # The address in place of the host name: a look-up may take long, and the name may be internal.
         super().__init__(local_hostname=f"[IPv6:{host}]" if ":" in host else f"[{host}]")
         self._stream = stream
         self.sock: Any = _Socket(stream)
@@ -448,7 +443,7 @@ class _Client(smtplib.SMTP):
             raise smtplib.SMTPConnectError(code, text)
 
     def reset(self) -> None:
-        """Discard what the server announced in plain text (RFC 3207 §4.2)."""
+        """Discard the extensions that the server announced in plain text (RFC 3207 §4.2)."""
         self.file = None
         self.helo_resp = self.ehlo_resp = None
         self.esmtp_features = {}
@@ -487,7 +482,7 @@ class _Socket:
 
 
 class _Replies(io.RawIOBase):
-    """The bytes that the server sends, at most `MAX_REPLY_BYTES`."""
+    """The data from the server, at most `MAX_REPLY_BYTES`."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def test_retry_delays_double_up_to_a_maximum(
 ) -> None:
     monkeypatch.setattr(orders, "FIRST_RETRY_S", 100.0)
     fake.fails = AcmeError("no luck.")
-    files.keep(State(failures))
+    files.store_state(State(failures))
     running = start()
     wait_until(lambda: running.failed)
     assert least_s - 5 < files.state().next_s - time.time() <= 1.25 * least_s

@@ -559,7 +559,7 @@ def test_nonsensical_answers_of_onstatus(lua: Lua, caplog: pytest.LogCaptureFixt
     put"end"
     """
     assert lua(code) == ["0 false false 0 0"]
-    assert "onstatus answered" in caplog.text
+    assert "onstatus returned" in caplog.text
 
 
 def test_a_full_queue_is_told(lua: Lua) -> None:

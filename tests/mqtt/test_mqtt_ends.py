@@ -202,7 +202,7 @@ def test_a_nonsensical_answer_of_onstatus_is_told(
     connect: Connect, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     client = connect("127.0.0.1:1", lambda *_: BAD_ANSWERS[name], wait=False)
-    wait_until(lambda: "onstatus answered" in caplog.text)
+    wait_until(lambda: "onstatus returned" in caplog.text)
     assert not client.closed, "it tries again, as without onstatus"
 
 

@@ -74,7 +74,7 @@ def test_a_server_whose_parent_does_not_ask_for_its_exit_code_has_ended() -> Non
     """A supervisor that is slow, or a container whose first process asks for none: the server is a zombie then."""
     server = subprocess.Popen(["sleep", "60"])  # the signal ends it
     ran = smqrt("restart", "--pid", str(server.pid), "--wait-s", "20")
-    assert (ran.returncode, ran.stdout) == (0, f"process {server.pid} has exited; a new process serves\n")
+    assert (ran.returncode, ran.stdout) == (0, f"process {server.pid} has exited; a new process has taken over\n")
     ran = smqrt("restart", "--pid", str(server.pid))
     assert (ran.returncode, f"Process {server.pid} has exited already" in ran.stderr) == (1, True)
     server.wait()

@@ -50,24 +50,22 @@ from smqrt.wire.mqtt.fields import (
 )
 from smqrt.wire.mqtt.packets import PublishPacket
 
-# ---- Reconnection
-#
-# It starts connections with CONNECT, asks `onstatus`, and delivers what is queued before DISCONNECT.
+# ---- Reconnection: CONNECT, the decision of `onstatus`, and the delivery of queued messages before DISCONNECT
 
 log = logging.getLogger("smqrt.mqtt")
 
-SHORT_DELAY_S = 0.1  # a closing client whose connection broke connects again after this
+SHORT_DELAY_S = 0.1  # after a connection loss, a closing client reconnects after this time
 
 
 class _Stopped(gevent.GreenletExit):
-    """Ends a connection attempt; a connect function of the application must not catch it as an error."""
+    """Ends a connection attempt. A GreenletExit, so that a connect function does not catch it as an error."""
 
 
 class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
     """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, all but messages.
 
     Args:
-        connect: makes a stream.
+        connect: opens a stream.
         endpoint: the protocol state.
         options: the options of the client.
         properties: the properties of CONNECT.
@@ -98,27 +96,28 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         self._subscriptions = MqttSubscriptions(options.resubscribe)
         self._queue = SendQueue(options, endpoint, self._subscriptions)
         self._connection: MqttConnection | None = None
-        self._is_connecting = self._has_session = self._was_accepted = self._has_ended_by_itself = False
+        self._is_connecting = self._was_accepted = False  # the current attempt
+        self._has_session = self._has_ended_by_itself = False
         self._shutdown_reason: MqttCloseReason | None = None
         super().__init__(callbacks, log)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted the connection, and it is open."""
+        """Whether the connection is open and accepted by the broker."""
         return self._endpoint.is_open
 
     # ---- the end
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until every message is sent, and acknowledged with QoS 1 and 2, and every subscription is answered.
+        """Wait until all messages are sent, acknowledged if QoS 1 or 2, and all subscriptions are acknowledged.
 
         Args:
-            timeout: seconds; None waits until the client has ended.
+            timeout: seconds; None for no limit.
 
         Returns:
-            Whether all of that is done.
+            Whether everything is sent and acknowledged.
         """
-        with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
+        with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: end the block without an exception
             while not self._queue.is_drained and not self.closed:
                 self._queue.wait_progress()
         return self._queue.is_drained
@@ -126,8 +125,8 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
     def disconnect(self, reason: int = 0) -> bool:
         """Close the client in the background. Returns at once; `onstatus` is not called.
 
-        What is queued is delivered first, over a new connection when there is none, within the option `timeout`. What
-        is not delivered by then fails with "closed". With an empty queue DISCONNECT is sent at once.
+        Queued messages are delivered first, over a new connection if necessary, within the option `timeout`.
+        Undelivered messages then fail with "closed". With an empty queue DISCONNECT is sent at once.
 
         Args:
             reason: the reason code for the broker (MQTT 5). With 4 the broker publishes the will.
@@ -136,7 +135,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             Whether the client was connected.
 
         Raises:
-            ArgumentError: not a reason code.
+            ArgumentError: an invalid reason code.
         """
         if not isinstance(reason, int) or not 0 <= reason <= 0xFF:
             raise ArgumentError(f"reason must be a reason code from 0 to 255, not {reason!r}")
@@ -149,11 +148,11 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         return was_connected
 
     def discard(self) -> int:
-        """Drop the queued messages and subscriptions, which fail with "closed", and return how many there were."""
+        """Drop the queued messages and subscriptions, which fail with "closed", and return their number."""
         return self._queue.abandon()
 
     def shutdown(self) -> None:
-        """Close the client because the process ends: a connected one calls `onstatus("sock", "sysshutdown", {})`."""
+        """Close the client at the end of the process; a connected one calls `onstatus("sock", "sysshutdown", {})`."""
         if self.connected and not self._closing.is_set():
             self._shutdown_reason = MqttCloseReason("sock", "sysshutdown", detail="the process ends")
         self.disconnect(self.last_reason)
@@ -163,7 +162,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._deliver(self.last_reason, timeout_s)
 
     def _stop_intake(self) -> bool:
-        """Take no more messages, and send the queued ones as soon as possible; false when that was done before."""
+        """Reject further messages, and send the queued ones as soon as possible; return False on a second call."""
         if self.closing:
             return False
         self._closing.set()
@@ -172,15 +171,15 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._start_sending()  # without waiting for the decision of onstatus
             self._connection.write_now()
         else:
-            self._endpoint.forget_unconfirmed()  # QoS 0 promises nothing for a connection that broke
+            self._endpoint.forget_unconfirmed()  # QoS 0 messages are not resent after a connection loss
         return True
 
     def _deliver(self, reason: int, timeout_s: float | None) -> None:
-        """Wait until everything is delivered, at most `timeout_s`, and stop."""
+        """Wait until all messages are delivered, at most `timeout_s`, and stop."""
         endpoint = self._endpoint
         end_s = None if timeout_s is None else monotonic() + timeout_s
         if self.flush(timeout_s):
-            # QoS 0 has no acknowledgement, but a broker answers a ping after everything that it received before
+            # QoS 0 has no acknowledgement, but brokers respond to a ping after all packets received before it.
             if endpoint.unconfirmed and self.connected:
                 endpoint.ping(monotonic())
             left_s = None if end_s is None else end_s - monotonic()
@@ -193,7 +192,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         self._stop(reason)
 
     def _stop(self, reason: int = 0) -> None:
-        """Send DISCONNECT if connected, and end the connection, or the attempt to make one."""
+        """Send DISCONNECT if connected, and end the connection or the connection attempt."""
         if self._stopping.is_set():
             return
         self._closing.set()
@@ -230,11 +229,15 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
 
     def _run_connection(self) -> MqttCloseReason | None:
         options, has_session = self._options, bool(self._properties.get("sessionexpiryinterval")) and self._has_session
+        self._is_connecting, self._was_accepted = True, False
         try:
-            stream = self._open()
+            try:
+                stream = self._connect()
+            finally:
+                self._is_connecting = False
             connection = self._connection = MqttConnection(self._endpoint, stream, self._callbacks, self._queue.pump)
             is_clean = options.cleanstart
-            if is_clean is None:  # MQTT 3.1.1 has no expiry: its sessions are kept only when the application asks
+            if is_clean is None:  # MQTT 3.1.1 has no expiry: sessions are kept only with cleanstart=False
                 is_clean = options.version == 4 or not has_session
             try:
                 end = connection.run(is_clean, options.keepalive, self._properties, options.timeout)
@@ -252,35 +255,29 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         self.end = end
         return end
 
-    def _open(self) -> Stream:
-        self._is_connecting, self._was_accepted = True, False
-        try:
-            return self._connect()
-        finally:
-            self._is_connecting = False
-
     def _delay_after(self, reason: MqttCloseReason) -> float | None:
         log.info("%s", reason)
-        if self._closing.is_set():  # one more attempt if the last one was accepted; onstatus does not decide any more
+        if self._closing.is_set():  # one more attempt if the last one was accepted; onstatus no longer decides
             return SHORT_DELAY_S if self._was_accepted else None
         default_s = DEFAULT_DELAY_S if reason.can_reconnect else None
         onstatus = self.onstatus
         if onstatus is None:
             return default_s
-        answer = self._ask(lambda: (onstatus(reason.type, reason.code, reason.status),))  # a tuple: None is an answer
-        if answer is None:
-            return default_s  # it raised an exception, which is in the log
-        return None if reason.code == "sysshutdown" else delay_of(answer[0], default_s)
+        # A tuple, because None is a decision of onstatus, and also the result of a callback that failed.
+        decision = self._decision(lambda: (onstatus(reason.type, reason.code, reason.status),))
+        if decision is None:
+            return default_s  # onstatus raised an exception, which is in the log
+        return None if reason.code == "sysshutdown" else delay_of(decision[0], default_s)
 
     # ---- events of the endpoint: see `smqrt.wire.mqtt.client.ClientEvents`
 
     def on_wake(self) -> None:
-        """Write what the endpoint has queued."""
+        """Write the packets that the endpoint has queued."""
         if self._connection is not None:
             self._connection.wake()
 
     def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
-        """Handle the broker's answer to CONNECT."""
+        """Process CONNACK."""
         status = {"sessionpresent": is_session_present, "reasoncode": code, "properties": properties}
         connection = self._connection
         assert connection is not None
@@ -301,11 +298,11 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._callbacks.post(self._decide, connection, status)
 
     def _decide(self, connection: MqttConnection, status: Mapping[str, object]) -> None:
-        """Ask onstatus whether to keep an accepted connection; sending waits for the answer."""
-        is_kept = True  # as without onstatus, also when it raises an exception
+        """Call onstatus, which decides whether to keep an accepted connection; sending starts afterwards."""
+        is_kept = True  # without onstatus, and when it raises an exception
         try:
-            answer = True if self.onstatus is None else self.onstatus("mqtt", "connect", status)
-            is_kept = answer is NotImplemented or bool(answer)
+            decision = True if self.onstatus is None else self.onstatus("mqtt", "connect", status)
+            is_kept = decision is NotImplemented or bool(decision)
         finally:
             if connection is self._connection and not self._closing.is_set():
                 if is_kept:
@@ -319,7 +316,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._queue.pump()
 
     def on_room(self) -> None:
-        """Send what was waiting for room."""
+        """Send queued messages: the broker has acknowledged some."""
         self._queue.pump()
 
     def on_disconnect(self, code: int, properties: Props) -> None:
@@ -332,34 +329,35 @@ _PUBLISH = 0x30  # the packet type in the first byte
 
 
 class MqttClient(ReconnectingMqttClient):
-    """A client of an MQTT broker that connects in the background, and again when the connection is lost.
+    """A client of an MQTT broker that connects in the background and reconnects after a lost connection.
 
-    Every method may be called at any time: what needs a connection waits for one, in a limited queue in the order of
-    the calls. The callbacks run one after the other in one greenlet; they may block and call the client.
+    All methods may be called at any time. Without a connection, messages and subscriptions are queued in the order of
+    the calls; the queue has a limit. One greenlet runs the callbacks, one after the other; they may block and call the
+    client.
 
-    `close()` and `with` deliver what is queued, or raise DeliveryError; `disconnect()` does the same in the background.
-    They send DISCONNECT, so the broker publishes no will.
+    `close()` and `with` deliver queued messages, or raise DeliveryError; `disconnect()` delivers them in the
+    background. All three send DISCONNECT, so the broker publishes no will.
 
-    Without a `sessionexpiryinterval` among the properties every connection starts a new session. With one the first
-    connection does, and later ones resume it. QoS 1 and 2 messages in flight are sent again.
+    Without the property `sessionexpiryinterval` every connection starts a new session. With it, only the first
+    connection starts a session, and later ones resume it. QoS 1 and 2 messages in flight are sent again.
 
     Args:
         address: a name, `host:port`, `mqtt(s)://user:password@host:port`, a connected `Stream`, or a function that
-            returns one for every connection (or raises `StreamError`).
-        onstatus: see `OnStatus`; without one, connections are kept, and made again after 5 seconds unless another
-            attempt can't succeed.
-        onpub: see `OnPub`, for messages of subscriptions without a callback of their own.
+            returns one for each connection (or raises `StreamError`).
+        onstatus: see `OnStatus`; by default, connections are kept, and the client reconnects after 5 seconds unless
+            another attempt can't succeed.
+        onpub: see `OnPub`; receives the messages of subscriptions without a callback.
         properties: of CONNECT, names in lower case: `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
             `sessionexpiryinterval`, ...; others are sent as user properties.
         options: see `smqrt.clients.mqtt.connect.MqttOptions`.
-        callbacks: runs the callbacks instead of the client.
+        callbacks: runs the callbacks; by default a greenlet of the client does.
 
     Raises:
         ArgumentError: an invalid address, option or property.
 
     Attributes:
-        end: the `MqttCloseReason` of the last connection that ended or failed, None before.
-        left_out: how many messages of the broker were refused because they have too many properties.
+        end: the `MqttCloseReason` of the last connection or failed attempt; None before the first one.
+        left_out: number of received messages that were refused because they have too many properties.
     """
 
     def __init__(
@@ -372,7 +370,7 @@ class MqttClient(ReconnectingMqttClient):
         **options: object,
     ) -> None:
         opts = make(MqttOptions, options)
-        connect = connector(address, opts)  # before the credentials are read: the address may have them
+        connect = connector(address, opts)  # first: the address may contain credentials, which it adds to `opts`
         endpoint = MqttClientEndpoint(
             self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
         )
@@ -401,7 +399,7 @@ class MqttClient(ReconnectingMqttClient):
             properties: see `MqttClient`; `contenttype`, `responsetopic`, `correlationdata`, ...
 
         Returns:
-            Its delivery, which fails at once ("toolarge") when the message is larger than `maxpacketsize`.
+            The delivery; it fails at once ("toolarge") when the message is larger than `maxpacketsize`.
 
         Raises:
             ArgumentError: an invalid argument.
@@ -428,7 +426,7 @@ class MqttClient(ReconnectingMqttClient):
 
     @property
     def backlog(self) -> int:
-        """The number of messages that wait to be sent or acknowledged."""
+        """The number of unsent and unacknowledged messages."""
         return len(self._queue) + len(self._endpoint.session.in_flight)
 
     # ---- subscriptions
@@ -448,15 +446,16 @@ class MqttClient(ReconnectingMqttClient):
         """Subscribe.
 
         Args:
-            topic: `+` matches one level, `#` at the end all that follow.
-            onpub: for the messages of this subscription alone.
+            topic: `+` matches one level, `#` at the end all further levels.
+            onpub: receives the messages of this subscription.
             onsuback: see `OnSuback`.
             nolocal: do not receive messages that this client publishes (MQTT 5).
-            retainaspublished: keep the retain flag as it was published (MQTT 5).
-            retainhandling: send retained messages 0: always, 1: with a new subscription only, 2: never (MQTT 5).
+            retainaspublished: keep the published retain flag (MQTT 5).
+            retainhandling: when the broker sends retained messages. 0: always, 1: for new subscriptions, 2: never (MQTT
+                5).
 
         Returns:
-            Whether connected; without a connection the subscription waits for one.
+            Whether connected; otherwise the subscription is queued.
 
         Raises:
             As `publish`.
@@ -478,13 +477,8 @@ class MqttClient(ReconnectingMqttClient):
                 props["subscriptionidentifier"] = number
         return self._request(SubscribeRequest(topic, options, props, onsuback))
 
-    def unsubscribe(
-        self,
-        topic: str,
-        onunsuback: OnSuback | None = None,
-        properties: Props | None = None,
-    ) -> bool:
-        """End a subscription; `onunsuback(topic, reason, properties)` receives the answer.
+    def unsubscribe(self, topic: str, onunsuback: OnSuback | None = None, properties: Props | None = None) -> bool:
+        """End a subscription; `onunsuback(topic, reason, properties)` is called with the broker's response.
 
         Returns whether connected; raises as `publish`.
         """
@@ -509,26 +503,26 @@ class MqttClient(ReconnectingMqttClient):
         """Set the will of the next connections, None for no will.
 
         Raises:
-            ArgumentError: not a will.
+            ArgumentError: an invalid will.
         """
         made = WILL.check("will", will)
         self._endpoint.will = None if made is None else made.message()
 
     def status(self) -> tuple[int, bool, bool]:
-        """Return how many messages and subscriptions are queued, whether connected, and whether closed or ended."""
+        """Return the number of queued messages and subscriptions, whether connected, and whether closed or ended."""
         return len(self._queue), self.connected, self.closing
 
     @property
     def dropped(self) -> int:
-        """The number of messages that were dropped for newer ones (`queuefull="drop"`)."""
+        """The number of messages that newer ones replaced in the queue (`queuefull="drop"`)."""
         return self._queue.dropped
 
     @property
     def refused(self) -> int:
-        """The number of times there was no room in the queue (QueueFullError)."""
+        """The number of messages and subscriptions that the full queue rejected (QueueFullError)."""
         return self._queue.refused
 
-    # ---- messages and answers of the broker: see `smqrt.wire.mqtt.client.ClientEvents`
+    # ---- messages and acknowledgements of the broker: see `smqrt.wire.mqtt.client.ClientEvents`
 
     def on_message(self, message: PublishPacket) -> int:
         """Pass a message to the callbacks of its subscriptions."""
@@ -552,7 +546,7 @@ class MqttClient(ReconnectingMqttClient):
             )
 
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
-        """Pass the broker's answer to the callback of a subscription."""
+        """Pass SUBACK or UNSUBACK to the callback of its request."""
         request = self._subscriptions.answered(packet_identifier, code)
         if request is not None:
             if request.callback is not None:

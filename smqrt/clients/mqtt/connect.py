@@ -77,11 +77,11 @@ class Will:
 
     @classmethod
     def make(cls, value: object) -> Will:
-        """Return a will from a mapping with the names of the attributes; a `Will` as it is.
+        """Return a will from a mapping with the names of the attributes; a `Will` unchanged.
 
         Raises:
-            NotThisError: an unknown name.
-            ArgumentError: a wrong value.
+            InvalidValueError: another type, or an unknown name.
+            ArgumentError: an invalid value.
         """
         if isinstance(value, Will):
             return value
@@ -105,11 +105,10 @@ def _alpn(value: object) -> list[str]:
 
 _TEXT = optional(text())
 _FILE = optional(path())
-WILL = optional(Rule("a mapping with topic, and payload, qos, retain, properties if wanted", Will.make))
+WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a text or bytes", str, bytes))
-_WHOLE = 1 << 53
-"""The largest number that Lua and JSON keep whole."""
+_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
 
 
 @dataclass(kw_only=True)
@@ -131,7 +130,7 @@ class MqttOptions:
     timeout: float = option(
         5.0,
         number(0, _MAX_S, "seconds", above=True),
-        "time limit of connecting, in seconds; also how long `publish` waits for room",
+        "time limit for connecting, in seconds, and for `publish` to wait for room in the queue",
         shown="`5`",
     )
     source: str | None = option(None, _TEXT, "local address of the connection")
@@ -142,8 +141,8 @@ class MqttOptions:
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
-        "seconds; the broker is pinged after half of it without a packet, and the connection is lost after the other "
-        "half without an answer; 0: never. The broker may set another value",
+        "seconds; the client pings the broker after half of this time without a packet, and closes the connection "
+        "after the other half without a response; 0 disables it. The broker may set another value",
     )
     username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
@@ -159,30 +158,30 @@ class MqttOptions:
     queuesize: int = option(
         10_000,
         whole(1, _WHOLE, "messages"),
-        "the most messages and subscriptions that wait to be sent, with and without a connection",
+        "maximum number of queued messages and subscriptions, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
         whole(1, _WHOLE, "bytes"),
-        "the most bytes of messages that wait to be sent or acknowledged",
+        "maximum size of all unsent and unacknowledged messages, in bytes",
         shown="16 MiB",
     )
     queuefull: str = option(
         "wait",
         choice(*QUEUE_POLICIES),
-        'what `publish` does with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
+        'behaviour of `publish` with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
         '`"raise"` it at once; `"drop"` the oldest queued message',
     )
     inflight: int | None = option(
         None,
         optional(whole(1, 0x7FFF)),
-        "the most QoS 1 and 2 messages without an acknowledgement; the broker may allow fewer",
-        shown="MQTT 5: the broker's limit; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, without an error
+        "maximum number of unacknowledged QoS 1 and 2 messages; the broker may allow fewer",
+        shown="MQTT 5: the broker's limit; 3.1.1: 20",  # brokers of 3.1.1 drop messages over their limit silently
     )
     maxpacketsize: int = option(
         1 << 20,
         whole(64, MAX_PACKET_BYTES, "bytes"),
-        "the largest packet in both directions, in bytes; sent to the broker (MQTT 5). A larger one closes "
+        "maximum packet size in both directions, in bytes; sent to the broker (MQTT 5). A larger packet closes "
         "the connection",
         shown="1 MiB",
     )
@@ -229,6 +228,7 @@ log = logging.getLogger("smqrt.mqtt")
 DEFAULT_DELAY_S = 5.0
 MAX_DELAY_S = 86_400.0
 _EMPTY: Mapping[str, object] = MappingProxyType({})
+# Results of `run` for protocol errors (spec: smq §9).
 _RUN_WORDS: dict[object, str] = {
     Reason.PACKET_TOO_LARGE: "overflow",
     Reason.PROTOCOL_ERROR: "unknowncp",
@@ -249,15 +249,15 @@ RETRY_REASONS = {
 OnStatus = Callable[[str, str, Mapping[str, object]], object]
 """`f(type, code, status)`, called when a connection was accepted, was refused, or ended; see `MqttCloseReason`.
 
-On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})` a true value keeps the connection.
-Otherwise None or False makes no further attempt, True makes one after 5 seconds, and a number after so many seconds.
-When it raises, or returns something else, the error is logged, and the client continues as without `onstatus`. It does
-so without a log line when the function returns NotImplemented."""
+For `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})` a true value keeps the connection.
+Otherwise None or False stops the client, True reconnects after 5 seconds, and a number after that many seconds. After
+an exception or another value, which is logged, the client continues as without `onstatus`. NotImplemented has the same
+effect without a log line."""
 
 
 @dataclass(frozen=True)
 class MqttCloseReason:
-    """Close reason of a connection, or of an attempt to connect.
+    """Close reason of a connection or of a connection attempt.
 
     Attributes:
         type: "mqtt" or "sock".
@@ -274,7 +274,7 @@ class MqttCloseReason:
 
     @property
     def can_reconnect(self) -> bool:
-        """Whether another attempt may succeed; clients without `onstatus` decide by it."""
+        """Whether another attempt may succeed; clients without `onstatus` reconnect accordingly."""
         if self.type == "sock":
             return self.code not in ("cn", "cert", "certcn", "none", "sysshutdown")
         if self.code in ("connect", "disconnect"):
@@ -320,7 +320,7 @@ def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
 
 
 def run_word(end: MqttCloseReason | None) -> str:
-    """Return the word that `run` returns (spec: smq §9): "disconnect" when this side closed the connection."""
+    """Return the result of `run` (spec: smq §9): "disconnect" when this side closed the connection."""
     if end is None:
         return "disconnect"
     if end.code == "pingtimeout":
@@ -330,18 +330,18 @@ def run_word(end: MqttCloseReason | None) -> str:
     return end.code
 
 
-def delay_of(answer: object, default_s: float | None) -> float | None:
-    """Return the seconds until the next attempt for an answer of `onstatus`, None for no attempt."""
-    if answer is None or answer is False:
+def delay_of(returned: object, default_s: float | None) -> float | None:
+    """Return the seconds until the next attempt for a return value of `onstatus`, None for no attempt."""
+    if returned is None or returned is False:
         return None
-    if answer is True:
+    if returned is True:
         return DEFAULT_DELAY_S
-    if answer is NotImplemented:
+    if returned is NotImplemented:
         return default_s
-    if isinstance(answer, int | float) and 0 <= answer <= MAX_DELAY_S:
-        return float(answer)
+    if isinstance(returned, int | float) and 0 <= returned <= MAX_DELAY_S:
+        return float(returned)
     log.error(
-        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, MAX_DELAY_S
+        "onstatus returned %r; it must return None or False, True, or seconds from 0 to %.0f", returned, MAX_DELAY_S
     )
     return default_s
 
@@ -349,8 +349,8 @@ def delay_of(answer: object, default_s: float | None) -> float | None:
 # ---- Sockets of applications
 #
 # An application may pass a connection: a socket of the standard library or of gevent, with or without TLS, or a
-# `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the application closes
-# the connection. A TLS socket holds the state of OpenSSL, so it is used itself, without blocking.
+# `Stream`. A plain socket is detached, so that `close()` or garbage collection in the application does not close the
+# connection. A TLS socket has the state of OpenSSL, so the client uses it itself, in non-blocking mode.
 
 ADDRESS_KINDS = "a host name, or a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
 
@@ -368,7 +368,7 @@ def stream_of(sock: object) -> Stream:
         StreamError: "socketclosed" when it is closed or not connected, "invalidsocketcon" for a datagram socket.
     """
     if isinstance(sock, Stream):
-        sock.peername()  # raises when it is closed
+        sock.peername()  # raises StreamError when it is closed
         return sock
     if not isinstance(sock, _socket.socket | gevent.socket.socket):
         raise ArgumentError(f"a connection must be {ADDRESS_KINDS}, not {type(sock).__name__}")
@@ -413,7 +413,7 @@ class SslSocketTransport:
             return call(*arguments)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
-        except ValueError as error:  # the application has closed or unwrapped it
+        except ValueError as error:  # the application has closed or unwrapped the socket
             raise OSError(errno.EBADF, str(error)) from None
 
     def peer_chain(self) -> list[bytes]:
@@ -423,22 +423,22 @@ class SslSocketTransport:
 
 
 def judge(stream: Stream, store: CertStore, host: str = "") -> Trust:
-    """Return the trust in the peer of a stream; a stream without TLS is trusted.
+    """Return whether the certificate of a stream's peer is trusted; a stream without TLS is trusted.
 
     Args:
         store: the authorities to trust. They are not used when the TLS context of the application has verified the
             chain (`ssl.CERT_REQUIRED`).
-        host: the name that the certificate must have; by default the server name of the TLS handshake.
+        host: the required name in the certificate; by default the server name of the TLS handshake.
     """
     transport: Any = stream.transport
     if isinstance(transport, TlsTransport):
-        facts: Any = transport.ssl_object
+        tls: Any = transport.ssl_object
     elif isinstance(transport, SslSocketTransport):
-        facts = transport.sock
+        tls = transport.sock
     else:
         return Trust.TRUSTED
-    chain, context = transport.peer_chain(), facts.context
-    host = host or facts.server_hostname or ""
+    chain, context = transport.peer_chain(), tls.context
+    host = host or tls.server_hostname or ""
     if context.verify_mode != ssl.CERT_REQUIRED:
         return store.judge(chain, host)
     is_named = context.check_hostname or bool(host and chain and tls_contexts.matches(chain[0], host))
@@ -451,7 +451,7 @@ _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
 
 @dataclass(frozen=True)
 class MqttAddress:
-    """Address of a broker. Fields that the address does not have are None.
+    """Address of a broker. Missing parts are None.
 
     Attributes:
         host: name or IP address.
@@ -471,10 +471,10 @@ def parse_address(text: str) -> MqttAddress:
     """Parse `mqtt://user:password@host:port`, `mqtts://host`, `host:port` or `host`.
 
     Raises:
-        ArgumentError: not such an address.
+        ArgumentError: an invalid address.
     """
     if text.count(":") > 1 and "://" not in text and not text.startswith("["):
-        return MqttAddress(text)  # an IPv6 address
+        return MqttAddress(text)  # an IPv6 address without brackets
     scheme, _, _ = text.rpartition("://")
     try:
         parts = split_url(text if scheme else f"//{text}")
@@ -486,13 +486,13 @@ def parse_address(text: str) -> MqttAddress:
 
 
 def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
-    """Return the function that makes the connections of one client.
+    """Return the function that opens the connections of one client.
 
     Args:
         address: see `MqttClient`. Its user name and password are copied to the options, if those have none.
 
     Raises:
-        ArgumentError: not an address.
+        ArgumentError: an invalid address.
     """
     if isinstance(address, Stream):
         return _OneStream(address)
@@ -500,14 +500,14 @@ def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
         return address
     if not isinstance(address, str):
         raise ArgumentError(f"address must be a str, a Stream or a function, not {type(address).__name__}")
-    where = parse_address(address)
+    parsed = parse_address(address)
     if options.username is None:
-        options.username, options.password = where.username, where.password or options.password
-    return MqttConnector(where, options)
+        options.username, options.password = parsed.username, parsed.password or options.password
+    return MqttConnector(parsed, options)
 
 
 class _OneStream:
-    """Connect function that returns a connection of the application, once."""
+    """Connect function that returns a connection of the application once; it then fails."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream: Stream | None = stream
@@ -515,23 +515,23 @@ class _OneStream:
     def __call__(self) -> Stream:
         stream, self._stream = self._stream, None
         if stream is None:
-            raise StreamError("socketclosed", "the connection of the application was used before")
+            raise StreamError("socketclosed", "the connection of the application was already used")
         return stream
 
 
 class MqttConnector:
-    """Makes the TCP and TLS connections of one client.
+    """Opens the TCP and TLS connections of one client.
 
     Args:
-        address: of the broker.
+        address: address of the broker.
         options: port, time limit and TLS.
 
     Raises:
-        ArgumentError: a file can't be read or is not valid.
+        ArgumentError: a file can't be read or is invalid.
 
     Attributes:
         host: name or IP address of the broker.
-        tls: None without TLS.
+        tls: the TLS client; None without TLS.
     """
 
     def __init__(self, address: MqttAddress, options: MqttOptions) -> None:
@@ -552,7 +552,7 @@ class MqttConnector:
         return stream
 
     def open(self) -> Stream:
-        """Return a new connection without checking its certificate. Raises as `__call__`."""
+        """Return a new connection without verifying its certificate. Raises as `__call__`."""
         options, host = self._options, self.host
         end_s = monotonic() + options.timeout
         stream = Stream.connect(host, self.port, options.timeout, options.source, options.ipv6)
@@ -562,17 +562,17 @@ class MqttConnector:
 
 
 def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
-    """Make the connection of `mqtt3c.connect`, or use one of the application.
+    """Open the connection of `mqtt3c.connect`, or use a connection of the application.
 
-    A certificate that is not trusted ends a connection with credentials; without credentials it is a warning in the log
-    (spec: smq §9).
+    With credentials, the certificate must be trusted; without them, an untrusted certificate is only logged (spec: smq
+    §9).
 
     Args:
         address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are copied
             to the options, if those have none.
 
     Raises:
-        ArgumentError: neither, or a file of the options can't be read.
+        ArgumentError: an invalid address, or a file of the options can't be read.
         StreamError: no connection; the word is the trust status when the certificate is not trusted.
     """
     host = ""
@@ -590,15 +590,15 @@ def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
 
 
 def check_trust(stream: Stream, store: CertStore, host: str = "", has_secrets: bool = True) -> None:
-    """Check the certificate of a TLS connection.
+    """Verify the certificate of a TLS connection.
 
     Args:
         store: the authorities to trust.
-        host: the name that the certificate must have; by default the server name of the TLS handshake.
-        has_secrets: whether credentials will be sent; without them a warning is logged.
+        host: the required name in the certificate; by default the server name of the TLS handshake.
+        has_secrets: whether credentials will be sent; otherwise an untrusted certificate is only logged.
 
     Raises:
-        StreamError: not trusted; the stream is closed. The word is the trust status.
+        StreamError: the certificate is not trusted; the stream is closed. The word is the trust status.
     """
     trust = judge(stream, store, host)
     if trust is Trust.TRUSTED:

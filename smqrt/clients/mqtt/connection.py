@@ -29,19 +29,19 @@ from smqrt.wire.mqtt.fields import FIRST_FAILURE, Props, Routes
 
 # ---- Send queue
 
-HEADER_BYTES = 10  # the most that PUBLISH has beside topic, properties and payload
+HEADER_BYTES = 10  # maximum size of PUBLISH without topic, properties and payload
 
 
 class Delivery(OutgoingMessage):
     """Delivery of a published message.
 
     Attributes:
-        done: QoS 0: the message was handed to the operating system; QoS 1 and 2: the broker has acknowledged it; or it
-            failed.
-        error: why it failed: "dropped" (the queue was full, and a newer message took its place), "closed" (the client
-            ended first), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
-            else None.
-        size_bytes: topic, payload and properties.
+        done: whether the delivery is complete or has failed. QoS 0 is complete when the operating system has the
+            message, QoS 1 and 2 when the broker has acknowledged it.
+        error: why the delivery failed: "dropped" (a newer message replaced it in the full queue), "closed" (the client
+            ended before), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
+            otherwise None.
+        size_bytes: size of topic, payload and properties.
     """
 
     __slots__ = ("_event", "done", "error")
@@ -53,10 +53,10 @@ class Delivery(OutgoingMessage):
         self._event: Event | None = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the message is done, at most `timeout` seconds.
+        """Wait until the delivery is complete or has failed, at most `timeout` seconds.
 
         Returns:
-            True when it was delivered, False when it failed or time ran out.
+            True for a delivered message, False after a failure or the timeout.
         """
         if not self.done:
             if self._event is None:
@@ -65,18 +65,18 @@ class Delivery(OutgoingMessage):
         return self.done and self.error is None
 
     def finish(self, error: str | int | None = None) -> None:
-        """Set the outcome; called by the session."""
+        """Complete the delivery, or let it fail with `error`; called by the session."""
         self.done, self.error = True, error
         if self._event is not None:
             self._event.set()
 
 
 OnSuback = Callable[[str, int, Props], object]
-"""`f(topic, reason, properties)`; the reason is the granted QoS, or a failure from 128 on."""
+"""`f(topic, reason, properties)`; the reason is the granted QoS, or an error of 128 or more."""
 
 
 class SubscribeRequest(NamedTuple):
-    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and the callback for the answer."""
+    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and the callback for its acknowledgement."""
 
     topic: str
     options: int | None
@@ -85,12 +85,12 @@ class SubscribeRequest(NamedTuple):
 
 
 class MqttSubscriptions:
-    """Subscriptions that the application wants, and the requests that the broker has not answered.
+    """Subscriptions of the application, and sent requests that the broker has not acknowledged.
 
-    Requests that are not sent yet are in the send queue, in the order of the calls.
+    Unsent requests are in the send queue, in the order of the calls.
 
     Args:
-        keeps: send unanswered requests again on the next connection, and all subscriptions when the session is lost.
+        keeps: send unacknowledged requests again on the next connection, and all subscriptions after a session loss.
 
     Attributes:
         routes: the callbacks of single subscriptions.
@@ -99,7 +99,7 @@ class MqttSubscriptions:
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
         self._wanted: dict[str, SubscribeRequest] = {}
-        self._asked: dict[int, SubscribeRequest] = {}
+        self._unanswered: dict[int, SubscribeRequest] = {}  # by packet identifier
         self.routes = Routes()
 
     def add(self, request: SubscribeRequest) -> None:
@@ -109,15 +109,15 @@ class MqttSubscriptions:
             self._wanted[request.topic] = request
 
     def sent(self, packet_identifier: int, request: SubscribeRequest) -> None:
-        """Note that a request was sent."""
-        self._asked[packet_identifier] = request
+        """Record a sent request."""
+        self._unanswered[packet_identifier] = request
 
     def answered(self, packet_identifier: int, reason: int) -> SubscribeRequest | None:
-        """Return the request that the broker answered.
+        """Return the request that the broker has acknowledged.
 
-        A subscription that the broker refused or ended is removed, unless the application has requested it again.
+        A rejected or ended subscription is removed, unless the application has requested it again.
         """
-        request = self._asked.pop(packet_identifier, None)
+        request = self._unanswered.pop(packet_identifier, None)
         if request is None or request.options is not None and reason < FIRST_FAILURE:
             return request
         if self._wanted.get(request.topic) in (None, request):
@@ -128,24 +128,24 @@ class MqttSubscriptions:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the broker has answered every request."""
-        return not self._asked
+        """Whether the broker has acknowledged all sent requests."""
+        return not self._unanswered
 
     def lost(self) -> list[SubscribeRequest]:
-        """Handle a lost connection; return the requests to send again, before everything queued."""
-        again = list(self._asked.values()) if self._keeps else []
-        self._asked.clear()
+        """Handle a lost connection; return the requests to send again, before the queue."""
+        again = list(self._unanswered.values()) if self._keeps else []
+        self._unanswered.clear()
         return again
 
-    def session_lost(self, waiting: Iterable[object]) -> list[SubscribeRequest]:
-        """Handle a connection without a session; return the requests to send before everything queued.
+    def session_lost(self, queued: Iterable[object]) -> list[SubscribeRequest]:
+        """Handle a connection without a session; return the requests to send before the queue.
 
         Args:
-            waiting: the queue; requests in it are not repeated.
+            queued: the queue; requests in it are not repeated.
         """
         if not self._keeps:
             return []
-        open_topics = {item.topic for item in waiting if isinstance(item, SubscribeRequest)}
+        open_topics = {item.topic for item in queued if isinstance(item, SubscribeRequest)}
         return [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]
 
 
@@ -153,16 +153,16 @@ class SendQueue:
     """Send queue of one client, over all its connections.
 
     Args:
-        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for publishers that wait. Bytes that are sent and
-            not acknowledged count as well.
+        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for publishers that wait. Unacknowledged messages
+            count for `queuebytes` too.
         endpoint: sends the items.
-        subscriptions: notes the requests that were sent.
+        subscriptions: records the sent requests.
 
     Attributes:
         is_sending: whether messages may be sent: the application has accepted the connection.
-        items: the queue, the next one first.
-        dropped: how many messages were dropped for newer ones.
-        refused: how many times there was no room.
+        items: the queue, the next item first.
+        dropped: number of messages that newer ones replaced.
+        refused: number of items that the full queue rejected.
     """
 
     def __init__(self, options: MqttOptions, endpoint: MqttClientEndpoint, subscriptions: MqttSubscriptions) -> None:
@@ -193,9 +193,23 @@ class SendQueue:
         if self._has_room(size_bytes):
             return
         if self._options.queuefull == "drop":
-            self._drop(size_bytes)
+            while not self._has_room(size_bytes):
+                oldest = next((item for item in self.items if isinstance(item, Delivery)), None)
+                if oldest is None:
+                    break
+                self.items.remove(oldest)
+                self._size_bytes -= oldest.size_bytes
+                self.dropped += 1
+                oldest.finish("dropped")
         elif self._options.queuefull == "wait" and gevent.getcurrent() is not gevent.get_hub():  # the loop can't wait
-            self._wait(size_bytes)
+            self._waiters += 1
+            try:
+                with gevent.Timeout(self._options.timeout, False):  # type: ignore[arg-type]  # False: no exception
+                    while not self._has_room(size_bytes) and not self._is_closed:
+                        self._room.clear()
+                        self._room.wait()
+            finally:
+                self._waiters -= 1
         if not self._has_room(size_bytes) and not self._is_closed:
             self.refused += 1
             raise QueueFullError(
@@ -206,35 +220,16 @@ class SendQueue:
 
     def _has_room(self, size_bytes: int) -> bool:
         options, held_bytes = self._options, self._size_bytes + self._in_flight_bytes
+        # An empty queue takes a message of any size.
         return len(self.items) < options.queuesize and (not held_bytes or held_bytes + size_bytes <= options.queuebytes)
 
-    def _drop(self, size_bytes: int) -> None:
-        while not self._has_room(size_bytes):
-            oldest = next((item for item in self.items if isinstance(item, Delivery)), None)
-            if oldest is None:
-                return
-            self.items.remove(oldest)
-            self._size_bytes -= oldest.size_bytes
-            self.dropped += 1
-            oldest.finish("dropped")
-
-    def _wait(self, size_bytes: int) -> None:
-        self._waiters += 1
-        try:
-            with gevent.Timeout(self._options.timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
-                while not self._has_room(size_bytes) and not self._is_closed:
-                    self._room.clear()
-                    self._room.wait()
-        finally:
-            self._waiters -= 1
-
     def wake_waiters(self) -> None:
-        """Wake the publishers that wait: there may be room now."""
+        """Resume the waiting publishers, which check for room again."""
         if self._waiters:
             self._room.set()
 
     def close(self) -> None:
-        """Take no more items, and wake the publishers that wait."""
+        """Reject further items, and resume the waiting publishers."""
         self._is_closed = True
         self.wake_waiters()
 
@@ -248,14 +243,14 @@ class SendQueue:
         return True
 
     def put(self, item: Delivery | SubscribeRequest) -> None:
-        """Append an item that there is room for, and send what may be sent."""
+        """Append an item after `make_room`, and send as many items as possible."""
         self.items.append(item)
         if isinstance(item, Delivery):
             self._size_bytes += item.size_bytes
         self.pump()
 
     def pump(self) -> None:
-        """Send as much as may be sent now."""
+        """Send as many items as possible."""
         endpoint, items = self._endpoint, self.items
         if self.is_sending:
             endpoint.send_again()
@@ -264,7 +259,14 @@ class SendQueue:
             if isinstance(item, SubscribeRequest):
                 if not endpoint.can_ask:
                     break
-                self._ask(item)
+                self.take()
+                if item.options is None:
+                    number = endpoint.unsubscribe(item.topic, item.properties)
+                else:
+                    number = endpoint.subscribe(item.topic, item.options, item.properties)
+                self._subscriptions.sent(number, item)
+                if not number:  # larger than the broker allows: not sent
+                    endpoint.answer_too_large()
             elif self.is_sending and endpoint.can_send(item.qos):
                 self.take()
                 endpoint.send(item)
@@ -274,19 +276,9 @@ class SendQueue:
         if not items:
             self._progress.set()
 
-    def _ask(self, request: SubscribeRequest) -> None:
-        self.take()
-        if request.options is None:
-            number = self._endpoint.unsubscribe(request.topic, request.properties)
-        else:
-            number = self._endpoint.subscribe(request.topic, request.options, request.properties)
-        self._subscriptions.sent(number, request)
-        if not number:
-            self._endpoint.answer_too_large()
-
     @property
     def is_drained(self) -> bool:
-        """Whether every message is sent, and acknowledged with QoS 1 and 2, and every subscription is answered."""
+        """Whether all messages are sent, acknowledged if QoS 1 or 2, and all subscriptions are acknowledged."""
         endpoint = self._endpoint
         return (
             self._subscriptions.is_answered
@@ -295,16 +287,16 @@ class SendQueue:
         )
 
     def wait_progress(self) -> None:
-        """Wait until `is_drained`, or another condition of a caller, may have changed."""
+        """Wait until `is_drained`, or another condition of the caller, may have changed."""
         self._progress.clear()
         self._progress.wait()
 
     def notify_progress(self) -> None:
-        """Wake the callers of `wait_progress`."""
+        """Resume the callers of `wait_progress`."""
         self._progress.set()
 
     def put_back(self, requests: list[SubscribeRequest]) -> None:
-        """Put requests before everything queued."""
+        """Insert requests at the front of the queue, in their order."""
         self.items.extendleft(reversed(requests))
 
     def take(self) -> Delivery | SubscribeRequest:
@@ -315,7 +307,7 @@ class SendQueue:
         return item
 
     def abandon(self) -> int:
-        """Fail everything queued with "closed"; return the number of messages and subscriptions."""
+        """Fail the queued messages with "closed"; return the number of messages and subscriptions."""
         lost = len(self.items)
         while self.items:
             item = self.take()
@@ -326,14 +318,14 @@ class SendQueue:
 
 log = logging.getLogger("smqrt.mqtt")
 
-_TICKS_PER_PING = 4
+_TICKS_PER_PING = 4  # checks of the keep-alive in a ping interval
 _MAX_TICK_S = 1.0
 STUCK_S = 30.0
-"""A connection whose broker acknowledges no bytes for this time is closed."""
+"""The connection is closed when the broker acknowledges no bytes for this time."""
 UNDELIVERED_BYTES = 4 << 20
-"""After this many received bytes reading pauses until the callbacks have run."""
+"""After this many received bytes, reading pauses until the queued callbacks have run."""
 LINGER_S = 1.0
-"""The broker closes the connection within this time after DISCONNECT."""
+"""Time for the broker to close the connection after DISCONNECT."""
 
 
 class MqttConnection:
@@ -342,8 +334,8 @@ class MqttConnection:
     Args:
         endpoint: the protocol state.
         stream: connected; closed at the end.
-        callbacks: reading waits for them when they are behind.
-        pump: called when more may be written.
+        callbacks: reading pauses while too many of them are queued.
+        pump: called when the queue of the connection is empty.
     """
 
     def __init__(
@@ -359,10 +351,10 @@ class MqttConnection:
         self._aborter: gevent.Greenlet[[], None] | None = None
 
     def run(self, is_clean: bool, keepalive_s: int, properties: Props, timeout_s: float) -> MqttCloseReason | None:
-        """Send CONNECT, see `MqttClientEndpoint.connect`, and read until the end.
+        """Send CONNECT, see `MqttClientEndpoint.connect`, and read until the connection ends.
 
         Args:
-            timeout_s: the time limit for the answer to CONNECT.
+            timeout_s: the time limit for CONNACK.
 
         Returns:
             The close reason, None when this side closed the connection.
@@ -390,7 +382,7 @@ class MqttConnection:
         return self._close_reason
 
     def wake(self) -> None:
-        """Write what the endpoint has queued."""
+        """Write the packets that the endpoint has queued."""
         self._wake.set()
 
     def end(self, reason: MqttCloseReason | None) -> None:
@@ -405,7 +397,7 @@ class MqttConnection:
             self._aborter = gevent.spawn_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """Close the connection now, without sending what is queued."""
+        """Close the connection now, without sending queued data."""
         self._is_over = True
         self._stream.close()
 
@@ -419,8 +411,8 @@ class MqttConnection:
             if self._is_over:
                 if not data or self._close_reason is not None:
                     return
-                turn.yield_if_due()  # DISCONNECT is sent: the broker closes when it has read it
-                continue
+                turn.yield_if_due()
+                continue  # after DISCONNECT: discard data until the broker closes the connection
             if not data:
                 raise StreamError("socketreadfailed", "the broker closed the connection")
             endpoint.feed(data, monotonic())
@@ -430,21 +422,18 @@ class MqttConnection:
             except MqttError as error:
                 endpoint.fail(error)
                 self.end(violated(error.code, error))
-            self._wait_for_application(len(data))
-
-    def _wait_for_application(self, size_bytes: int) -> None:
-        """Wait while the callbacks are behind, or the broker does not read its acknowledgements."""
-        self._undelivered_bytes += size_bytes
-        self._is_reading = False
-        if not self._callbacks.has_room:
-            self._callbacks.wait_for_room()
-        elif self._undelivered_bytes > UNDELIVERED_BYTES:
-            self._callbacks.ask(lambda: None)  # returns after all callbacks before it
-            self._undelivered_bytes = 0
-        while self._endpoint.is_congested and not self._is_over:
-            self._written.clear()
-            self._written.wait()
-        self._is_reading = True
+            # Pause while too many callbacks are queued, or while the broker does not read its acknowledgements.
+            self._undelivered_bytes += len(data)
+            self._is_reading = False
+            if not self._callbacks.has_room:
+                self._callbacks.wait_for_room()
+            elif self._undelivered_bytes > UNDELIVERED_BYTES:
+                self._callbacks.ask(lambda: None)  # returns after all earlier callbacks
+                self._undelivered_bytes = 0
+            while endpoint.is_congested and not self._is_over:
+                self._written.clear()
+                self._written.wait()
+            self._is_reading = True
 
     # ---- writing
 
@@ -476,7 +465,7 @@ class MqttConnection:
         self._written.set()
 
     def _send(self, data: bytes) -> None:
-        """Write; a slow broker is waited for, one that acknowledges nothing for `STUCK_S` is an error."""
+        """Write; wait for a slow broker. Raise StreamError "timeout" when it acknowledges no bytes for `STUCK_S`."""
         stream = self._stream
         if stream.push(data):
             return
@@ -491,15 +480,15 @@ class MqttConnection:
                 left_bytes = self._left_bytes()
 
     def _left_bytes(self) -> int:
-        """Return how many bytes the broker has not acknowledged.
+        """Return the number of bytes that the broker's system has not acknowledged.
 
-        The buffer of the system counts: a full one becomes writable only when a third is free.
+        Includes the send buffer of this system: a full buffer becomes writable only when a third of it is free.
         """
         in_system = fcntl.ioctl(self._stream.transport.fileno(), termios.TIOCOUTQ, bytes(4))
         return self._stream.queued_bytes + int.from_bytes(in_system, sys.byteorder)
 
     def write_now(self) -> None:
-        """Write what the system accepts without waiting: the process may end before another greenlet runs."""
+        """Write as much as possible without waiting: the process may end before another greenlet runs."""
         self._write_rest()
         if self._endpoint.state is ConnectionState.CLOSED:
             self.end(None)
@@ -512,10 +501,10 @@ class MqttConnection:
             except StreamError:
                 pass  # the connection ends anyway
 
-    # ---- keeping it alive
+    # ---- keep-alive
 
     def keep_alive(self) -> None:
-        """Begin to check the keep-alive: the broker has accepted."""
+        """Start the checks of the keep-alive, after CONNACK."""
         if self._endpoint.ping_s:
             tick_s = min(self._endpoint.ping_s / _TICKS_PER_PING, _MAX_TICK_S)
             self._ticker = get_hub().loop.timer(tick_s, tick_s)
@@ -525,6 +514,6 @@ class MqttConnection:
         try:
             self._endpoint.check_alive(monotonic(), self._is_reading)
         except MqttError as error:
-            self._endpoint.abort()  # DISCONNECT would wait for a broker that does not read
+            self._endpoint.abort()  # without DISCONNECT, which would wait for a broker that does not read
             self.end(violated(error.code, error))
             self._stream.close()

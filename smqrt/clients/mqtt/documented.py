@@ -1,7 +1,7 @@
 """Documented MQTT interface of `smqrt.mqttc` and `smqrt.mqtt3c` (spec: smq §8, §9).
 
 It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. Unlike in Lua, a full
-queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.
+queue raises QueueFullError, an invalid argument raises ArgumentError, and `nil, error` is `(None, error)`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import gevent
@@ -36,9 +37,9 @@ from smqrt.wire.mqtt.fields import Props
 
 log = logging.getLogger("smqrt.mqtt")
 
-# ---- Callbacks that wait until the application calls `run` (spec: smq §9).
+# ---- Callbacks that are queued until the application calls `run` (spec: smq §9).
 
-_MAX_BYTES = 4 << 20  # of messages that wait; with more the connection is not read
+_MAX_BYTES = 4 << 20  # of queued messages; reading from the connection pauses above this limit
 
 
 class InboxCall:
@@ -56,10 +57,10 @@ class InboxCall:
 
 
 class Inbox(Callbacks):
-    """Callbacks that wait until the application takes them. Other functions than an `InboxCall` run at once.
+    """Callbacks that are queued until the application takes them. Functions other than an `InboxCall` run at once.
 
     Attributes:
-        word: the close reason for `run`, None before the end.
+        word: the close reason for `run`; None while the connection is open.
     """
 
     def __init__(self) -> None:
@@ -81,30 +82,31 @@ class Inbox(Callbacks):
             self.arrived()
 
     def end(self, word: str) -> None:
-        """Note the end of the connection; `word` is the close reason."""
+        """Record the end of the connection; `word` is the close reason."""
         self.word = word
         self.arrived()
 
     def arrived(self) -> None:
-        """Called when a call has arrived, or the connection has ended."""
+        """Called when a call was queued, or the connection has ended."""
 
     @property
     def has_something(self) -> bool:
-        """Whether a call waits, or the connection has ended."""
+        """Whether a call is queued, or the connection has ended."""
         return bool(self._calls) or self.word is not None
 
     def pop(self) -> tuple[InboxCall, tuple[Any, ...]] | None:
-        """Remove and return the next call with its arguments; None when there is none."""
+        """Remove and return the next call with its arguments; None when the queue is empty."""
         if not self._calls:
             return None
         call, arguments = self._calls.popleft()
         self._bytes -= call.size_bytes(arguments)
+        # Half of the limits, so that reading does not stop and resume for each message.
         if len(self._calls) < MAX_WAITING_JOBS // 2 and self._bytes <= _MAX_BYTES // 2:
             self._room.set()
         return call, arguments
 
     def discard(self) -> None:
-        """Drop the calls that wait, and all further ones, so that the connection does not wait for room."""
+        """Drop the queued calls and all further ones, so that the connection does not wait for room."""
         self._is_discarding = True
         self._calls.clear()
         self._bytes = 0
@@ -156,7 +158,7 @@ class PythonInbox(Inbox):
         return self._runner is not None and self._runner is gevent.getcurrent()
 
     def run(self) -> str:
-        """Run the calls until the end, and return its word. An exception of a call is raised."""
+        """Run the calls until the connection ends, and return the close reason. Raises the exception of a call."""
         self._runner, turn = gevent.getcurrent(), Turn()
         try:
             while True:
@@ -173,9 +175,9 @@ class PythonInbox(Inbox):
 
 
 Options = Mapping[str, object]
-"""Options by their documented names; None means that an option is not given."""
+"""Options by their documented names; an option with the value None is ignored."""
 Connect = Callable[..., object]
-"""`f(mqtt, op) -> socket` or `(None, error)`: makes a connection each time one is needed."""
+"""`f(mqtt, op) -> socket` or `(None, error)`: opens a connection."""
 
 DEFAULT_KEEPALIVE_S, MIN_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
 MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
@@ -183,6 +185,7 @@ TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
 _TEXT_OR_BYTES = instance("a text or bytes", str, bytes)
 
+# Options by their treatment in `engine_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
 _SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
@@ -198,11 +201,11 @@ _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhan
 
 
 def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[str, Any]:
-    """Return the options of a call: those of the dict `op`, and the keywords. Unknown ones are logged.
+    """Return the options of a call, from the dict `op` and the keywords. Unknown options are logged.
 
     Args:
         known: the names of all options.
-        fname: the function, for the errors.
+        fname: the name of the function, for errors.
 
     Raises:
         ArgumentError: `op` is not a mapping.
@@ -218,16 +221,17 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
 def engine_options(given: Options, version: int) -> dict[str, Any]:
     """Return the arguments of `MqttClient` for documented options.
 
-    Values that are renamed or converted are checked here, the others by `MqttClient`.
+    This function checks renamed and converted options, so that errors have the documented name; `MqttClient` checks the
+    others.
 
     Args:
         version: 5, or 4 for MQTT 3.1.1.
 
     Raises:
-        ArgumentError: a wrong value.
+        ArgumentError: an invalid value.
     """
     chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
-    for name in _RENAMED.keys() & given.keys():  # checked here, so that errors have the documented name
+    for name in _RENAMED.keys() & given.keys():
         chosen[_RENAMED[name]] = (_TEXT_OR_BYTES if name == "passwd" else text()).check(name, given[name])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
     secure, shark = given.get("secure"), given.get("shark")
@@ -244,7 +248,7 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
 
 
 def engine_will(will: object) -> object:
-    """Return a will with the names of `MqttClient`: `message` is the older name of `payload`."""
+    """Return a will with the names of `MqttClient`; `message` is the older name of `payload`."""
     if not isinstance(will, Mapping) or "message" not in will:
         return will
     rest = {name: value for name, value in will.items() if name != "message"}
@@ -260,15 +264,15 @@ def payload_of(data: object) -> object:
 
 
 class Mqtt:
-    """A client of `mqttc.create`: MQTT 5. The base class of clients for MQTT 3.1.1.
+    """A client of `mqttc.create` (MQTT 5), and the base class of MQTT 3.1.1 clients.
 
     Args:
-        inbox: of a client whose application calls `run`, else None.
-        payload_type: of the payloads that `onpub` receives.
+        inbox: queue of callbacks, if the application calls `run`; else None.
+        payload_type: type of the payloads for `onpub`.
 
     Attributes:
-        sock: the connection (`smqrt.transport.stream.Stream`) of `connect`, or the socket that `create` was
-            given; else None.
+        sock: the connection (`smqrt.transport.stream.Stream`) of `connect`, or the socket passed to `create`; else
+            None.
     """
 
     version = 5
@@ -283,7 +287,7 @@ class Mqtt:
     def publish(
         self, topic: str, msg: object, op: Options | None = None, prop: Props | None = None, **options: object
     ) -> bool:
-        """Publish a message. Without a connection it waits for one.
+        """Publish a message; without a connection it is queued.
 
         Args:
             topic: without wildcards.
@@ -292,10 +296,10 @@ class Mqtt:
             prop: MQTT 5: properties of the message, such as `{"contenttype": "text/plain"}`.
 
         Returns:
-            Whether the client is connected. False, and the message is not sent, when the client has ended.
+            Whether the client is connected; False also when the client has ended and the message was not sent.
 
         Raises:
-            ArgumentError: a wrong argument, or a message larger than `maxpacketsize`.
+            ArgumentError: an invalid argument, or a message larger than `maxpacketsize`.
             QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
@@ -321,21 +325,21 @@ class Mqtt:
         prop: Props | None = None,
         **options: object,
     ) -> bool:
-        """Subscribe. Without a connection the subscription waits for one.
+        """Subscribe; without a connection the subscription is queued.
 
         Args:
-            topic: `+` matches one level, `#` at the end all that follow.
-            callback: receives the broker's answer: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
-                granted QoS, or a failure from 128 on. May be left out: a dict here is `op`.
+            topic: `+` matches one level, `#` at the end all further levels.
+            callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
+                granted QoS, or an error of 128 or more. Optional: a dict in its place is `op`.
             op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
                 `retainaspublished`, `retainhandling`. Also as keywords.
             prop: MQTT 5: properties of SUBSCRIBE.
 
         Returns:
-            Whether the client is connected; False when it has ended.
+            Whether the client is connected; False also when the client has ended.
 
         Raises:
-            ArgumentError: a wrong argument.
+            ArgumentError: an invalid argument.
             QueueFullError: no room in the queue.
         """
         if isinstance(callback, Mapping):
@@ -358,17 +362,14 @@ class Mqtt:
             return False
 
     def unsubscribe(
-        self,
-        topic: str,
-        callback: Callable[..., object] | Props | None = None,
-        prop: Props | None = None,
+        self, topic: str, callback: Callable[..., object] | Props | None = None, prop: Props | None = None
     ) -> bool:
         """End a subscription.
 
         Args:
-            topic: as it was subscribed.
-            callback: called when the broker has answered: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. May be left
-                out: a dict here is `prop`.
+            topic: the subscribed topic.
+            callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. Optional: a dict
+                in its place is `prop`.
             prop: MQTT 5: properties of UNSUBSCRIBE.
 
         Returns, raises:
@@ -407,12 +408,12 @@ class Mqtt:
         None for no will.
 
         Raises:
-            ArgumentError: not a will.
+            ArgumentError: an invalid will.
         """
         self._client.setwill(engine_will(w))  # type: ignore[arg-type]  # checked there
 
     def disconnect(self, reason: int = 0) -> bool:
-        """Close the client in the background. What was published before is sent first.
+        """Close the client in the background, after sending the queued messages.
 
         Args:
             reason: MQTT 5: the reason code for the broker. With 4 the broker publishes the will.
@@ -426,10 +427,9 @@ class Mqtt:
         return self._client.disconnect(reason)
 
     def close(self) -> None:
-        """Close the client, and wait at most 5 seconds until what was published before is delivered.
+        """Close the client, and wait at most 5 seconds until the queued messages are delivered.
 
-        A warning in the log has the number of messages that were not delivered. In a callback of `run` it is
-        `disconnect`.
+        The number of undelivered messages is logged. In a callback of `run`, `close` is the same as `disconnect`.
         """
         inbox = self._inbox
         if inbox is not None and inbox.is_current:
@@ -449,20 +449,20 @@ class Mqtt:
         self.close()
 
     def status(self) -> tuple[int, bool, bool]:
-        """Return how many messages and subscriptions are queued, whether connected, and whether closed or ended."""
+        """Return the number of queued messages and subscriptions, whether connected, and whether closed or ended."""
         return self._client.status()
 
     def run(self) -> tuple[None, str]:
-        """Receive until the connection ends, and run the callbacks in this greenlet. For clients of `connect`.
+        """Receive messages until the connection ends, and run the callbacks in this greenlet. For clients of `connect`.
 
         Returns:
-            None and the close reason: "disconnect" (of this client), "pingresp" (no answer to a ping), "overflow" (a
+            None and the close reason: "disconnect" (of this client), "pingresp" (no response to a ping), "overflow" (a
             packet of more than 65535 bytes), "unknowncp", "invalidresp", or a socket error such as "socketreadfailed".
-            "socketclosed" when `run` has returned before.
+            "socketclosed" after an earlier `run`.
 
         Raises:
-            ArgumentError: the client was made by `create`, or another `run` of it is active.
-            An exception of a callback; the connection is closed then.
+            ArgumentError: a client of `create`, or another `run` of the client is active.
+            An exception of a callback, which also closes the connection.
         """
         inbox = self._inbox
         if inbox is None:
@@ -503,7 +503,7 @@ M = TypeVar("M", bound=Mqtt)
 def create(
     mqtt: M, addr: object, onstatus: object, onpub: object, given: Options, prop: Props | None = None
 ) -> tuple[M, None]:
-    """Start the client of `mqtt`, which connects in the background. `onstatus` receives an invalid `addr`, as in Lua.
+    """Start the client of `mqtt`, which connects in the background. As in Lua, `onstatus` reports an invalid `addr`.
 
     Args:
         given: options, see `merged`.
@@ -511,46 +511,42 @@ def create(
     """
     status = function().check("onstatus", onstatus)
     handler = optional(function()).check("onpub", onpub) or _log_message
-    mqtt._client = MqttClient(
-        _source(mqtt, addr, given), status, mqtt._on_message(handler), prop, **engine_options(given, mqtt.version)
-    )
+    address: str | Stream | Callable[[], Stream]
+    try:
+        if isinstance(addr, str):
+            parse_address(addr)
+            address = addr
+        elif is_socket(addr):
+            address = mqtt.sock = stream_of(addr)
+        elif callable(addr):
+            address = partial(_stream_from, addr, mqtt, given)
+        else:
+            raise StreamError("cannotresolve", f"addr must be {ADDRESS_KINDS}, or a function, not {addr!r:.80}")
+    except ArgumentError as error:
+        address = partial(_fail_to_connect, StreamError("cannotresolve", str(error)))
+    except StreamError as error:
+        address = partial(_fail_to_connect, error)
+    engine = engine_options(given, mqtt.version)
+    mqtt._client = MqttClient(address, status, mqtt._on_message(handler), prop, **engine)
     return mqtt, None
+
+
+def _fail_to_connect(error: StreamError) -> Stream:
+    """Connect function for an invalid address."""
+    raise error
 
 
 def _log_message(topic: str, *_: object) -> None:
     log.info("MQTT message without a callback: %s", topic)
 
 
-def _source(mqtt: Mqtt, addr: object, given: Options) -> str | Stream | Callable[[], Stream]:
-    """Return the address for `MqttClient`; an invalid one becomes a connect function that fails."""
-    try:
-        if isinstance(addr, str):
-            parse_address(addr)
-            return addr
-        if is_socket(addr):
-            mqtt.sock = stream_of(addr)
-            return mqtt.sock
-        if callable(addr):
-            return lambda: _stream_from(addr, mqtt, given)
-        failure = StreamError("cannotresolve", f"addr must be {ADDRESS_KINDS}, or a function, not {addr!r:.80}")
-    except ArgumentError as error:
-        failure = StreamError("cannotresolve", str(error))
-    except StreamError as error:
-        failure = error
-
-    def fail_to_connect() -> Stream:
-        raise failure
-
-    return fail_to_connect
-
-
 def _stream_from(connect: Connect, mqtt: Mqtt, given: Options) -> Stream:
-    """Make a connection with the function of the application."""
+    """Open a connection with the function of the application."""
     try:
-        answer = connect(mqtt, dict(given))
-        sock, word = answer if isinstance(answer, tuple) else (answer, None)
+        returned = connect(mqtt, dict(given))
+        sock, word = returned if isinstance(returned, tuple) else (returned, None)
         if not sock:
-            raise StreamError(str(word or "failed"), "the connect function made no connection")
+            raise StreamError(str(word or "failed"), "the connect function returned no connection")
         return stream_of(sock)
     except StreamError:
         raise
@@ -583,7 +579,8 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
         stream = open_unless_untrusted(addr, settings)
     except StreamError as error:
         return None, error.word
-    chosen |= {"username": settings.username, "password": settings.password}  # the address may have them
+    # `open_unless_untrusted` has copied the credentials of the address to the settings.
+    chosen |= {"username": settings.username, "password": settings.password}
     chosen["keepalive"] = max(settings.keepalive, MIN_KEEPALIVE_S)
     inbox = PythonInbox()
     mqtt = Mqtt3(inbox)
@@ -595,14 +592,14 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
 def start(
     stream: Stream, onpub: Callable[..., object], inbox: Inbox, options: Mapping[str, Any]
 ) -> tuple[MqttClient, bool]:
-    """Start a client for `run` over a connected stream, and wait until the broker has accepted or it ended.
+    """Start a client for `run` over a connected stream, and wait until it is connected or has ended.
 
     Args:
-        inbox: receives the callbacks, and the close reason.
-        options: of `MqttClient`.
+        inbox: receives the callbacks and the close reason.
+        options: options of `MqttClient`.
 
     Returns:
-        The client, and whether the broker has accepted; if not, `connect_error(client.end)` has the error.
+        The client, and whether it is connected; if not, `connect_error(client.end)` has the error.
     """
     properties = {"maximumpacketsize": MAX_PACKET_BYTES}
     client = MqttClient(stream, _keep_one_connection, onpub, properties, inbox, **options)
@@ -612,11 +609,11 @@ def start(
 
     try:
         is_accepted = client.wait_connected()
-    except BaseException:
+    except BaseException:  # also when the waiting greenlet is killed
         client.disconnect()
         raise
     client.on_end(end)
-    if client.closed:  # it ended before `on_end`
+    if client.closed:  # the client has ended before `on_end`
         end()
     return client, is_accepted
 

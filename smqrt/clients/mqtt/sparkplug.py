@@ -63,7 +63,7 @@ TYPES = (
     + ("Int8Array", "Int16Array", "Int32Array", "Int64Array", "UInt8Array", "UInt16Array", "UInt32Array")
     + ("UInt64Array", "FloatArray", "DoubleArray", "BooleanArray", "StringArray", "DateTimeArray")
 )
-"""Names of the data types; the index is the number."""
+"""Names of the data types; the index of a name is its number."""
 
 
 @cache
@@ -100,8 +100,8 @@ def _add_field(message: Any, text: str, number: int) -> Any:
     return field
 
 
-MAX_BYTES = 256 << 10  # of a payload: protobuf decodes the slowest one of this size in 10 ms
-MAX_VALUES = 10_000  # metrics, properties and elements of a payload: Lua handles so many in 20 ms
+MAX_BYTES = 256 << 10  # of a payload; protobuf decodes even the slowest payload of this size in 10 ms
+MAX_VALUES = 10_000  # metrics, properties and elements of a payload; Lua processes this number in 20 ms
 MAX_DEPTH = 8  # of nested templates and property sets
 
 Fields = dict[str, Any]
@@ -118,6 +118,7 @@ _ARRAY_FORMATS = {
 _METRIC_FIELDS = ("name", "alias", "timestamp", "is_historical", "is_transient", "is_null")
 _METADATA_FIELDS = ("is_multi_part", "content_type", "size", "seq", "file_name", "file_type", "md5", "description")
 _UINT64 = 1 << 64
+_COUNT_BYTES = 4  # the number of items at the start of a BooleanArray
 
 
 def encode(payload: Mapping[str, Any], on_metric: Callable[[], object] = bool) -> bytes:
@@ -125,10 +126,10 @@ def encode(payload: Mapping[str, Any], on_metric: Callable[[], object] = bool) -
 
     Args:
         payload: the fields, see the module.
-        on_metric: called before each metric, to yield the turn of the loop.
+        on_metric: called before each metric, so that other greenlets run.
 
     Raises:
-        ArgumentError: a wrong field; the message names it.
+        ArgumentError: an invalid field; the message names it.
     """
     return _Encoder(on_metric).payload(payload)
 
@@ -138,17 +139,17 @@ def decode(data: bytes, on_metric: Callable[[], object] = bool) -> Fields:
 
     Args:
         data: the payload.
-        on_metric: called before each metric, to yield the turn of the loop.
+        on_metric: called before each metric, so that other greenlets run.
 
     Raises:
-        ArgumentError: not a payload, or larger than `MAX_BYTES` or `MAX_VALUES`.
+        ArgumentError: an invalid payload, or one larger than `MAX_BYTES` or `MAX_VALUES`.
     """
     if len(data) > MAX_BYTES:
         raise ArgumentError(f"a payload has at most {MAX_BYTES} bytes, not {len(data)}")
     message = payload_class()()
     try:
         message.ParseFromString(data)
-    except Exception as error:  # DecodeError of protobuf, which is imported late
+    except Exception as error:  # DecodeError of protobuf, which is imported on first use
         raise ArgumentError(f"not a Sparkplug B payload: {error}") from None
     return _Decoder(on_metric).payload(message)
 
@@ -222,7 +223,7 @@ class _Encoder(_ValueCounter):
             if value is None:
                 entry.is_null = True
             elif kind == "PropertySet":
-                entry.propertyset_value.SetInParent()
+                entry.propertyset_value.SetInParent()  # protobuf would omit an empty one
                 self._properties(entry.propertyset_value, value, here, depth + 1)
             elif kind == "PropertySetList":
                 for each in _list(value, here):
@@ -249,7 +250,7 @@ class _Encoder(_ValueCounter):
 
     def _template(self, message: Any, fields: Mapping[str, Any], where: str, depth: int) -> None:
         _set_fields(message, fields, ("version", "template_ref", "is_definition"), where)
-        message.SetInParent()
+        message.SetInParent()  # protobuf would omit an empty one
         for number, metric in enumerate(_list(fields.get("metrics"), f"{where}.metrics"), 1):
             here = f"{where}.metrics[{number}]"
             self._metric(message.metrics.add(), _mapping(metric, here), here, depth)
@@ -330,6 +331,7 @@ class _Decoder(_ValueCounter):
 
 
 def _shortened(value: object) -> str:
+    """Return a value for an error message."""
     text = repr(value[:40] if isinstance(value, str | bytes) else value)
     return text if len(text) < 80 else f"{text[:60]}..."
 
@@ -364,7 +366,7 @@ def _set_fields(message: Any, fields: Mapping[str, Any], names: Sequence[str], w
                 value = _bytes(value, f"{where}.{name}")
             setattr(message, name, value)
         except (TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
+            if isinstance(error, ArgumentError):  # of `_text` and `_bytes`; it is a ValueError too
                 raise
             raise ArgumentError(f"{where}.{name}: {_shortened(value)} does not fit") from None
 
@@ -380,7 +382,7 @@ def _set_value(message: Any, kind: str, value: Any, where: str) -> None:
         bits = _INT_BITS[kind]
         lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind in _SIGNED_TYPES else (0, (1 << bits) - 1)
         if bits == 64:
-            lowest = -(1 << 63)  # Lua's integers are signed
+            lowest = -(1 << 63)  # Lua's integers are signed: large unsigned values are negative there
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
             raise ArgumentError(
                 f"{where} must be a whole number from {lowest} to {highest} for {kind}, not {_shortened(value)}"
@@ -403,7 +405,7 @@ def _set_value(message: Any, kind: str, value: Any, where: str) -> None:
 
 def _get_value(message: Any, which: str | None, kind: str) -> Any:
     value = getattr(message, which) if which else None
-    if kind in _INT_BITS and isinstance(value, int):
+    if kind in _INT_BITS and isinstance(value, int):  # the fields are unsigned: restore the sign
         value %= 1 << _INT_BITS[kind]
         if kind in _SIGNED_TYPES and value >> _INT_BITS[kind] - 1:
             value -= 1 << _INT_BITS[kind]
@@ -428,7 +430,7 @@ def _count_items(kind: str, data: bytes) -> int:
     if kind == "StringArray":
         return data.count(b"\0")
     if kind == "BooleanArray":
-        return min(int.from_bytes(data[:4], "little"), 8 * max(len(data) - 4, 0))
+        return min(int.from_bytes(data[:_COUNT_BYTES], "little"), 8 * max(len(data) - _COUNT_BYTES, 0))
     return len(data) // struct.calcsize(f"<{_ARRAY_FORMATS[kind]}")
 
 
@@ -437,9 +439,10 @@ def _unpack_array(kind: str, data: bytes) -> list[Any]:
         return [text.decode("utf-8", "replace") for text in data.split(b"\0")[:-1]]
     count = _count_items(kind, data)
     if kind == "BooleanArray":
-        return [bool(data[4 + at // 8] >> 7 - at % 8 & 1) for at in range(count)]
+        # The first item is the highest bit of the first byte.
+        return [bool(data[_COUNT_BYTES + at // 8] >> 7 - at % 8 & 1) for at in range(count)]
     code = f"<{count}{_ARRAY_FORMATS[kind]}"
-    return list(struct.unpack(code, data[: struct.calcsize(code)]))
+    return list(struct.unpack(code, data[: struct.calcsize(code)]))  # without the bytes of an incomplete last item
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

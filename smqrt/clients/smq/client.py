@@ -32,15 +32,13 @@ from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
 from smqrt.transport.stream import Stream
 from smqrt.wire.addresses import Url
 
-# ---- Reconnection
-#
-# It answers the handshake with `onauth`, hands messages to the callbacks, and checks what `onauth` and `onclose`
-# return.
+# ---- Reconnection: the handshake with `onauth`, the queue of callbacks, the decision of `onclose`
 
 log = logging.getLogger("smqrt.client")
 
 MAX_CREDENTIALS_BYTES = 255
-# Reading goes on beyond the limit of callbacks while a callback itself waits for the broker, or the client closes.
+# Reading normally stops at MAX_WAITING_JOBS callbacks. It continues up to these limits while a callback itself waits
+# for the broker, or while the client closes.
 _MAX_JOBS = 10 * MAX_WAITING_JOBS
 _MAX_READS = 1000  # of 16 KiB each
 
@@ -50,7 +48,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
 
     Args:
         url: the broker; None when `connect` returns a connection that needs no HTTP request.
-        connect: makes the TCP (and TLS) connection; may raise StreamError.
+        connect: opens the TCP (and TLS) connection; may raise StreamError.
         options: the options of the client.
     """
 
@@ -61,18 +59,18 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         self._session = ClientSession(options.queue_bytes, options.cleanstart)
         self._backoff = Backoff(options.reconnect_delay, options.reconnect_delay_max)
         self._connection: ClientConnection | None = None
-        self._hello: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
+        self._seed_and_address: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
         self._connections = self._reads_ahead = 0
-        self._flushes: set[AsyncResult[bool]] = set()
+        self._flushes: set[AsyncResult[bool]] = set()  # waiting calls of `flush`
         self._answers = Requests()
         self._disconnect_text = b""
         self._deadline: gevent.Greenlet[..., Any] | None = None
-        self._reads_on = Signal()  # a callback waits for the broker, or the client closes: reading must go on
+        self._keep_reading = Signal()  # reading continues although callbacks are queued; see `_MAX_JOBS`
         super().__init__(Callbacks(log), log)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted the connection, and it is open."""
+        """Whether the connection is open and accepted by the broker."""
         return self._session.etid != 0
 
     # ---- the end
@@ -80,8 +78,8 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
     def disconnect(self, text: str | bytes = "") -> None:
         """Close the client in the background. Returns at once; `onclose` is not called.
 
-        What is queued is sent first, over a new connection when there is none, within the option `timeout`. Messages
-        that the broker has not confirmed by then are lost and logged; `close` raises an error for them.
+        Queued messages are sent first, over a new connection if necessary, within the option `timeout`. Messages that
+        the broker has not confirmed by then are lost and logged; `close` raises an error for them.
 
         Args:
             text: the reason, for the broker.
@@ -96,10 +94,10 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         if self.closing:
             return
         self._closing.set()
-        self._reads_on.set()
+        self._keep_reading.set()
         if self.connected:
             self._session.when_drained(self._send_disconnect)
-        elif self._connection is not None and not self._session.has_held:
+        elif self._connection is not None and not self._session.has_held:  # a handshake without messages to send
             self._stop()
 
     def _stop(self) -> None:
@@ -108,7 +106,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
     def _send_disconnect(self) -> None:
         connection, session = self._connection, self._session
         assert connection is not None
-        if session.confirmed < session.sent:
+        if session.confirmed < session.sent:  # a closed connection could lose messages that the broker has not read
             self._confirm(lambda: connection.disconnect(self._disconnect_text))
         else:
             connection.disconnect(self._disconnect_text)
@@ -122,18 +120,18 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
 
     def _check_alive(self) -> None:
         if self._closing.is_set():
-            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
+            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; create a new one")
 
     # ---- waiting
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the broker has handled everything sent so far.
+        """Wait until the broker has processed everything sent so far.
 
         Args:
-            timeout: seconds; None waits until the client has ended.
+            timeout: seconds; None for no limit.
 
         Returns:
-            False when time ran out, the connection was lost meanwhile, or the client has ended.
+            False after the timeout, when the connection was lost meanwhile, or when the client has ended.
         """
         if self.closed or self._decision_waits_for_caller:
             return False
@@ -143,7 +141,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._confirm(lambda: answer.set(True))
 
         self._flushes.add(answer)
-        with self._waiting_inside():
+        with self._reading_while_waiting():
             self._session.when_drained(drained)
             answer.wait(timeout)
         self._flushes.discard(answer)
@@ -151,7 +149,10 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         return bool(answer.value)
 
     def _confirm(self, then: Callable[[], object]) -> None:
-        """Have `then()` called when the broker has handled what was sent so far: it answers in order."""
+        """Call `then()` when the broker has processed everything sent so far.
+
+        The broker processes packets in order, so its response to a Ping confirms all earlier packets.
+        """
         session, sent = self._session, self._session.sent
 
         def confirmed() -> None:
@@ -162,22 +163,23 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._connection.protocol.ping(confirmed)
 
     def _fail_waiting(self, why: str) -> None:
+        """Fail the waiting calls of `request` and `flush`."""
         self._answers.give_up(why)
         while self._flushes:
             self._flushes.pop().set(False)
 
     @contextmanager
-    def _waiting_inside(self) -> Iterator[None]:
-        """Keep reading while a callback waits for the broker, though the callbacks after it queue up."""
+    def _reading_while_waiting(self) -> Iterator[None]:
+        """Context manager: continue reading while a callback waits for the broker, although callbacks queue up."""
         if not self._callbacks.is_current:
             yield
             return
-        self._reads_on.set()
+        self._keep_reading.set()
         try:
             yield
         finally:
             if not self.closing:
-                self._reads_on.clear()
+                self._keep_reading.clear()
 
     # ---- connections
 
@@ -190,7 +192,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         end = ConnectionEnd("closed", "the time limit was reached")
         try:
             connection.connect()
-            end = connection.run(self._handle, self._wait_for_room)
+            end = connection.run(lambda event: _HANDLERS[type(event)](self, event), self._wait_for_room)
         except ConnectionEnd as failure:
             end = failure
         except (Exception, gevent.Timeout) as error:  # a Timeout that a function of the application left running
@@ -209,8 +211,8 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         answer: bool | float | None = None
         if self.onclose is not None and not self._closing.is_set():
             self._fail_waiting(f"the connection is lost: {reason}")
-            asked = self._ask(self.onclose, reason.word, reason.can_reconnect, until=self._closing)
-            answer = checked_decision(asked)
+            returned = self._decision(self.onclose, reason.word, reason.can_reconnect, until=self._closing)
+            answer = checked_decision(returned)
         if not self._needs_connection:
             return None
         if answer is None or self._closing.is_set():
@@ -220,23 +222,20 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         return answer
 
     def _wait_for_room(self) -> None:
-        """Let the application catch up, unless it waits itself for what the broker sends next."""
+        """Wait until callbacks have run, unless a callback waits for the next packets of the broker."""
         if self._callbacks.has_room:
             self._reads_ahead = 0
             return
-        gevent.wait([self._callbacks.room, self._reads_on], count=1)
+        gevent.wait([self._callbacks.room, self._keep_reading], count=1)
         self._reads_ahead += 1
         if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
-            self._fail_waiting("the application is too far behind")
+            self._fail_waiting("the application is too far behind")  # resumes the callback, so that others can run
             self._callbacks.wait_for_room()
 
     # ---- events of the connection
 
-    def _handle(self, event: Event) -> None:
-        _HANDLERS[type(event)](self, event)
-
     def _on_init(self, event: Init) -> None:
-        self._hello = (event.seed, event.address)
+        self._seed_and_address = (event.seed, event.address)
         connection = self._connection
         assert connection is not None
         info = connection.local_address if self._options.info is None else self._options.info
@@ -254,18 +253,19 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._session.when_drained(self._send_disconnect)
 
     def _call_onconnect(self) -> None:
+        """Queue `onconnect` or `onreconnect`, after the names and subscriptions are restored."""
         callback = self.onconnect
         if self._connections > 1:
             callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
         if callback is not None and not self._closing.is_set():
-            self._callbacks.post(callback, self._session.etid, *self._hello)
+            self._callbacks.post(callback, self._session.etid, *self._seed_and_address)
 
     def _on_ack(self, event: Ack) -> None:
         self._session.acked(event)
 
     def _on_message(self, event: Published) -> None:
         data, ptid, tid, subtid = event
-        if subtid and tid == self._session.etid and self._answers.take(data, ptid, subtid):
+        if subtid and tid == self._session.etid and self._answers.take(data, ptid, subtid):  # a reply for `request`
             return
         handler: Handler = self._session.route(tid, subtid) or self._call_onmsg
         self._callbacks.post(handler, data, ptid, tid, subtid)
@@ -296,10 +296,10 @@ _HANDLERS: dict[type[Event], Callable[[ReconnectingSmqClient, Any], None]] = {
 def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
     """Return the credentials from `onauth(seed, address)`.
 
-    It runs in a greenlet of its own, since one of the other callbacks may wait for this connection.
+    `onauth` runs in a separate greenlet, because another callback may wait for this connection.
 
     Raises:
-        ConnectionEnd: `onauth` failed, took too long, or returned what can't be sent.
+        ConnectionEnd: `onauth` failed, took too long, or returned an invalid value.
     """
     if onauth is None:
         return b""
@@ -332,7 +332,7 @@ def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
 
 
 def checked_decision(decision: object) -> bool | float | None:
-    """Return what `onclose` decided: a bool, None, or seconds, at least 0. Anything else is logged, and None."""
+    """Return the decision of `onclose`: a bool, None, or seconds, at least 0. Log any other value and return None."""
     if decision is None or isinstance(decision, bool):
         return decision
     if isinstance(decision, int | float) and not math.isnan(decision):
@@ -344,13 +344,13 @@ def checked_decision(decision: object) -> bool | float | None:
 F = TypeVar("F", bound=Callable[[Message], object])
 
 Name = str | bytes | int
-"""A topic: a name, or an id as `int`. `"self"` means the client's own ETID."""
+"""A topic: a name, or an ID as `int`. `"self"` means the client's own ETID."""
 OnAck = Callable[..., object]
-"""Receives `(accepted, name, number)`: whether the broker accepted, the name as it was given, and its number."""
+"""Receives `(accepted, name, number)`: whether the broker accepted the request, the unchanged name, and its number."""
 
 
 class _Create:
-    """`create`: on the class it makes a client, on a client it requests the number of a topic."""
+    """The attribute `create`: on the class it creates a client; on a client it requests the number of a topic."""
 
     @overload
     def __get__(self, instance: None, owner: type[SmqClient]) -> type[SmqClient]: ...
@@ -361,28 +361,28 @@ class _Create:
 
 
 class SmqClient(ReconnectingSmqClient):
-    """A client of an SMQ broker that connects in the background, and again when the connection is lost.
+    """A client of an SMQ broker that connects in the background and reconnects after a lost connection.
 
-    Every method may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered
-    and subscribed again before `onreconnect` is called (unless `cleanstart`).
+    All methods may be called at any time; messages and requests are queued while there is no connection. After a
+    reconnect, topics are numbered and subscribed again before `onreconnect` is called (unless `cleanstart`).
 
     The callbacks `onauth`, `onconnect`, `onreconnect`, `onclose` and `onmsg` are options, and may be assigned later.
-    They may block and call the client. They run one after the other in one greenlet, except `onauth`, which has to
-    return within the `timeout`. An exception in a callback is logged, and the client continues.
+    They may block and call the client. One greenlet runs them, one after the other, except `onauth`, which must return
+    within the `timeout`. An exception in a callback is logged, and the client continues.
 
     Methods that send raise ClosedError after `close`, or when the client has ended.
 
     Args:
-        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that returns a `Stream` each time a
-            connection is needed, on which SMQ begins without an HTTP request, or raises StreamError.
+        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that is called for each connection: it
+            returns a `Stream`, on which SMQ begins without an HTTP request, or raises StreamError.
         options: a mapping of options; see `smqrt.clients.smq.connection.SmqClientOptions`.
-        more: the same as keyword arguments.
+        more: options as keyword arguments.
 
     Raises:
         ArgumentError: an invalid URL or option.
 
     Attributes:
-        end: the `ConnectionEnd` of the last connection that ended or failed, None before.
+        end: the `ConnectionEnd` of the last connection or failed attempt; None before the first one.
     """
 
     def __init__(
@@ -408,7 +408,7 @@ class SmqClient(ReconnectingSmqClient):
             self._session.create(key, done)
 
     create = _Create()
-    """On the class, `SmqClient.create(url, options)` makes a client. On a client, see `create(topic, onack)`."""
+    """`SmqClient.create(url, options)` creates a client; `client.create(topic, onack)` requests a topic number."""
 
     def createsub(self, subtopic: str | bytes, onack: OnAck | None = None) -> None:
         """Request the number of `subtopic`; `onack(accepted, subtopic, stid)` receives it."""
@@ -419,6 +419,8 @@ class SmqClient(ReconnectingSmqClient):
         self._session.createsub(key, self._onack(onack, subtopic))
 
     def _onack(self, onack: OnAck | None, name: object) -> Callable[[int], None]:
+        """Return a function that queues the callback `onack` with the number of a name."""
+
         def done(number: int) -> None:
             if onack is not None:
                 self._callbacks.post(onack, bool(number), name, number)
@@ -430,19 +432,19 @@ class SmqClient(ReconnectingSmqClient):
         return self._session.etid or None
 
     def topic2tid(self, topic: str | bytes) -> int | None:
-        """Return the id of a topic, None when this client does not know it."""
+        """Return the ID of a topic; None when it is unknown to this client."""
         return self._session.topics.number(to_bytes(topic))
 
     def tid2topic(self, tid: int) -> str | bytes | None:
-        """Return the name of a topic (bytes when it is not UTF-8), None when this client does not know it."""
+        """Return the name of a topic (bytes when it is not UTF-8); None when it is unknown to this client."""
         return to_text(self._session.topics.name(tid))
 
     def subtopic2tid(self, subtopic: str | bytes) -> int | None:
-        """Return the id of a sub-topic, None when this client does not know it."""
+        """Return the ID of a sub-topic; None when it is unknown to this client."""
         return self._session.subtopics.number(to_bytes(subtopic))
 
     def tid2subtopic(self, stid: int) -> str | bytes | None:
-        """Return the name of a sub-topic, None when this client does not know it."""
+        """Return the name of a sub-topic; None when it is unknown to this client."""
         return to_text(self._session.subtopics.name(stid))
 
     # ---- messages
@@ -452,31 +454,31 @@ class SmqClient(ReconnectingSmqClient):
 
         Args:
             data: bytes, text, or a value that is sent as JSON; see `smqrt.smq.messages.payload`. At most 65520 bytes.
-            topic: a name, an id, an ETID, or `"self"`.
-            subtopic: a name or id.
+            topic: a name, an ID, an ETID, or `"self"`.
+            subtopic: a name or ID.
 
         Returns:
             False when the send queue is full: the message is dropped and counted in `dropped`.
 
         Raises:
-            ArgumentError: the message is too large, or a name is not valid.
+            ArgumentError: the message is too large, or a name is invalid.
             ClosedError: the client was closed, or has ended.
         """
         self._check_alive()
         return self._session.publish(payload(data), topic_key(topic), subtopic_key(subtopic))
 
     def pubjson(self, value: object, topic: Name, subtopic: Name | None = None) -> bool:
-        """Send `value` as JSON, str included. See `publish`."""
+        """Send `value` as JSON, also a str. See `publish`."""
         return self.publish(json_bytes(value), topic, subtopic)
 
     def request(self, etid: int, data: Payload, timeout_s: float = 10.0) -> Message:
-        """Send `data` to the client `etid` (1: the server) and wait for its answer, sent with `reply`.
+        """Send `data` to the client `etid` (1: the server) and wait for its reply (`Message.reply`).
 
         Returns:
-            The answer.
+            The reply.
 
         Raises:
-            NoAnswer: no answer within `timeout_s` seconds, or the connection was lost.
+            NoAnswer: no reply within `timeout_s` seconds, or the connection was lost.
             ArgumentError, ClosedError: as `publish`.
         """
 
@@ -486,18 +488,18 @@ class SmqClient(ReconnectingSmqClient):
 
         if self._decision_waits_for_caller:
             raise NoAnswer("the connection is lost, and onclose runs after this callback")
-        with self._waiting_inside():
+        with self._reading_while_waiting():
             answer, number = self._answers.ask(etid, send, timeout_s)
         return Message(answer, etid, self._session.etid, number, etid, self.publish)
 
     @property
     def backlog_bytes(self) -> int:
-        """The size of all that waits to be sent."""
+        """The size of the unsent messages and requests."""
         return self._session.waiting_bytes
 
     @property
     def dropped(self) -> int:
-        """The number of messages that were not sent: queue full, topic denied, or connection lost before."""
+        """The number of unsent messages that were dropped: queue full, topic denied, or connection lost."""
         return self._session.dropped
 
     # ---- subscriptions
@@ -509,15 +511,15 @@ class SmqClient(ReconnectingSmqClient):
         settings: Mapping[str, object] | None = None,
         **more: object,
     ) -> None:
-        """Send Subscribe, also for a topic that is subscribed already.
+        """Send Subscribe, also for a topic that is already subscribed.
 
         Args:
             topic: a name, or `"self"` for messages to the client's own ETID.
-            subtopic: handle only messages with this sub-topic. A topic may have a handler for each; the last one wins.
+            subtopic: handle only messages with this sub-topic. Each sub-topic may have a handler; the last one wins.
             settings: a mapping with `onmsg(data, ptid, tid, subtid)` (default: the client's onmsg), `onack(accepted,
                 topic, tid)` (with a subtopic also `subtopic, stid`), `datatype`: None for bytes, `"text"`, `"json"`.
-                Messages that can't be decoded go to the client's onmsg as bytes.
-            more: the same as keyword arguments.
+                Undecodable messages go to the client's onmsg as bytes.
+            more: settings as keyword arguments.
         """
         if isinstance(subtopic, Mapping):
             subtopic, settings = None, subtopic

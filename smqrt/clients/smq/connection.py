@@ -1,7 +1,7 @@
 """One connection of an SMQ client, and the client's options.
 
-The greenlet of the client reads, a second one writes. A silent connection is pinged after `ping` seconds, and lost when
-no answer comes within `pong` seconds.
+The greenlet of the client reads, a second one writes. The client pings a broker that has sent nothing for `ping`
+seconds, and closes the connection when no response arrives within `pong` seconds.
 """
 
 from __future__ import annotations
@@ -94,24 +94,21 @@ class SmqClientOptions:
         None, _FUNCTION, "`f(err, canreconnect)` → None (as `reconnect` says), False, True or seconds", shown="none"
     )
     onmsg: Callback = option(
-        None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler of their own", shown="none"
+        None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler", shown="none"
     )
-    timeout: float = option(5.0, _SECONDS, "time limit of connecting, with the handshake", shown="5 s")
+    timeout: float = option(5.0, _SECONDS, "time limit for connecting, including the handshake", shown="5 s")
     ping: float = option(120.0, _SECONDS, "time without a packet after which the broker is pinged", shown="120 s")
-    pong: float = option(10.0, _SECONDS, "time limit of the answer; then the connection is lost", shown="10 s")
+    pong: float = option(10.0, _SECONDS, "time limit of the response; otherwise the connection is closed", shown="10 s")
     reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
-        5.0,
-        _SECONDS,
-        "first delay; it doubles with every failure, less a random part of up to a half",
-        shown="5 s",
+        5.0, _SECONDS, "first delay; it doubles with every failure, less a random part of up to a half", shown="5 s"
     )
     reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay", shown="60 s")
     cleanstart: bool = option(
         False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
     headers: Mapping[str, str] = option(
-        dict, Rule("a mapping of texts", _headers), "more fields for the HTTP request", shown="none"
+        dict, Rule("a mapping of texts", _headers), "additional fields of the HTTP request", shown="none"
     )
     queue_bytes: int = option(
         1 << 20, whole(1), "size of the send queue; messages that do not fit are dropped and counted", shown="1 MiB"
@@ -134,13 +131,13 @@ class SmqClientOptions:
     proxy: Proxy | None = option(
         None,
         optional(instance("a Proxy", Proxy)),
-        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to go through",
+        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to connect through",
         shown="none",
     )
 
 
 def to_bytes(text: str | bytes) -> bytes:
-    """Return bytes as they are, and str as UTF-8."""
+    """Return bytes unchanged, and str as UTF-8."""
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
@@ -149,12 +146,12 @@ class SubscriptionOptions:
     """Options of one subscription; see `SmqClient.subscribe`."""
 
     onmsg: Callback = option(None, _FUNCTION, "Receives messages.")
-    onack: Callback = option(None, _FUNCTION, "Receives the broker's answer.")
+    onack: Callback = option(None, _FUNCTION, "Receives the broker's response.")
     datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
 
 
 def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
-    """Return the handler of a subscription, None for `general`, which also receives what can't be decoded."""
+    """Return the handler of a subscription, None for `general`, which also receives undecodable messages."""
     onmsg = settings.onmsg
     if onmsg is None or settings.datatype is None:
         return onmsg
@@ -163,7 +160,7 @@ def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler 
     def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
         try:
             value = decode(data)
-        except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+        except (ValueError, RecursionError) as error:  # RecursionError: JSON that is nested too deep
             log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
             general(data, ptid, tid, subtid)
         else:
@@ -178,7 +175,7 @@ _TRUST_FAULTS = {
     Trust.CN: "no trusted authority has signed the certificate",
     Trust.NONE: "the certificate is for another name, and no trusted authority has signed it",
 }
-_READ_BYTES = 16384  # handled without a pause: up to 5,000 packets
+_READ_BYTES = 16384  # up to 5,000 packets, which are processed without a pause
 _DISCONNECT_S = 2.0  # the broker closes the connection within this time after Disconnect
 
 
@@ -186,7 +183,7 @@ def broker_url(text: str) -> Url:
     """Parse the URL of a broker: `http(s)://` for raw SMQ after an HTTP request, `ws(s)://` for WebSocket.
 
     Raises:
-        ArgumentError: not such a URL.
+        ArgumentError: an invalid URL.
     """
     try:
         return parse_url(text)
@@ -195,7 +192,7 @@ def broker_url(text: str) -> Url:
 
 
 class SmqConnector:
-    """Makes the TCP and TLS connections of one client.
+    """Opens the TCP and TLS connections of one client.
 
     Args:
         url: the broker.
@@ -225,7 +222,7 @@ class SmqConnector:
         if self._tls is None:
             return stream
         stream.starttls(self._tls.context(), host, timeout_s=end_s - monotonic())
-        if self._options.verify:
+        if self._options.verify:  # here and not in the TLS context, for a close reason that names the fault
             assert stream.tls is not None
             trust = self._tls.store.judge(stream.tls.peer_chain(), host)
             if trust is not Trust.TRUSTED:
@@ -240,10 +237,10 @@ class ClientConnection:
     Args:
         url: the broker; None when `connect` returns a connection that needs no HTTP request.
         options: the time limits.
-        connect: makes the connection; may raise StreamError.
+        connect: opens the connection; may raise StreamError.
 
     Attributes:
-        accepted: whether the broker has accepted; set by the client.
+        accepted: whether the broker has accepted the connection; set by the client.
         protocol: the protocol state.
     """
 
@@ -264,7 +261,7 @@ class ClientConnection:
     # ---- open
 
     def connect(self) -> None:
-        """Make the TCP (and TLS) connection.
+        """Open the TCP (and TLS) connection.
 
         Raises:
             ConnectionEnd: the connection failed.
@@ -274,7 +271,7 @@ class ClientConnection:
         if not isinstance(stream, Stream):
             raise ConnectionEnd("failed", f"{self._name}: its function returned {type(stream).__name__}, not a Stream")
         self._stream = stream
-        if self._closed:
+        if self._closed:  # `abort` was called meanwhile
             stream.close()
 
     @property
@@ -286,10 +283,10 @@ class ClientConnection:
     # ---- run
 
     def run(self, handle: Callable[[Event], None], wait_for_room: Callable[[], None]) -> ConnectionEnd:
-        """Read until the end and pass each event to `handle`, while a second greenlet writes.
+        """Read until the connection ends and pass each event to `handle`, while a second greenlet writes.
 
         Args:
-            wait_for_room: blocks while the application is too far behind.
+            wait_for_room: blocks while too many callbacks are queued.
 
         Returns:
             The close reason.
@@ -298,7 +295,7 @@ class ClientConnection:
         try:
             while True:
                 data = self._receive()
-                turn.yield_if_due()  # reading may never block: the writer and other greenlets need their turn
+                turn.yield_if_due()  # a fast broker may keep `_receive` from ever waiting; other greenlets must run
                 for event in self.protocol.receive(data):
                     if isinstance(event, Ended):
                         return event.end
@@ -308,7 +305,7 @@ class ClientConnection:
             return end
         finally:
             writer.kill()
-            with contextlib.suppress(StreamError):  # the answer to a WebSocket close is due after the last event
+            with contextlib.suppress(StreamError):  # the last event may have queued the response to a WebSocket close
                 if not self._closed and (data := self.protocol.take()):
                     self._open_stream().try_write(data)
             self.abort()
@@ -316,6 +313,7 @@ class ClientConnection:
                 self._abort_timer.kill()
 
     def _receive(self) -> bytes:
+        """Return the next data; ping a silent broker. Raises ConnectionEnd."""
         is_pinged = False
         while True:
             if self.accepted:
@@ -365,7 +363,7 @@ class ClientConnection:
         self.abort_after(_DISCONNECT_S)
 
     def abort(self) -> None:
-        """End the connection, or the attempt to make one, now."""
+        """End the connection or the connection attempt now."""
         self._closed = True
         if self._stream is not None:
             self._stream.close()
@@ -382,6 +380,7 @@ class ClientConnection:
 
     @contextlib.contextmanager
     def _as_connection_end(self) -> Iterator[None]:
+        """Raise a StreamError as a ConnectionEnd."""
         try:
             yield
         except StreamError as error:

@@ -3,8 +3,8 @@
     HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
 
 `_GREETINGS` has the packets of the first states, `_HANDLERS` those of OPEN. `receive` never raises: a protocol error is
-the event `Ended`. In HTTP the client sends its request and waits for the head of the response (spec: smq §1.1). After
-it everything that is sent is a *frame* (see `smqrt.wire.smq`), everything received a *packet*, with each framing.
+the event `Ended`. In state HTTP the client sends its request and waits for the head of the response (spec: smq §1.1).
+Afterwards it sends *frames* (see `smqrt.wire.smq`) and receives *packets*, with either framing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smqrt.wire import smq, websocket
 from smqrt.wire.addresses import Url, basic_authorization
 from smqrt.wire.smq import ConnackCode, Type
 
-# ---- Close reasons: a word for programs and a sentence for people.
+# ---- Close reasons: a word for programs and a sentence for users.
 
 REFUSALS = {
     ConnackCode.PROTOCOL_VERSION: "protocol version not supported",
@@ -41,14 +41,14 @@ _SENTENCES = {
     "timeout": "no answer in time",
     "proxyauth": "the proxy did not accept the credentials",
 }
-_FINAL = frozenset(("sslnottrusted", "proxyauth"))  # another attempt would fail as well
+_FINAL = frozenset(("sslnottrusted", "proxyauth"))  # another attempt would fail too
 
 
 class ConnectionEnd(SmqrtError):
-    """Close reason of a connection, or of an attempt to connect.
+    """Close reason of a connection or of a connection attempt.
 
     Attributes:
-        word: what `onclose` receives: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
+        word: the argument of `onclose`: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
             `failed` (a function of the application), the words of a rejection, the text of the broker's Disconnect, or
             None for a Disconnect without text.
         code: the Connack code of a rejection, else 0.
@@ -59,7 +59,7 @@ class ConnectionEnd(SmqrtError):
     def __init__(
         self, word: str | None, message: str, *, code: int = 0, can_reconnect: bool = True, by_broker: bool = False
     ) -> None:
-        super().__init__(printable(message))  # it may contain a text of the broker
+        super().__init__(printable(message))  # it may contain text from the broker
         self.word = word
         self.code = code
         self.can_reconnect = can_reconnect
@@ -74,10 +74,10 @@ def refused(code: int, text: str) -> ConnectionEnd:
 
 
 def disconnected(text: str) -> ConnectionEnd:
-    """Return the close reason for a Disconnect packet. Another attempt helps only when the server shuts down."""
+    """Return the close reason for a Disconnect packet. Only a shutdown may be followed by a restart of the server."""
     message = "the broker closed the connection" + (f": {text}" if text else "")
-    restart = text == CloseReason.SHUTDOWN.value
-    return ConnectionEnd(text or None, message, can_reconnect=restart, by_broker=True)
+    may_restart = text == CloseReason.SHUTDOWN.value
+    return ConnectionEnd(text or None, message, can_reconnect=may_restart, by_broker=True)
 
 
 def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
@@ -103,10 +103,9 @@ def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:
     return ConnectionEnd(word, f"{what}: {message}", can_reconnect=word not in _FINAL)
 
 
-_MAX_HEAD_BYTES = 16384
+_MAX_HEAD_BYTES = 16384  # of a response; a server of another protocol may never send an empty line
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
-_MAX_MESSAGE_BYTES = 0xFFFF
-"""The largest SMQ packet is smaller."""
+_MAX_MESSAGE_BYTES = 0xFFFF  # the largest SMQ packet is smaller
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
@@ -133,7 +132,7 @@ class Handshake:
         self.request = f"GET {url.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
     def receive(self, data: bytes) -> bytes | None:
-        """Take bytes from the socket.
+        """Process bytes from the socket.
 
         Returns:
             The bytes after the head when the broker accepted, None while the head is incomplete.
@@ -143,15 +142,11 @@ class Handshake:
         """
         self._received += data
         head, separator, rest = self._received.partition(b"\r\n\r\n")
-        if separator:
-            self._check(bytes(head))
-            return bytes(rest)
-        if not b"HTTP/".startswith(bytes(self._received[:5])) or len(self._received) > _MAX_HEAD_BYTES:
-            raise self._not_smq("does not speak HTTP")
-        return None
-
-    def _check(self, head: bytes) -> None:
-        first, *lines = head.split(b"\r\n")
+        if not separator:
+            if not b"HTTP/".startswith(bytes(self._received[:5])) or len(self._received) > _MAX_HEAD_BYTES:
+                raise self._not_smq("does not speak HTTP")
+            return None
+        first, *lines = bytes(head).split(b"\r\n")
         match = _STATUS_LINE.match(first)
         if match is None:
             raise self._not_smq("does not speak HTTP")
@@ -165,6 +160,7 @@ class Handshake:
             raise self._not_smq("answered like a web page")
         if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):
             raise self._not_smq("answered the WebSocket upgrade with a wrong key")
+        return bytes(rest)
 
     def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
         return not_smq(f"{self._url} is not an SMQ broker: it {what}", can_reconnect)
@@ -197,13 +193,13 @@ class Framing(Protocol):
         """Return the packets that `data` completes."""
 
     def take_replies(self) -> bytes:
-        """Return the bytes that the transport itself has to send."""
+        """Return the bytes that the transport itself must send, such as WebSocket Pongs."""
 
 
 class RawFraming:
-    """A length before each packet: two bytes that count themselves."""
+    """A length before each packet: two bytes, included in the length."""
 
-    closed = False
+    closed = False  # Disconnect closes raw connections
 
     def __init__(self) -> None:
         self._rest = b""
@@ -231,7 +227,7 @@ class RawFraming:
 
 
 class WebSocketFraming:
-    """One binary message for each packet, without its length."""
+    """One binary WebSocket message for each packet, without the length."""
 
     def __init__(self) -> None:
         self._codec = websocket.WebSocketCodec(is_client=True, max_message_bytes=_MAX_MESSAGE_BYTES)
@@ -255,22 +251,22 @@ class WebSocketFraming:
         return self._codec.take_replies()
 
 
+# For one system call. Messages that stay queued are counted as lost when the connection is lost.
 _TAKE_BYTES = 256 * 1024
-"""For one system call. Messages that stay queued can still be counted when the connection is lost."""
+# Limit of queued Pongs, as packets or as WebSocket frames. A broker that pings without reading gets no more of them.
 _MAX_REPLIES_BYTES = 16 * 1024
-"""The Pongs that wait to be taken, as packets or as WebSocket frames. A broker that pings without reading gets no
-more."""
-# the fields after the packet type
+# The fields after the packet type.
 _ACK = struct.Struct(">BI")  # status or version, number
 _PUBLISH = struct.Struct(">III")  # tid, ptid, subtid
 _CHANGE = struct.Struct(">II")  # tid, subscribers
 _ACK_TEXT_AT = 1 + _ACK.size
+_PAYLOAD_AT = 1 + _PUBLISH.size
 
 
 class Init(NamedTuple):
-    """First packet of the broker, to be answered with `ClientProtocol.connect`.
+    """First packet of the broker; the response is `ClientProtocol.connect`.
 
-    `address` is the IP address of this client as the broker sees it.
+    `address` is the IP address of this client, as the broker sees it.
     """
 
     seed: int
@@ -278,13 +274,13 @@ class Init(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The broker accepted; `etid` is the client's own topic id."""
+    """The broker accepted the connection; `etid` is the client's own topic ID."""
 
     etid: int
 
 
 class Ack(NamedTuple):
-    """Answer to Subscribe, Create or Createsub. `kind` is its packet type, `number` 0 means denied."""
+    """Response to Subscribe, Create or Createsub. `kind` is its packet type; `number` is 0 for a denied request."""
 
     kind: int
     number: int
@@ -308,7 +304,7 @@ class Change(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """Answer to the Ping that was sent with `token`."""
+    """Response to the Ping with this `token`."""
 
     token: object
 
@@ -338,18 +334,15 @@ class ClientProtocol:
 
     Args:
         url: the broker; None for a connection without an HTTP request.
-        headers: more fields for the HTTP request.
-        on_output: called when there is something to send; must not block.
+        headers: additional fields of the HTTP request.
+        on_output: called when there is data to send; must not block.
 
     Attributes:
-        unsent_bytes: size of the frames that wait to be taken.
+        unsent_bytes: size of the queued frames.
     """
 
     def __init__(
-        self,
-        url: Url | None,
-        headers: Iterable[tuple[str, str]] = (),
-        on_output: Callable[[], None] = lambda: None,
+        self, url: Url | None, headers: Iterable[tuple[str, str]] = (), on_output: Callable[[], None] = lambda: None
     ) -> None:
         self.state = ClientState.HTTP if url else ClientState.INIT
         self.unsent_bytes = 0
@@ -362,12 +355,12 @@ class ClientProtocol:
         self._pings: deque[object] = deque()
 
     def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
-        """Answer Init with Connect: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
+        """Respond to Init with Connect: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
         self.state = ClientState.CONNACK
         self.send_packet(smq.connect(uid, credentials, info))
 
     def ping(self, token: object = None) -> None:
-        """Send Ping. The event `Pong` has its `token`; the broker has handled then all that was sent before."""
+        """Send Ping. The event `Pong` has its `token`; the broker has then processed all earlier packets."""
         self._pings.append(token)
         self.send_packet(smq.PING)
 
@@ -382,7 +375,7 @@ class ClientProtocol:
         self._on_output()
 
     def take(self) -> bytes:
-        """Return the next bytes for the socket, about 256 KiB at most; empty when there is nothing to send."""
+        """Return the next bytes for the socket, about 256 KiB at most; empty when the queue is empty."""
         out, frames, size = self._out, self._frames, 0
         batch = []
         while frames and size < _TAKE_BYTES:
@@ -394,33 +387,29 @@ class ClientProtocol:
         return bytes(out + self._framing.encode(batch))
 
     def unsent_publishes(self) -> int:
-        """Return how many messages wait to be taken; they are lost with the connection."""
-        # a frame has its packet type after the two bytes of its length
+        """Return the number of queued messages; they are lost with the connection."""
+        # A frame has its packet type after the two bytes of its length.
         return sum(1 for frame in self._frames if frame[2] == Type.PUBLISH)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the socket and return their events."""
+        """Process bytes from the socket and return their events."""
         if self.state is ClientState.CLOSED:
             return []
+        events: list[Event] = []
+        framing = self._framing
         try:
             if self.state is ClientState.HTTP and self._handshake:
                 rest = self._handshake.receive(data)
                 if rest is None:
                     return []
                 self.state, data = ClientState.INIT, rest
-            return self._receive_packets(data)
-        except ConnectionEnd as end:
-            return [self._close(end)]
-
-    def _receive_packets(self, data: bytes) -> list[Event]:
-        events: list[Event] = []
-        framing = self._framing
-        try:
             for packet in framing.receive(data):
                 if (event := self._packet(packet)) is not None:
                     events.append(event)
         except ProtocolError as error:
             events.append(self._close(protocol_error(error)))
+        except ConnectionEnd as end:  # a rejection, or another kind of server
+            return [self._close(end)]
         replies = framing.take_replies()
         if replies and (framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
             self._out += replies
@@ -430,6 +419,7 @@ class ClientProtocol:
         return events
 
     def _packet(self, packet: bytes) -> Event | None:
+        """Process one packet. Raises ProtocolError, and ConnectionEnd for a rejection."""
         if self.state is ClientState.OPEN:
             handler = _HANDLERS.get(packet[0]) if packet else None
         else:
@@ -451,7 +441,7 @@ class ClientProtocol:
     def _init(self, packet: bytes) -> Event:
         version, seed = _ACK.unpack_from(packet, 1)
         if version != smq.VERSION:
-            raise ConnectionEnd("protocolerror", f"the broker speaks SMQ version {version}, not 1", can_reconnect=False)
+            raise ConnectionEnd("protocolerror", f"the broker has SMQ version {version}, not 1", can_reconnect=False)
         self.state = ClientState.GREETED
         return Init(seed, packet[_ACK_TEXT_AT:].decode("latin-1"))
 
@@ -470,7 +460,7 @@ class ClientProtocol:
 
     def _publish(self, packet: bytes) -> Event:
         tid, ptid, stid = _PUBLISH.unpack_from(packet, 1)
-        return Published(packet[13:], ptid, tid, stid)
+        return Published(packet[_PAYLOAD_AT:], ptid, tid, stid)
 
     def _change(self, packet: bytes) -> Event:
         return Change(*_CHANGE.unpack_from(packet, 1))
@@ -480,7 +470,7 @@ class ClientProtocol:
 
     def _ping(self, packet: bytes) -> None:
         if self._pongs_bytes < _MAX_REPLIES_BYTES:
-            self._pongs_bytes += len(smq.PONG) + 2
+            self._pongs_bytes += len(smq.PONG) + 2  # with the length
             self.send_packet(smq.PONG)
 
     def _pong(self, packet: bytes) -> Event:
@@ -489,6 +479,7 @@ class ClientProtocol:
 
 _Handler = Callable[[ClientProtocol, bytes], Event | None]
 
+# A broker may reject a client before its Connect, after a timeout or at shutdown.
 _GREETINGS: dict[tuple[ClientState, int], _Handler] = {
     (ClientState.INIT, Type.INIT): ClientProtocol._init,
     (ClientState.CONNACK, Type.CONNACK): ClientProtocol._connack,
@@ -498,7 +489,6 @@ _GREETINGS: dict[tuple[ClientState, int], _Handler] = {
     (ClientState.GREETED, Type.DISCONNECT): ClientProtocol._disconnect,
     (ClientState.CONNACK, Type.DISCONNECT): ClientProtocol._disconnect,
 }
-"""A broker may reject a client before its Connect, after a timeout or at shutdown."""
 
 _HANDLERS: dict[int, _Handler] = {
     Type.SUBACK: ClientProtocol._ack,

@@ -1,16 +1,16 @@
 """State of an SMQ client over all its connections, without I/O.
 
-It holds the subscriptions, the observers, the known names, and the messages that wait for the number of a name.
+The state consists of subscriptions, observers, known names, and messages that are held until their names have numbers.
 
-A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers the requests of a client strictly in order.
-After a lost connection the requests are sent again: first those that were answered (Create, Createsub, Subscribe), then
-the open ones. So every acknowledgement comes exactly once and in order; it is 0 when the client ends before it. Answers
-without a request are ignored.
+A topic is `bytes` (a name), an `int` (an ID) or `SELF`. The broker responds to the requests of a client in their order.
+After a lost connection the requests are sent again: first the answered ones (Create, Createsub, Subscribe), then the
+open ones. Each request is therefore acknowledged exactly once and in order, with 0 when the client ends before. An
+acknowledgement without a request is ignored.
 
-Messages leave in the order of the publish calls, also when the first of them waits for the number of its topic.
+Messages are sent in the order of the publish calls, also when the first one is held.
 
-The work for a packet depends on its size alone, not on the number of open requests or held messages: the broker decides
-which packets come.
+The time to process a packet depends only on its size, not on the number of open requests or held messages, because the
+broker decides which packets it sends.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from smqrt.errors import ArgumentError
 from smqrt.wire import smq
 from smqrt.wire.smq import MAX_PACKET_BYTES, Type
 
-# ---- Topics and sub-topics: names and ids, and the handlers of subscriptions (spec: smq §2.4, delivery rules).
+# ---- Topics and sub-topics: names and IDs, and the handlers of subscriptions (spec: smq §2.4, delivery rules).
 #
-# Handlers are registered by name and found by id. Topics and sub-topics are separate name spaces. Ids are valid for one
+# Handlers are registered by name and found by ID. Topics and sub-topics are separate name spaces. IDs are valid for one
 # connection.
 
 SELF = b"self"
 """The topic name of the client's own ETID (spec: smq §3)."""
 
 Topic = bytes | int
-"""A name, `SELF`, or an id."""
+"""A name, `SELF`, or an ID."""
 Subtopic = bytes | int | None
 Handler = Callable[[bytes, int, int, int], object]
 """Receives `(data, ptid, tid, subtid)`."""
@@ -42,15 +42,15 @@ Done = Callable[[int], None]
 
 _MAX_NAME_BYTES = MAX_PACKET_BYTES - 1
 _MAX_ID = 0xFFFFFFFF
-_CATCH_ALL = 0  # the sub-topic id of handlers for the whole topic
-_MISSING = object()
+_WHOLE_TOPIC = 0  # the sub-topic ID of handlers for all messages of a topic
+_MISSING = object()  # None is a registered handler: see `SubscriptionTable.add`
 
 
 def topic_key(topic: object) -> Topic:
     """Return a topic as bytes or int.
 
     Raises:
-        ArgumentError: neither a name nor an id.
+        ArgumentError: neither a name nor an ID.
     """
     if isinstance(topic, int) and not isinstance(topic, bool):
         return _checked_id(topic, "topic")
@@ -61,7 +61,7 @@ def subtopic_key(subtopic: object) -> Subtopic:
     """Return a sub-topic as bytes, int or None.
 
     Raises:
-        ArgumentError: neither a name, nor an id, nor None.
+        ArgumentError: neither a name, nor an ID, nor None.
     """
     if subtopic is None or subtopic == 0:
         return None
@@ -113,7 +113,7 @@ class NameTable:
         return self._names.get(number)
 
     def add(self, name: bytes, number: int) -> bool:
-        """Store the number that the broker assigned; return whether it is new."""
+        """Store the assigned number; return whether it is new."""
         if self._ids.get(name) == number:
             return False
         self._ids[name] = number
@@ -121,7 +121,7 @@ class NameTable:
         return True
 
     def take_all(self) -> list[bytes]:
-        """Forget every number and return the names, oldest first."""
+        """Remove all numbers and return the names, oldest first."""
         names = list(self._ids)
         self._ids.clear()
         self._names.clear()
@@ -129,7 +129,7 @@ class NameTable:
 
 
 class SubscriptionTable:
-    """Handlers of subscriptions. Names are kept; numbers are bound again on every connection.
+    """Handlers of subscriptions by name, and for the current connection by number.
 
     Args:
         number: returns the number of a topic, None while it is unknown.
@@ -140,8 +140,8 @@ class SubscriptionTable:
         self._number = number
         self._subnumber = subnumber
         self._handlers: dict[Topic, dict[Subtopic, Handler | None]] = {}
-        self._bound: dict[int, dict[int, Handler]] = {}
-        self._topics_of: dict[bytes, dict[Topic, None]] = {}
+        self._bound: dict[int, dict[int, Handler]] = {}  # by the numbers of this connection
+        self._topics_of: dict[bytes, dict[Topic, None]] = {}  # by sub-topic; a dict as an ordered set
 
     def __contains__(self, topic: Topic) -> bool:
         return topic in self._handlers
@@ -155,10 +155,10 @@ class SubscriptionTable:
         handlers = self._bound.get(tid)
         if handlers is None:
             return None
-        return handlers.get(subtid) or handlers.get(_CATCH_ALL)
+        return handlers.get(subtid) or handlers.get(_WHOLE_TOPIC)
 
     def add(self, topic: Topic, subtopic: Subtopic, handler: Handler | None) -> None:
-        """Register a handler; None leaves the messages to the client's `onmsg`. The last registration wins."""
+        """Register a handler, None for the client's `onmsg`. The last registration wins."""
         self._handlers.setdefault(topic, {})[subtopic or None] = handler
         if isinstance(subtopic, bytes):
             self._topics_of.setdefault(subtopic, {})[topic] = None
@@ -197,7 +197,7 @@ class SubscriptionTable:
         }
 
     def bind_subtopic(self, name: bytes) -> None:
-        """Bind the handlers of a sub-topic whose number is known now."""
+        """Bind the handlers of a sub-topic after its number has become known."""
         for topic in self._topics_of.get(name, ()):
             handlers = self._handlers.get(topic, {})
             if name in handlers:
@@ -214,13 +214,13 @@ class SubscriptionTable:
             bound[stid] = handler
 
     def bind_local(self) -> None:
-        """Bind the topics that need no answer of the broker: ids, and the client's own ETID."""
+        """Bind the topics whose numbers are known without a request: IDs, and the client's own ETID."""
         for topic in self._handlers:
             if isinstance(topic, int) or topic == SELF:
                 self.bind(topic)
 
     def unbind(self) -> None:
-        """Forget every number."""
+        """Remove all bindings to numbers."""
         self._bound.clear()
 
 
@@ -229,16 +229,15 @@ _REQUEST_OF_ACK: dict[int, Type] = {
     Type.CREATEACK: Type.CREATE,
     Type.CREATESUBACK: Type.CREATESUB,
 }
-_NUMBERING = (Type.CREATE, Type.CREATESUB)
-_LOCAL = 0
-"""The kind of a request about the client's own ETID: done as soon as there is a connection."""
+
+_LOCAL = 0  # the kind of a request about the client's own ETID: complete as soon as there is a connection
 
 
 class PendingRequest(NamedTuple):
     """A request to the broker.
 
     Attributes:
-        kind: packet type; 0 concerns only this client, and is done as soon as there is a connection.
+        kind: packet type; `_LOCAL` for a request that is not sent.
         done: receives the number.
         restores: whether it was answered on an earlier connection.
     """
@@ -253,7 +252,7 @@ class PendingRequests:
     """Open requests in their order, with an index by kind and name.
 
     Attributes:
-        restoring: how many of them were answered on an earlier connection.
+        restoring: number of requests that were answered on an earlier connection.
     """
 
     def __init__(self) -> None:
@@ -294,7 +293,7 @@ class _HeldMessage(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its share of the queue; the header counts, so that empty messages are limited as well."""
+        """Size in the queue, with the header, so that empty messages are limited too."""
         return len(self.payload) + smq.PUBLISH_HEADER_BYTES
 
 
@@ -302,15 +301,15 @@ class ClientSession:
     """State of one client over all its connections.
 
     Args:
-        queue_bytes: how much may wait to be sent; more is dropped and counted.
+        queue_bytes: size of the send queue; messages that do not fit are dropped and counted.
         clean_start: drop everything when the connection is lost.
 
     Attributes:
         etid: the client's own ETID, 0 while not connected.
-        dropped: messages that were not sent: no room, topic denied by the broker, or connection lost.
-        sent: messages sent on this connection.
-        confirmed: how many of them the broker has confirmed.
-        in_doubt: messages of the last connection that were not sent or not confirmed; 0 while connected.
+        dropped: number of dropped messages: queue full, topic denied by the broker, or connection lost.
+        sent: number of messages sent on this connection.
+        confirmed: number of messages that the broker has confirmed on this connection.
+        in_doubt: number of unsent and unconfirmed messages of the last connection; 0 while connected.
     """
 
     def __init__(self, queue_bytes: int, clean_start: bool = False) -> None:
@@ -323,7 +322,7 @@ class ClientSession:
         self._clean_start = clean_start
         self._protocol: ClientProtocol | None = None
         self._requests = PendingRequests()
-        self._asked: set[tuple[int, bytes]] = set()  # requests for the numbers of names, so that none is sent twice
+        self._numbering: set[tuple[int, bytes]] = set()  # open requests for numbers, so that each is sent once
         self._on_restored: Callable[[], None] | None = None
         self._subscriptions = SubscriptionTable(self._number, self._subnumber)
         self._observers: dict[Topic, Callable[[int], None]] = {}
@@ -352,25 +351,42 @@ class ClientSession:
         self._progress()
 
     def lost(self) -> None:
-        """Drop the numbers of a connection that ended, and plan to send its requests again; a clean start drops all."""
+        """Drop the numbers of the lost connection, and queue its requests for the next one; a clean start drops all."""
         if self._protocol is not None:
             self.dropped += self._protocol.unsent_publishes()
         self._protocol, self.etid, self._on_restored = None, 0, None
         self.in_doubt = self.sent - self.confirmed
         self._subscriptions.unbind()
-        if not self._clean_start:
-            self._plan_to_restore()
+        if self._clean_start:
+            self._drop_held()
+            self.topics.take_all()
+            self.subtopics.take_all()
+            self._subscriptions = SubscriptionTable(self._number, self._subnumber)
+            self._requests = PendingRequests()
+            self._numbering.clear()
+            self._observers.clear()
             return
-        self._drop_held()
-        self.topics.take_all()
-        self.subtopics.take_all()
-        self._subscriptions = SubscriptionTable(self._number, self._subnumber)
+        still_open = [request for request in self._requests if not request.restores]
+        subscribed = self._subscriptions.names()
+        # Suback has the number of the topic too, so a subscribed topic needs no Create.
+        plan: list[tuple[int, bytes]] = [
+            (Type.CREATE, name) for name in self.topics.take_all() if name not in subscribed
+        ]
+        plan += [(Type.CREATESUB, name) for name in self.subtopics.take_all()]
+        plan += [(Type.SUBSCRIBE, name) for name in subscribed]
+        # The connection may have been lost while requests of an earlier one were still being restored.
+        plan += [(request.kind, request.name) for request in self._requests if request.restores]
+        open_keys = {(request.kind, request.name) for request in still_open}
         self._requests = PendingRequests()
-        self._asked.clear()
-        self._observers.clear()
+        for kind, name in dict.fromkeys(plan):
+            if (kind, name) not in open_keys:
+                self._requests.add(PendingRequest(kind, name, None, True))
+        for request in still_open:
+            self._requests.add(request)
+        self._numbering = {(one.kind, one.name) for one in self._requests if one.kind in (Type.CREATE, Type.CREATESUB)}
 
     def abandon(self) -> None:
-        """Drop and count the held messages, and deny the open requests: there will be no other connection."""
+        """Drop and count the held messages, and deny the open requests: no further connection will be opened."""
         self._drop_held()
         unanswered, self._requests = self._requests, PendingRequests()
         for request in unanswered:
@@ -384,37 +400,17 @@ class ClientSession:
         self._held_bytes = 0
         self._denied.clear()
 
-    def _plan_to_restore(self) -> None:
-        still_open = [request for request in self._requests if not request.restores]
-        subscribed = self._subscriptions.names()
-        plan: list[tuple[int, bytes]] = [
-            (Type.CREATE, name) for name in self.topics.take_all() if name not in subscribed
-        ]
-        plan += [(Type.CREATESUB, name) for name in self.subtopics.take_all()]
-        plan += [(Type.SUBSCRIBE, name) for name in subscribed]
-        plan += [(request.kind, request.name) for request in self._requests if request.restores]
-        open_keys = {(request.kind, request.name) for request in still_open}
-        restoring = [
-            PendingRequest(kind, name, None, True)
-            for kind, name in dict.fromkeys(plan)
-            if (kind, name) not in open_keys
-        ]
-        self._requests = PendingRequests()
-        for request in (*restoring, *still_open):
-            self._requests.add(request)
-        self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
-
     # ---- names
 
     def create(self, name: bytes, done: Done) -> None:
-        """Have the broker number a topic; `done` is called at once when the number is known."""
+        """Request the number of a topic; a known number calls `done` at once."""
         if (number := self.topics.number(name)) is not None:
             done(number)
         else:
             self._request(Type.CREATE, name, done)
 
     def createsub(self, name: bytes, done: Done) -> None:
-        """Have the broker number a sub-topic; `done` is called at once when the number is known."""
+        """Request the number of a sub-topic; a known number calls `done` at once."""
         if (number := self.subtopics.number(name)) is not None:
             done(number)
         else:
@@ -436,7 +432,7 @@ class ClientSession:
         """Subscribe; messages go to `handler`.
 
         Args:
-            done: called with the ids of topic and sub-topic, 0 for the topic when the broker denied the request.
+            done: called with the IDs of topic and sub-topic, 0 for the topic when the broker denied the request.
         """
         self._subscriptions.add(topic, subtopic, handler)
 
@@ -474,7 +470,7 @@ class ClientSession:
     # ---- observers
 
     def observe(self, topic: Topic, on_change: Callable[[int], None]) -> None:
-        """Have `on_change(subscribers)` called when the subscriber count of a topic changes, or an ETID ends."""
+        """Call `on_change(subscribers)` when the subscriber count of a topic changes, or the client of an ETID ends."""
         number = self._number(topic)
         if topic == SELF or (number is not None and number == self.etid):
             return
@@ -482,7 +478,7 @@ class ClientSession:
         if number:
             self._send_number(Type.OBSERVE, number)
         elif isinstance(topic, bytes):
-            self._ask(Type.CREATE, topic)
+            self._request_number(Type.CREATE, topic)
 
     def unobserve(self, topic: Topic) -> None:
         """Stop observing; topics that are not observed are ignored."""
@@ -490,7 +486,7 @@ class ClientSession:
             self._send_number(Type.UNOBSERVE, number)
 
     def changed(self, change: Change) -> Callable[[int], None] | None:
-        """Return the observer of a Change packet, and remove it when its ETID has ended."""
+        """Return the observer of a Change packet; remove the observer of an ETID, which changes only once."""
         name = self.topics.name(change.tid)
         if name in self._observers:
             return self._observers[name]
@@ -498,19 +494,19 @@ class ClientSession:
             return self._observers.pop(change.tid, None)
         return self._observers.get(change.tid)
 
-    # ---- messages out
+    # ---- outgoing messages
 
     def publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
-        """Send a message, or hold it until its names have numbers. False: no room, it is dropped and counted."""
+        """Send a message, or hold it until its names have numbers. Return False for a message that was dropped."""
         if self.waiting_bytes + len(payload) + smq.PUBLISH_HEADER_BYTES > self._queue_bytes:
             self.dropped += 1
             return False
         if not self._held and self._protocol is not None and self._send_publish(payload, topic, subtopic):
             return True
         if isinstance(topic, bytes) and topic != SELF and self.topics.number(topic) is None:
-            self._ask(Type.CREATE, topic)
+            self._request_number(Type.CREATE, topic)
         if isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None:
-            self._ask(Type.CREATESUB, subtopic)
+            self._request_number(Type.CREATESUB, subtopic)
         held = _HeldMessage(payload, topic, subtopic)
         self._held.append(held)
         self._held_bytes += held.size_bytes
@@ -518,12 +514,12 @@ class ClientSession:
 
     @property
     def has_held(self) -> bool:
-        """Whether messages wait for a connection, or for numbers."""
+        """Whether messages are held until there is a connection or a number."""
         return bool(self._held)
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of all that waits to be sent."""
+        """The size of the unsent messages and requests."""
         return self._held_bytes + (self._protocol.unsent_bytes if self._protocol else 0)
 
     def when_drained(self, fn: Callable[[], object]) -> None:
@@ -532,11 +528,12 @@ class ClientSession:
         self._progress()
 
     def forget_drained(self, fn: Callable[[], object]) -> None:
-        """Undo `when_drained`."""
+        """Cancel `when_drained`."""
         if fn in self._when_drained:
             self._when_drained.remove(fn)
 
     def _send_publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
+        """Send a message if it can be sent now; return whether it was sent."""
         tid, stid = self._number(topic), self._subnumber(subtopic)
         if self._protocol is None or tid is None or stid is None:
             return False
@@ -545,8 +542,14 @@ class ClientSession:
         return True
 
     def _progress(self) -> None:
-        """Send the held messages whose numbers are known, and call what waits for that."""
-        while self._held and (self._is_denied(self._held[0]) or self._send_publish(*self._held[0])):
+        """Send the held messages whose numbers are known, then call the functions that wait for it."""
+        denied = self._denied
+        while self._held:
+            held = self._held[0]
+            if denied and ((Type.CREATE, held.topic) in denied or (Type.CREATESUB, held.subtopic) in denied):
+                self.dropped += 1  # the broker denied a name of this message
+            elif not self._send_publish(*held):
+                break
             self._held_bytes -= self._held.popleft().size_bytes
         if not self._held:
             self._denied.clear()
@@ -556,51 +559,39 @@ class ClientSession:
             self._on_restored = None
             on_restored()
 
-    def _is_denied(self, held: _HeldMessage) -> bool:
-        """Whether the broker denied a name of this message, which is dropped and counted then."""
-        denied = self._denied
-        if not denied or ((Type.CREATE, held.topic) not in denied and (Type.CREATESUB, held.subtopic) not in denied):
-            return False
-        self.dropped += 1
-        return True
-
-    # ---- requests and answers
+    # ---- requests and acknowledgements
 
     def acked(self, ack: Ack) -> None:
-        """Handle the broker's answer to Subscribe, Create or Createsub."""
+        """Process the acknowledgement of Subscribe, Create or Createsub."""
         kind, name = _REQUEST_OF_ACK[ack.kind], ack.name
         request = self._requests.take(kind, name)
         if request is None:
             return
-        self._asked.discard((kind, name))
-        if ack.number:
-            self._learn(kind, name, ack.number)
-        elif self._held and kind == Type.SUBSCRIBE:  # a message may wait for the number that it would have brought
-            self._ask(Type.CREATE, name)
+        self._numbering.discard((kind, name))
+        if ack.number and kind == Type.CREATESUB:
+            self._denied.discard((kind, name))
+            self.subtopics.add(name, ack.number)
+            self._subscriptions.bind_subtopic(name)
+        elif ack.number:
+            self._denied.discard((Type.CREATE, name))
+            if self.topics.add(name, ack.number):
+                self._subscriptions.bind(name)
+                if name in self._observers:
+                    self._send_number(Type.OBSERVE, ack.number)
+            if kind == Type.SUBSCRIBE and name not in self._subscriptions:  # unsubscribed before the acknowledgement
+                self._send_number(Type.UNSUBSCRIBE, ack.number)
+        elif self._held and kind == Type.SUBSCRIBE:  # a held message may need the number, which Suback did not have
+            self._request_number(Type.CREATE, name)
         elif self._held:
             self._denied.add((kind, name))
         if request.done:
             request.done(ack.number)
         self._progress()
 
-    def _learn(self, kind: Type, name: bytes, number: int) -> None:
-        if kind == Type.CREATESUB:
-            self._denied.discard((kind, name))
-            self.subtopics.add(name, number)
-            self._subscriptions.bind_subtopic(name)
-            return
-        self._denied.discard((Type.CREATE, name))
-        if self.topics.add(name, number):
-            self._subscriptions.bind(name)
-            if name in self._observers:
-                self._send_number(Type.OBSERVE, number)
-        if kind == Type.SUBSCRIBE and name not in self._subscriptions:
-            self._send_number(Type.UNSUBSCRIBE, number)
-
-    def _ask(self, kind: Type, name: bytes) -> None:
+    def _request_number(self, kind: Type, name: bytes) -> None:
         """Request the number of a name, once."""
-        if (kind, name) not in self._asked:
-            self._asked.add((kind, name))
+        if (kind, name) not in self._numbering:
+            self._numbering.add((kind, name))
             self._denied.discard((kind, name))
             self._request(kind, name, None)
 
@@ -608,7 +599,7 @@ class ClientSession:
         self._issue(PendingRequest(kind, name, done))
 
     def _issue(self, request: PendingRequest) -> None:
-        """Send a request when connected; otherwise it waits for `open`."""
+        """Send a request when connected; otherwise queue it for `open`."""
         if request.kind == _LOCAL and self._protocol is not None and request.done:
             request.done(0)
             return
