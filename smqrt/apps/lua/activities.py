@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -56,7 +57,11 @@ class Coroutine:
 
     def __init__(self, thread: LuaThread) -> None:
         self.thread, self.send, self.resumes = thread, thread.send, 0
-        self.address = _address_in(thread.send(None))
+        self.address = 0
+        answer = thread.send(None)  # the activity loop first yields true and the text of a pointer
+        text = answer[-1] if type(answer) is tuple else None
+        with suppress(ValueError):
+            self.address = int(text, 16) if isinstance(text, bytes) else 0
 
 
 Run = tuple[Coroutine, int]
@@ -83,7 +88,7 @@ class _Driver:
 
 
 class _Later(Deferred[None]):
-    """Resolved in a later turn of the loop; the activity then performs `op`, an op and its arguments."""
+    """Resolves in a later iteration of the loop; the activity then performs `op`, an op with its arguments."""
 
     __slots__ = ("op",)
 
@@ -195,8 +200,8 @@ class Activities:
     def stop(self) -> None:
         """End all activities that wait in an op. Their `<close>` variables are closed; pcall does not catch this.
 
-        An activity whose op has finished already, and which this turn of the loop resumes, continues. Check `blocked`
-        and call this again.
+        An activity whose op has already finished, and which this iteration of the loop resumes, continues. Check
+        `blocked` and call this again.
         """
         run_callback = get_hub().loop.run_callback
         for driver in list(self._drivers):
@@ -228,7 +233,8 @@ class Activities:
         try:
             return co.send(values)
         except Exception as error:  # the coroutine is dead, or lupa rejected a value: it is not reusable
-            raise LuaError(_text_of(error)) from error
+            detail = error.args[0] if error.args else error
+            raise LuaError(detail if isinstance(detail, bytes | str) else str(detail)) from error
         finally:
             stack.pop()
 
@@ -282,7 +288,7 @@ class Activities:
         parked.answer.then(lambda value, error: self._in_hub(self._unpark, parked))
 
     def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
-        """Call `fn` where greenlets may be switched: at once in the loop's greenlet if Lua is not on the C stack."""
+        """Call `fn` where greenlets may be switched: directly in the loop's greenlet unless Lua is on the C stack."""
         hub = get_hub()
         if self._call_stack or getcurrent() is not hub:
             hub.loop.run_callback(fn, *args)
@@ -380,20 +386,6 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
-
-
-def _address_in(answer: object) -> int:
-    """Return the address in the first values of a coroutine of the activity loop: true, and the text of a pointer."""
-    text = answer[-1] if type(answer) is tuple else None
-    try:
-        return int(text, 16) if isinstance(text, bytes) else 0
-    except ValueError:
-        return 0
-
-
-def _text_of(error: Exception) -> bytes | str:
-    detail = error.args[0] if error.args else error
-    return detail if isinstance(detail, bytes | str) else str(detail)
 
 
 def _log_failure(_values: LuaValues | None, error: BaseException | None) -> None:

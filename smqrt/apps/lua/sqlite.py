@@ -1,7 +1,8 @@
-"""SQLite databases, whose statements run in threads, one after the other.
+"""SQLite databases whose statements run in threads.
 
-It uses Python's `sqlite3`, as Python applications do. Another copy of SQLite in the process, such as that of apsw,
-would break the locks of files that both have open (https://sqlite.org/howtocorrupt.html, "multiple copies").
+The statements of a connection run one at a time. The module uses Python's `sqlite3`, as Python applications do. Another
+copy of SQLite in the process, such as that of apsw, would break the locks of files that both have open
+(https://sqlite.org/howtocorrupt.html, "multiple copies").
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FAULTS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryErro
 _COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _TEXT = re.compile(rb"'[^']*(?:''[^']*)*'")
 _BINDINGS = re.compile(r"uses (\d+)")
-_SEVERAL = "You can only execute one statement"
+_SEVERAL_STATEMENTS = "You can only execute one statement"  # beginning of a message of `sqlite3`
 
 
 class SqlFailure(Exception):
@@ -142,7 +143,7 @@ class Rows:
     Attributes:
         columns: the number of columns; 0 for a further portion.
         packed: the names of the columns, except in a further portion, then rows; see `put_row`.
-        cursor: number of the cursor that has the next portion; 0 for none.
+        cursor: number of the cursor that returns the next portion; 0 for none.
     """
 
     __slots__ = ("columns", "cursor", "packed")
@@ -236,7 +237,7 @@ class Database:
         try:
             return self._connection.execute(text, parameters)
         except sqlite3.ProgrammingError as error:  # raised before anything has run
-            if not str(error).startswith(_SEVERAL):
+            if not str(error).startswith(_SEVERAL_STATEMENTS):
                 raise
         first = next(one for one in statements(text) if one.strip("; \t\r\n"))
         return self._connection.execute(first, parameters)
@@ -374,19 +375,17 @@ def statements(text: str) -> Iterator[str]:
         token = found[0]
         if token.startswith(("--", "/*")):
             continue
-        if token == ";" and not (_is_trigger(words) and last != "; END"):
-            yield text[begin : found.end()]
-            begin, words, last = found.end(), [], ""
-            continue
-        if len(words) < 4:
+        if token == ";":
+            is_trigger = words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
+            if not is_trigger or last == "; END":
+                yield text[begin : found.end()]
+                begin, words, last = found.end(), [], ""
+                continue
+        if len(words) < 4:  # CREATE [TEMP] TRIGGER
             words.append(token.upper())
         last = f"; {token.upper()}" if last == ";" else ";" if token == ";" else ""
     if text[begin:].strip():
         yield text[begin:]
-
-
-def _is_trigger(words: list[str]) -> bool:
-    return words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
 
 
 # ---- code that runs in the event loop
@@ -527,7 +526,7 @@ class Connection:
             self._next()
 
     def _will_wait(self, job: SqlJob, error: BaseException) -> bool:
-        """Schedule another attempt at a locked database, unless the timeout is over; return whether."""
+        """Schedule another attempt at a locked database; return False if the timeout is over or it is not locked."""
         is_busy = isinstance(error, SqlFailure) and error.code == "BUSY"
         left_s = job.give_up_s - monotonic()
         if not (is_busy and self.database.may_wait and left_s > 0) or job.done or self.is_closed:

@@ -32,7 +32,6 @@ from smqrt.wire.mqtt.packets import (
     SubscribeAnswer,
     SubscribePacket,
     UnsubscribePacket,
-    WillMessage,
     connect_version,
     decode,
     encode,
@@ -67,13 +66,26 @@ def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
 
 def _table(packet: Packet) -> dict[str, object]:
     if isinstance(packet, ConnectPacket):
+        will = None
+        if packet.will is not None:
+            check_message_properties(packet.will.properties)
+            block = packet.will.property_bytes
+            will = {
+                "topic": packet.will.topic,
+                "payload": packet.will.payload,
+                "qos": packet.will.qos,
+                "retain": packet.will.retain,
+                "properties": packet.will.properties,
+                # The delay is for the broker; the other properties are forwarded with the message.
+                "forwarded": cut_property(block, "willdelayinterval") if block else b"",
+            }
         return {
             "version": packet.version,
             "clean": packet.clean_start,
             "keepalive_s": packet.keepalive_s,
             "properties": packet.properties,
             "id": packet.client_identifier,
-            "will": None if packet.will is None else _will_table(packet.will),
+            "will": will,
             "username": packet.username,
             "password": packet.password,
         }
@@ -87,19 +99,6 @@ def _table(packet: Packet) -> dict[str, object]:
     if isinstance(packet, UnsubscribePacket):
         return {"id": packet.packet_identifier, "filters": packet.topics}
     return {"code": packet.code, "properties": packet.properties} if isinstance(packet, DisconnectPacket) else {}
-
-
-def _will_table(will: WillMessage) -> dict[str, object]:
-    check_message_properties(will.properties)
-    block = will.property_bytes
-    return {
-        "topic": will.topic,
-        "payload": will.payload,
-        "qos": will.qos,
-        "retain": will.retain,
-        "properties": will.properties,
-        "forwarded": cut_property(block, "willdelayinterval") if block else b"",
-    }
 
 
 def has_alias(properties: bytes) -> bool | Refusal:
