@@ -108,7 +108,7 @@ class ApiTable:
         return any(known.startswith(f"{kind}:") for known in self.supported)
 
 
-def read(page: str | None = None) -> ApiTable:
+def read_table(page: str | None = None) -> ApiTable:
     """Return the table of a page; by default the manual's page lua-api."""
     table = ApiTable()
     for items, support, note in _ROW.findall(pages.pages()[PAGE] if page is None else page):
@@ -173,7 +173,7 @@ class Report:
         return sum(finding.kind == kind for finding in self.findings)
 
 
-def check(path: Path, table: ApiTable) -> Report:
+def check_application(path: Path, table: ApiTable) -> Report:
     """Read the applications in a folder or ZIP file.
 
     Raises:
@@ -278,7 +278,7 @@ class _Checker:
             return
         kind, colon, method = name.partition(":")
         if colon:
-            # `cmd` has the methods of both, and applications call methods of one on the other.
+            # In pages, request and response are the same object, which applications also call cmd.
             kinds = ("request", "response") if kind in ("request", "response", "cmd") else (kind,)
             rows = [f"{one}:{method}" for one in kinds]
             supported = [one for one in rows if one in self._table.supported]

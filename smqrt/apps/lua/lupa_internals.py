@@ -31,7 +31,7 @@ from smqrt.loop.threads import block_thread, new_lock
 
 log = logging.getLogger("smqrt.lua")
 
-TIMEOUT_S, STEP_S = 1.0, 0.005
+TIMEOUT_S, POLL_S = 1.0, 0.005
 IDLE_AFTER_S = 0.03  # without a call of the hook; far longer than another core takes to notice the hook
 MAX_DEPTH = 200  # Lua's limit of nested coroutines
 
@@ -164,7 +164,7 @@ class Interrupt:
     def _inner_of(self, state: int) -> int | None:
         """Return the coroutine that `state` has resumed; None if the stack of `state` may have changed."""
         inner: int | None = self.lua.to_thread(state, 1)
-        if wait_until(lambda: self._has_arrived, STEP_S) or inner != self.lua.to_thread(state, 1):
+        if wait_until(lambda: self._has_arrived, POLL_S) or inner != self.lua.to_thread(state, 1):
             return None
         return inner if inner and self.lua.status(inner) == _RUNNING else None
 
@@ -251,8 +251,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if waited_s >= timeout_s:
             return False
-        block_thread(STEP_S)
-        waited_s += STEP_S
+        block_thread(POLL_S)
+        waited_s += POLL_S
     return True
 
 
