@@ -34,7 +34,7 @@ from smqrt.loop.scheduling import Turn
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO_PLAIN = bytes.maketrans(b"-_", b"+/")
 _NOISE = bytes(set(range(256)) - set(_ALPHABET + b"-_"))
-_GZIP_WINDOW = 31
+_GZIP_WINDOW = 31  # zlib: 16 for the header of gzip, and 15 for the largest window
 
 
 def b64decode(data: bytes) -> bytes:
@@ -65,7 +65,7 @@ def urldecode(data: bytes) -> bytes:
     return unquote_to_bytes(data.translate(BLANKS))
 
 
-MAX_DATE_BYTES = 256
+MAX_DATE_BYTES = 256  # no date is longer, and the parser's time grows with the length
 
 PIECE_BYTES = 64 << 10
 """Portion of a large text: some milliseconds of work."""
@@ -125,7 +125,7 @@ def deflate_large(data: bytes, gzip: bool) -> bytes:
     return b"".join(compressor.compress(piece) for piece in _pieces(data)) + compressor.flush()
 
 
-DIGEST_PIECE_BYTES = 1 << 20
+DIGEST_PIECE_BYTES = 1 << 20  # larger than PIECE_BYTES, since digests are much faster than the other functions
 ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _FORMATS: dict[bytes, Callable[[bytes], bytes]] = {
     b"binary": bytes,

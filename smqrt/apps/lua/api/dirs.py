@@ -1,6 +1,6 @@
 """Python half of virtual directories, file servers, Lua Server Pages and trace loggers.
 
-See bas-api §1, §4, §17 and runtime §4 of the specification.
+(spec: bas-api §1, §4, §17, runtime §4)
 """
 
 from __future__ import annotations
@@ -458,7 +458,7 @@ class _Listener:
         self._lines.add(line)
         if not self._is_busy:
             self._is_busy = True
-            # Not here: the caller may be Lua code that traces.
+            # Scheduled, since the caller may be Lua code that traces.
             get_hub().loop.run_callback(self._vm.start, self._function.ref, self._handle, self.number)
 
     def take(self) -> bytes | None:

@@ -292,7 +292,7 @@ class RequestBinding:
         return self._of(handle).has_body
 
     def parameters(self, handle: int) -> tuple[bytes, ...] | bool:
-        """Return alternating names and values of the query and a urlencoded body; False if the body is rejected."""
+        """Return `name, value, ...` of the query and a urlencoded body; False if the body is rejected."""
         exchange = self._exchange(handle)
         try:
             return tuple(text for pair in exchange.request.raw_params() for text in pair)

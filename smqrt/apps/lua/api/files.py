@@ -40,7 +40,7 @@ MAX_QUEUED = 1000
 """Limit of the queued operations of one file."""
 KEPT_S = 0.5
 """Seconds until collected bytes are written: other programs read the file, and the process may be killed."""
-MAX_POSITION = 1 << 62
+MAX_POSITION = 1 << 62  # far below the overflow of the system's signed 64-bit offsets
 _BUSY = "another call is using this file, and this call can't wait for it: a C boundary is in between"
 
 
@@ -94,13 +94,13 @@ def open_file(file: IO[bytes], io: Io, name: str) -> OpenFile:
     if isinstance(file, PipeFile):
         return SpecialFile(file)
     if isinstance(file, BufferedReader | BufferedWriter | BufferedRandom):
-        fd = os.dup(file.fileno())
+        fd = os.dup(file.fileno())  # since `file` closes its own
         file.close()
         return FileOnDisk(DiskFile(fd, file.mode), io.place(name))
     return FileInMemory(file)
 
 
-_unwritten: WeakSet[FileOnDisk] = WeakSet()
+_unwritten: WeakSet[FileOnDisk] = WeakSet()  # files with a running timer, which keeps them alive
 
 
 @atexit.register
@@ -162,7 +162,7 @@ class FileOnDisk:
         return self._submit(LuaJob(self._done, self._file.flush, must_run=True))
 
     def close(self) -> LuaResult:
-        """Close the file after its queued jobs. The activity waits only if bytes are unwritten."""
+        """Close the file after its queued jobs. The activity waits only if bytes are unwritten, to get the error."""
         is_clean = self._file.is_clean
         if is_clean and not self._is_busy and self._file.is_local:
             return self._done(self._file.close)
@@ -478,7 +478,7 @@ class FilesBinding:
         return True
 
     def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
-        """Return the next entries packed, and the number of the listing, 0 when these are the last.
+        """Return the next entries in packed form, and the number of the listing; 0 if it has no more entries.
 
         An entry is the length of its name, the name, isdir, mtime and size.
         """

@@ -40,7 +40,7 @@ from smqrt.http.headers import joined_fields, spelled_fields
 from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.transport.tls_contexts import ClientTls, Trust
 
-_PROXY_PORT, _SOCKS_PORT = 8080, 1080
+_PROXY_PORT, _SOCKS_PORT = 8080, 1080  # defaults of the Barracuda App Server
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -152,7 +152,7 @@ class HttpClientBinding:
         return None if value is None else latin1(value)
 
     def headers(self, number: int) -> tuple[bytes, ...]:
-        """Return alternating names and values of all header fields."""
+        """Return `name, value, ...` of all header fields."""
         return tuple(latin1(part) for pair in self._clients[number].headers for part in pair)
 
     def fields(self, number: int) -> tuple[bytes, ...]:
@@ -161,7 +161,7 @@ class HttpClientBinding:
         return tuple(latin1(part) for pair in spelled_fields(headers, joined_fields(headers)) for part in pair)
 
     def cookies(self, number: int) -> tuple[bytes, ...]:
-        """Return alternating names and values of the cookies that the response sets."""
+        """Return `name, value, ...` of the cookies that the response sets."""
         found = parse_cookies(self._clients[number].headers)
         return tuple(latin1(part) for cookie in found for part in (cookie.name, cookie.value))
 
@@ -217,7 +217,7 @@ def pairs_of(packed: bytes) -> Pairs:
 
 
 def parsequery(text: bytes) -> tuple[bytes, ...]:
-    """Return alternating the decoded names and values of a query string."""
+    """Return the decoded `name, value, ...` of a query string."""
     found = parse_qsl(from_utf8(text.lstrip(b"?")), keep_blank_values=True, errors="surrogateescape")
     return tuple(utf8(part) for pair in found for part in pair)
 

@@ -122,7 +122,7 @@ class LuaSocketBinding:
 
     def set_linger(self, number: int, is_on: bool, timeout_s: int) -> LuaResult:
         """Set SO_LINGER."""
-        value = _LINGER.pack(is_on, min(timeout_s, 0x7FFF))  # some systems store 16 bits
+        value = _LINGER.pack(is_on, min(timeout_s, 0x7FFF))  # since some systems store 16 bits
         self._sockets.stream(number).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, value)
         return True
 

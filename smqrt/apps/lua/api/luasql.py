@@ -25,7 +25,7 @@ from smqrt.loop.scheduling import Deadlines
 from smqrt.loop.threads import Threads
 from smqrt.process import current_process
 
-THREADS, THREADS_PER_APPLICATION = 32, 8
+THREADS, THREADS_PER_APPLICATION = 32, 8  # so that one application with slow statements does not block the others
 MAX_CONNECTIONS = 256
 """Limit of the open connections of one application; each has a file descriptor and up to 2 MB of cached pages."""
 LIMIT_REACHED = "LIMIT"
@@ -97,7 +97,7 @@ class Recent:
     def add(self, name: Hashable) -> None:
         """Add a name, or renew its time."""
         if len(self._until_s) >= MAX_RECENT:
-            self._until_s.clear()  # simpler than removing old entries; each name costs one more job
+            self._until_s.clear()  # simpler than removing old entries; a removed name only costs one more job
         self._until_s[name] = monotonic() + RECENT_S
 
 
@@ -133,6 +133,7 @@ class SqlBinding:
         scope = self._scope_of(application)
         group: Hashable = scope or _NO_APPLICATION
         mine = self._of_group[group]
+        # The set also has closed connections whose last job is still running; they don't count.
         if len(mine) >= MAX_CONNECTIONS and sum(not one.is_closed for one in mine) >= MAX_CONNECTIONS:
             return fail(LIMIT_REACHED, f"{MAX_CONNECTIONS} connections are open; close those you don't need")
         handle, name = self._next_handle(), (self._full(path), mode.decode())

@@ -1,6 +1,6 @@
-"""The server process in Lua: system functions, timers, `mako`, `loadconf`, application management.
+"""Python half of system functions, timers, `mako`, `loadconf` and application management.
 
-See bas-api §3, §7, §8.1 and runtime §1.2, §2.1, §6, §7 of the specification.
+(spec: bas-api §3, §7, §8.1, runtime §1.2, §2.1, §6, §7)
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def install_system(vm: Vm, services: Services) -> None:
 
 # ---- Timers and shell commands
 
-MIN_INTERVAL_MS = 1.0
-MAX_OUTPUT_BYTES = 64 * 1024
-
+MIN_INTERVAL_MS = 1.0  # a shorter interval would occupy the loop
+MAX_OUTPUT_BYTES = 64 * 1024  # documented limit of `ba.exec`
 
 APP_TIMERS = Limit("app_timers", "limits.app_timers", "active timers of an application")
 
@@ -190,7 +189,7 @@ def execute(command: bytes) -> LuaValues:
 
 log = logging.getLogger("smqrt.lua")
 
-MAX_CONF_BYTES = 1 << 20
+MAX_CONF_BYTES = 1 << 20  # against reading a large file by mistake
 
 
 def install_loadconf(vm: Vm, services: Services) -> Callable[[], LuaValues]:
@@ -314,7 +313,7 @@ class ManagementBinding(Generic[A]):
         self._applications, self._files, self._home = applications, files, home
 
     def apps(self) -> LuaValues:
-        """Return number, name, path, priority, whether it runs, and error or None of each application."""
+        """Return the number, name, path, priority, running state and error of each application."""
         found: list[LuaValue] = []
         for one in self._applications.all:
             error = utf8(one.error) if one.error else None

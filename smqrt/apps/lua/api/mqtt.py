@@ -160,7 +160,7 @@ class MqttBinding:
             target = self._stream(socket)
         call_status = self._call(number, "status")
 
-        def status(kind: str, code: str, more: dict[str, Any]) -> Any:
+        def status(kind: str, code: str, more: Mapping[str, object]) -> object:
             answer: Any = call_status(kind.encode(), code.encode(), bridge.dump(more))
             if answer is NotImplemented or answer is None or isinstance(answer, bool):
                 return answer

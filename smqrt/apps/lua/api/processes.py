@@ -201,7 +201,7 @@ def install_plain(vm: Vm, services: Services) -> None:
 MAX_PER_APP = 32
 """Children of one application."""
 MAX_IN_ALL = 128
-_POLL_S = 0.02
+_POLL_S = 0.02  # of `shutdown`, when most of the server has ended
 
 
 class Child(Protocol):
@@ -238,7 +238,7 @@ class ProcessBinding:
         Args:
             words: the command and its arguments, a packed table.
             options: a packed table with `env`, `arg0` and `stty`.
-            is_async: whether a callback reads the output, with standard error apart.
+            is_async: whether a callback reads the output, and standard error separately.
             application: see `Services.scope_of`.
         """
         owner = self._scope_of(application)

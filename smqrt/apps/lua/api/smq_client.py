@@ -333,7 +333,7 @@ class ClusterBinding:
         return self._keep(self._mtls, made, made.shutdown)
 
     def server(self) -> int:
-        """Return the number of the links that the server itself has; see `Links`."""
+        """Return the number of the server's own links; see `Links`."""
         made = Links(process_cluster.opened())
         return self._keep(self._mtls, made, made.shutdown)
 
@@ -384,12 +384,12 @@ class ClusterBinding:
         return self._channels[number].send(data, node)
 
     def channel_nodes(self, number: int) -> LuaResult:
-        """Return alternating the numbers of nodes and the addresses of their links."""
+        """Return `number, address, ...`: the nodes and the addresses of their links."""
         nodes = self._channels[number].nodes()
         return tuple(part for node, via in nodes.items() for part in (node, via.encode()))
 
     def counts(self, number: int) -> LuaResult:
-        """Return alternating the names and values of the channel's counters."""
+        """Return `name, value, ...` of the channel's counters."""
         counts = self._channels[number].counts()
         return tuple(part for name, count in counts.items() for part in (name.encode(), count))
 
@@ -432,7 +432,7 @@ class ClusterBinding:
         return True
 
     def status(self, number: int) -> LuaResult:
-        """Return alternating the names of nodes and whether each is linked."""
+        """Return `name, is_linked, ...` of the nodes."""
         status = _of(self._conns, number).status()
         return tuple(part for name, up in status.items() for part in (name.encode(), up))
 
@@ -457,7 +457,7 @@ class ClusterBinding:
         return _of(self._clusters, number).pubon(data, ptid, topic, subtopic)
 
     def nodes(self, number: int) -> LuaResult:
-        """Return alternating the numbers of nodes and the counts of their clients."""
+        """Return `number, clients, ...`: the nodes and the counts of their clients."""
         return tuple(part for pair in _of(self._clusters, number).nodes().items() for part in pair)
 
     def node(self, number: int) -> int:

@@ -80,7 +80,7 @@ def ask(vm: Vm, ref: int, name: str, default: LuaValues, *arguments: LuaValue) -
 
 
 _limits: defaultdict[str, ErrorLimit] = defaultdict(ErrorLimit)
-"""By the names of the callback and its hub, so the table stays small."""
+"""Limits of log lines by the names of the callback and its hub, so the table stays small."""
 
 
 def _log_error(name: str, error: object) -> None:
@@ -445,7 +445,7 @@ class HubBinding:
         return number
 
     def journal(self, number: int) -> LuaValues | None:
-        """Return alternating the names and values of the journal's counters; None without a journal."""
+        """Return `name, value, ...` of the journal's counters; None without a journal."""
         journal = self._brokers[number].journal
         return _flat(journal.stats()) if journal else None
 
@@ -520,7 +520,7 @@ def _handles(owner: LuaBroker | PythonHub, sessions: Iterator[BrokerPeer]) -> by
 
 
 def _flat(counts: Mapping[str, int]) -> LuaValues:
-    """Return alternating names and values."""
+    """Return `name, value, ...`."""
     return tuple(part for word, count in counts.items() for part in (word.encode(), count))
 
 
