@@ -458,8 +458,13 @@ class Connection:
     def shut(self) -> Deferred[None]:
         """Close the database after the calls before it."""
         if self._closed is None:
-            self._closed = Deferred()
-            self.call("close").then(lambda _value, _error: self._ended())
+            closed = self._closed = Deferred()
+
+            def ended(_value: object, _error: BaseException | None) -> None:
+                self._on_closed()
+                closed.resolve()
+
+            self.call("close").then(ended)
         return self._closed
 
     def close(self) -> None:
@@ -540,11 +545,6 @@ class Connection:
     def _retry(self, job: SqlJob) -> None:
         self._timer.close()
         self._post(job)
-
-    def _ended(self) -> None:
-        self._on_closed()
-        assert self._closed
-        self._closed.resolve()
 
 
 def full_path(path: str, home: str) -> str:

@@ -173,10 +173,17 @@ class LoopWatchdog:
                 seen, blocked_s = self._turns, 0.0
                 self._overdue.forget()
                 continue
-            # Counted in steps, not read from a clock: a suspended process must not look blocked.
+            # Counted in steps, not by a clock, so that a stopped process does not count as blocked.
             before_s, blocked_s = blocked_s, blocked_s + self._step_s
             if before_s < self._limit_s <= blocked_s:
-                position = self._lua_traceback() or ELSEWHERE + self._python_stack()
+                position = self._lua_traceback()
+                if position is None:
+                    # Not by `traceback`: reading source lines could block, and needs locks of the blocked thread.
+                    frame, lines = sys._current_frames().get(self._thread_id), []
+                    while frame is not None:
+                        lines.append(f"\t{frame.f_code.co_filename}:{frame.f_lineno}: in {frame.f_code.co_name}")
+                        frame = frame.f_back
+                    position = ELSEWHERE + "\n".join(lines).encode()
                 self._write(b"the event loop has been blocked for %.1f s:\n%s\n" % (self._limit_s, position))
             if self._loop_s:
                 self._end_overdue()
@@ -196,13 +203,6 @@ class LoopWatchdog:
         wait_until(lambda: bool(found), TIMEOUT_S)
         interrupt.end()
         return found[0] if found else None
-
-    def _python_stack(self) -> bytes:
-        frame, lines = sys._current_frames().get(self._thread_id), []
-        while frame is not None:
-            lines.append(f"\t{frame.f_code.co_filename}:{frame.f_lineno}: in {frame.f_code.co_name}")
-            frame = frame.f_back
-        return "\n".join(lines).encode()
 
     def _end_overdue(self) -> None:
         interrupt, run = self._interrupt, self._overdue.look()

@@ -117,13 +117,6 @@ class Modules:
         except IoError:
             return False
 
-    def _has_module(self, top: str) -> bool:
-        found = self._known_modules.get(top)
-        if found is None:
-            found = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
-            self._known_modules[top] = found
-        return found
-
     def _import(
         self,
         name: str,
@@ -144,7 +137,11 @@ class Modules:
             return facade
         if level or self._scope.is_on_path():
             return builtins.__import__(name, globals, locals, names, level)
-        if self._has_module(top):
+        has_module = self._known_modules.get(top)
+        if has_module is None:
+            has_module = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
+            self._known_modules[top] = has_module
+        if has_module:
             return self._import_own(name, top, names)
         try:
             return builtins.__import__(name, globals, locals, names, level)
