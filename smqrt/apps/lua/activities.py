@@ -160,6 +160,7 @@ class Activities:
         """
         co = self._idle.pop() if self._idle else Coroutine(self._new())
         answer = self._send(co, (ref, *args))
+        # At the end of an activity, the Lua loop yields whether it succeeded, then its values or the error.
         if answer is True:
             self._idle.append(co)
             return ()
@@ -226,7 +227,7 @@ class Activities:
     def _send(self, co: Coroutine, values: Sent) -> Any:
         stack = self._call_stack
         if len(stack) >= MAX_DEPTH:
-            self._idle.append(co)
+            self._idle.append(co)  # it has not started
             raise LuaError(f"callbacks are nested more than {MAX_DEPTH} deep: one of them causes its own call")
         co.resumes += 1
         stack.append(co)
@@ -279,6 +280,7 @@ class Activities:
             elif type(answer[0]) is bool:
                 outcome.resolve(self._ended(co, answer))
             else:
+                # In the next iteration of the loop: Lua may be on the C stack now.
                 get_hub().loop.run_callback(greenlets.start, self._drive_later, co, answer, outcome)
         except LuaError as error:
             outcome.reject(error)

@@ -489,7 +489,7 @@ class WebSocketHandle(StreamHandle):
     ) -> None:
         super().__init__(stream, tls, host, server)
         self.codec = WebSocketCodec(is_client)
-        self._last: Values | None = None
+        self._last: Values | None = None  # the result of all reads after the end
 
     def receive(self) -> Values | None:
         """See `SocketHandle`: the data and whether it is text; for a large frame also received and total bytes."""

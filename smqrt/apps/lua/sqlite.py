@@ -182,13 +182,13 @@ class Database:
         name = f"file:{quote(self._path)}?mode={self._mode}" if self._mode else self._path
         self._connection = sqlite3.connect(
             name,
-            timeout=0,
-            isolation_level=None,
-            check_same_thread=False,
+            timeout=0,  # `Connection` waits for locks in the event loop, not in a thread
+            isolation_level=None,  # no implicit transactions of Python
+            check_same_thread=False,  # jobs run in any thread, one at a time
             cached_statements=CACHED_STATEMENTS,
             uri=bool(self._mode),
         )
-        self._connection.text_factory = bytes
+        self._connection.text_factory = bytes  # text of applications need not be UTF-8
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_BYTES)
         self.is_open = True
@@ -216,7 +216,7 @@ class Database:
         text = sql_text(sql)
         cursor, before = self._run(text, parameters)
         if cursor.description is None:
-            changed = cursor.rowcount
+            changed = cursor.rowcount  # -1 for other statements than INSERT, UPDATE, DELETE and REPLACE
             return changed if changed >= 0 else self._connection.total_changes - before
         names = [column[0].encode("utf-8", "surrogateescape") for column in cursor.description]
         parts: list[bytes] = []
@@ -293,7 +293,7 @@ class Database:
         """Compile a statement and return the number of its parameters."""
         self.may_wait = not (self._has_lock or self._cursors)
         try:
-            self._first_of(f"EXPLAIN {sql_text(sql)}").close()
+            self._first_of(f"EXPLAIN {sql_text(sql)}").close()  # compiles the statement without running it
         except sqlite3.ProgrammingError as error:
             found = _BINDINGS.search(str(error))  # Python has no other interface for this number
             if not found:

@@ -121,10 +121,10 @@ class Vm:
         major, minor = self.lupa.LUA_VERSION
         self.number = 100 * major + minor
         runtime = self.lupa.LuaRuntime(
-            encoding=None,
-            register_eval=False,
+            encoding=None,  # bytes: strings of Lua need not be UTF-8
+            register_eval=False,  # Lua gets no other Python functions than those of `namespace`
             register_builtins=False,
-            unpack_returned_tuples=True,
+            unpack_returned_tuples=True,  # a tuple becomes several values
             attribute_handlers=(_deny, _deny),
         )
         core = runtime.table()
@@ -284,7 +284,7 @@ class LuaFunction:
         return values[0] if values else None
 
     def __del__(self) -> None:
-        get_hub().loop.run_callback(self._vm.free, self.ref)
+        get_hub().loop.run_callback(self._vm.free, self.ref)  # Lua may be on the C stack now
 
 
 _live: WeakSet[Vm] = WeakSet()

@@ -96,8 +96,8 @@ class LoopWatchdog:
         self._vm = vm
         self._limit_s, self._loop_s, self._memory_mib = limit_s, loop_s, memory_mib
         self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S, STEP_S if memory_mib is None else MEMORY_STEP_S)
-        self._memory_case = 0
-        self._collected_s = -COLLECT_EVERY_S
+        self._memory_case = 0  # counts down, since `Overdue.case` counts up
+        self._collected_s = -COLLECT_EVERY_S  # the first collection runs at once
         self._write = write or (lambda text: os.write(STDERR, text))
         self._interrupt = interrupt_of(vm)
         self._turns = 0
@@ -105,7 +105,7 @@ class LoopWatchdog:
         self._thread_id = monkey.get_original("_thread", "get_ident")()
         self._overdue = Overdue(vm.activities, self._thread_id, loop_s)
         self._is_ending = False
-        self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)
+        self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)  # it does not keep the loop running
 
     def start(self) -> None:
         """Start the watchdog."""
@@ -177,8 +177,8 @@ class LoopWatchdog:
             before_s, blocked_s = blocked_s, blocked_s + self._step_s
             if before_s < self._limit_s <= blocked_s:
                 position = self._lua_traceback()
-                if position is None:
-                    # Not by `traceback`: reading source lines could block, and needs locks of the blocked thread.
+                if not position:
+                    # Not by `traceback`, which would also read the source files.
                     frame, lines = sys._current_frames().get(self._thread_id), []
                     while frame is not None:
                         lines.append(f"\t{frame.f_code.co_filename}:{frame.f_lineno}: in {frame.f_code.co_name}")

@@ -68,6 +68,7 @@ class Modules:
         source = self._io.read(PRELOAD)
         loader = self.main.__loader__ = _Loader(self, PRELOAD)
         self.main.__spec__ = ModuleSpec(self.package, loader, origin=self.main.__file__, is_package=True)
+        # dont_inherit: the `from __future__` of this module must not apply to applications.
         exec(compile(source, self._label + PRELOAD, "exec", dont_inherit=True), self.main.__dict__)
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Modules:
             if self._has(name, folder=False):
                 loader = _Loader(self, name)
                 spec = ModuleSpec(fullname, loader, origin=self.file_of(name), is_package=is_package)
-                spec.has_location = True
+                spec.has_location = True  # so that the module gets a `__file__`
                 return spec
         if not self._has(path, folder=True):
             return None

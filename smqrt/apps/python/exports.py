@@ -128,7 +128,7 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         Exception: the exception of the function.
     """
     gevent_hub = get_hub()
-    if not gevent_hub.loop.default:  # already in a thread
+    if not gevent_hub.loop.default:  # only the main thread has the default loop
         return function(*args, **kwargs)
     pool: DedicatedThreads | None = getattr(gevent_hub, _POOL, None)
     if pool is None:

@@ -104,6 +104,7 @@ def parse_date(text: bytes) -> int | None:
     """Return the Unix time of a date in the format of HTTP and mail headers; None if invalid."""
     if len(text) > MAX_DATE_BYTES:
         return None
+    # The parser of mail headers accepts all formats of HTTP dates, and dates without a weekday.
     parsed = parsedate_tz(text.decode("latin-1"))
     return None if parsed is None else int(mktime_tz(parsed))
 

@@ -416,7 +416,7 @@ class Pages:
         headers = request.response.headers
         if "content-type" not in headers and not request.response.committed:
             headers.set("Content-Type", DEFAULT_TYPE)
-        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))
+        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))  # page[2]: the folder
 
 
 def parse(text: bytes, raw: bool) -> LuaResult:

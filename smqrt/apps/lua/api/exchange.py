@@ -233,7 +233,7 @@ class Exchanges:
         body, failure = cast(tuple[bytes | None, bytes | None], result)
         request = exchange.request
         del request.env[_KEY]
-        exchange.handle = 0
+        exchange.handle = 0  # Lua has dropped its environment, so the finalizer has nothing to do
         response = request.response
         if exchange.wait is not None:
             if failure is not None:
@@ -243,6 +243,7 @@ class Exchanges:
         if exchange.refusal is not None and not response.committed:
             raise exchange.refusal
         mismatch = exchange.mismatch
+        # Its text is in the traceback, unless Lua has caught the error and failed for another reason.
         if failure and mismatch is not None and mismatch.detail.encode() in failure and not response.committed:
             raise mismatch
         if failure is None and request.initial:

@@ -165,7 +165,7 @@ class FileOnDisk:
         """Close the file after its queued jobs. The activity waits only if bytes are unwritten, to get the error."""
         is_clean = self._file.is_clean
         if is_clean and not self._is_busy and self._file.is_local:
-            return self._done(self._file.close)
+            return self._done(self._file.close)  # does not block
         job = LuaJob(self._done, self._file.close, must_run=True)
         result = self._submit(job)
         return True if is_clean and self._fault is None else result
@@ -205,7 +205,7 @@ class FileOnDisk:
         if not self._is_busy:
             self._is_busy = True
             disks.threads(self._path).submit(job)
-        elif len(self._jobs) < MAX_QUEUED or job.must_run:
+        elif len(self._jobs) < MAX_QUEUED or job.must_run:  # a lost flush or close would lose data
             self._jobs.append(job)
         else:
             job.resolve(fail("locked"))

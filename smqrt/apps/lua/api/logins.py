@@ -63,7 +63,7 @@ class LuaUsers:
         answer = self._binding.ask(request, "find", self._handle, utf8(name), secret)
         if not answer or not answer[0]:
             return None
-        # The kind of the secret, the secret, and the limits, which may be any Lua values.
+        # The kind of the secret, the secret, and the limits, which may be any Lua values. Trailing ones may be missing.
         kind, value, maxusers, recycle, inactive = (*answer, *(None,) * 5)[:5]
         text = from_utf8(value) if isinstance(value, bytes) else None
         is_verified = kind == b"verified"

@@ -69,7 +69,7 @@ class _Opening(Deferred[LuaValues]):
         connection.call("open").then(self._settled)
 
     def _settled(self, value: object, error: BaseException | None) -> None:
-        if self.done or error is not None:
+        if self.done or error is not None:  # done: cancelled while it was being opened
             self._connection.shut()
         if error is None:
             self._on_open()
@@ -132,19 +132,19 @@ class SqlBinding:
         """
         scope = self._scope_of(application)
         group: Hashable = scope or _NO_APPLICATION
-        mine = self._of_group[group]
+        connections = self._of_group[group]
         # The set also has closed connections whose last job is still running; they don't count.
-        if len(mine) >= MAX_CONNECTIONS and sum(not one.is_closed for one in mine) >= MAX_CONNECTIONS:
+        if len(connections) >= MAX_CONNECTIONS and sum(not one.is_closed for one in connections) >= MAX_CONNECTIONS:
             return fail(LIMIT_REACHED, f"{MAX_CONNECTIONS} connections are open; close those you don't need")
         handle, name = self._next_handle(), (self._full(path), mode.decode())
         closed = partial(self._forget, group, handle)
         connection = Connection(Database(*name), self._threads, group, self._deadlines, closed)
         self._connections[handle] = connection
-        mine.add(connection)
+        connections.add(connection)
         if scope:
             scope.add(connection)
         if self._opened.has(name):
-            return (handle,)
+            return (handle,)  # the first statement opens it
         return _Opening(connection, handle, partial(self._opened.add, name))
 
     def execute(self, handle: int, sql: bytes, parameters: bytes | None) -> Deferred[LuaValues]:
@@ -222,9 +222,9 @@ class SqlBinding:
             connection.drop_cursor(cursor)
 
     def _forget(self, group: Hashable, handle: int) -> None:
-        mine = self._of_group[group]
-        mine.discard(self._connections.pop(handle))
-        if not mine:
+        connections = self._of_group[group]
+        connections.discard(self._connections.pop(handle))
+        if not connections:
             del self._of_group[group]
 
     def _full(self, path: bytes) -> str:

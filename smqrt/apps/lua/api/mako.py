@@ -336,7 +336,7 @@ class ManagementBinding(Generic[A]):
             try:
                 folder = Path(own_io.realpath())
             except IoError:
-                folder = Path("io")
+                folder = Path("io")  # a name for messages: this io has no path
             application = self._applications.make(from_utf8(name), folder, lambda: own_io, priority)
         if start:
             application.load()

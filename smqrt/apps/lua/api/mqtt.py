@@ -183,6 +183,7 @@ class MqttBinding:
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
         chosen = bridge.for_options(options_of(MqttOptions), chosen)
+        # `publish` is called with Lua on the C stack, so it can't wait.
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")

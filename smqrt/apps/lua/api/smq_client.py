@@ -329,13 +329,13 @@ class ClusterBinding:
         """Create links; see `Mtl`. `refs` are the functions onstatus, roundtripCB and log."""
         names = ("onstatus of smq.mtl", "roundtripCB of smq.mtl", "log of smq.mtl")
         functions = [self._function(ref, name) for ref, name in zip(refs, names, strict=True)]
-        made = Mtl(password, MtlOptions(ping_s, silence_s, node, *functions))
-        return self._keep(self._mtls, made, made.shutdown)
+        mtl = Mtl(password, MtlOptions(ping_s, silence_s, node, *functions))
+        return self._keep(self._mtls, mtl, mtl.shutdown)
 
     def server(self) -> int:
         """Return the number of the server's own links; see `Links`."""
-        made = Links(process_cluster.opened())
-        return self._keep(self._mtls, made, made.shutdown)
+        links = Links(process_cluster.opened())
+        return self._keep(self._mtls, links, links.shutdown)
 
     def commence(self, number: int, socket: int, ref: int | None) -> bool:
         """Turn a socket that the application has connected into a link; see `Mtl.commence`."""
@@ -369,10 +369,10 @@ class ClusterBinding:
         """Open a channel; see `Links.open`."""
         status = self._function(status_ref, "the status function of a channel")
         data = self._function(data_ref, "the data function of a channel")
-        made = _of(self._mtls, number).open(name, status, data)
-        current_process.close_with_app(made)
+        channel = _of(self._mtls, number).open(name, status, data)
+        current_process.close_with_app(channel)
         number = next(self._numbers)
-        self._channels[number] = made
+        self._channels[number] = channel
         return number
 
     def forget(self, number: int) -> None:
@@ -408,7 +408,7 @@ class ClusterBinding:
         status = self._function(ref, "onstatus of smq.conn")
         links = own(_of(self._mtls, mtl))
         try:
-            made = Conn(
+            conn = Conn(
                 links,
                 PORT if port is None else port,
                 from_utf8(host),
@@ -418,7 +418,7 @@ class ClusterBinding:
             )
         except StartError as error:
             return fail(str(error))
-        return self._keep(self._conns, made, made.shutdown), made.port
+        return self._keep(self._conns, conn, conn.shutdown), conn.port
 
     def setlist(self, number: int, *names_and_ports: bytes | int) -> bool:
         """See `Conn.setlist`; alternating names and ports, 0 for the port of the Conn."""
@@ -445,8 +445,8 @@ class ClusterBinding:
 
     def cluster(self, hub: int, mtl: int | None, name: bytes) -> int:
         """Add a hub to a cluster; see `Cluster`."""
-        made = Cluster(self._hubs.of(hub), _of(self._mtls, mtl) if mtl else None, from_utf8(name))
-        return self._keep(self._clusters, made, made.close)
+        cluster = Cluster(self._hubs.of(hub), _of(self._mtls, mtl) if mtl else None, from_utf8(name))
+        return self._keep(self._clusters, cluster, cluster.close)
 
     def publish(self, number: int, data: bytes, subtopic: Name | None, ptid: int | None) -> int:
         """See `Cluster.publish`."""

@@ -216,7 +216,7 @@ class SocketBinding:
             taken = request.detach(within=key is None and written is not None, more=written or b"")
         except RuntimeError:
             return fail("iscommitted")
-        taken.watcher.close()
+        taken.watcher.close()  # the stream creates its own
         if key is None:
             stream = Stream(taken.transport)
             stream.push_or_forget(taken.unsent)
@@ -291,6 +291,7 @@ class SocketBinding:
     def drain(self, number: int, timeout_ms: float | None = None) -> LuaResult:
         """Park until the queue has room, at most `timeout_ms`; if it has room, until a later iteration of the loop."""
         stream = self.handle(number).stream
+        # Half of the limit: at the limit itself, a writer would be resumed after each packet.
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return QueueDrain(stream, None if timeout_ms is None else timeout_ms / 1000)
         turn: Deferred[bool] = Deferred()
@@ -332,7 +333,7 @@ class SocketBinding:
             handle.close(code, text)
         else:
             handle.close()
-        handle.end_reading("socketclosed")
+        handle.end_reading("socketclosed")  # after `close`: the activity that reads may run at once
         return True
 
     def drop(self, number: int) -> None:
