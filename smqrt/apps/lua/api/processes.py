@@ -283,7 +283,7 @@ class ProcessBinding:
 
     def start(self, number: int) -> None:
         """Run the callback for the first time."""
-        self._running[number] = -1  # no progress yet; 0 would mean that the callback has seen the start
+        self._running[number] = -1  # nothing was read when it begins
         self._vm.start(self._callback_ref, number)
 
     def _advance(self, number: int) -> None:
