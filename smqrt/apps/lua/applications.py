@@ -358,7 +358,7 @@ class Applications:
         self.sessions = logins.install_sessions(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
-        uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
+        uploads.install_uploads(vm, self.exchanges, self.files, deferred, self.sessions)
         self.dirs = dirs.install_dirs(vm, services, self.exchanges, self.files, dirs.install_pages(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         self._traces = dirs.install_tracelogger(vm, services, self.dirs)

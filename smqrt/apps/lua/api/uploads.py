@@ -191,7 +191,7 @@ class UploadsBinding:
 _DIRECT = "attach new_uploader take name url is_multipart session respond"
 
 
-def install(
+def install_uploads(
     vm: Vm, exchanges: Exchanges, files: FilesBinding, deferred: DeferredBinding, sessions: RequestSessions
 ) -> None:
     """Install `ba.create.upload`."""
