@@ -352,6 +352,7 @@ class Applications:
         self.services = services
         self.entries: dict[str, int] = {}
         self.all: list[Application] = []
+        # The order matters: a Lua half uses the parts that precede it.
         self.exchanges = services.exchanges = exchange.install_exchange(vm)
         request.install_request(vm, services, self.exchanges)
         deferred = exchange.install_response(vm, services, self.exchanges)
@@ -379,7 +380,7 @@ class Applications:
 
     def end(self) -> None:
         """Run every `onunload`, then the functions of `mako.onexit`, at shutdown. May block."""
-        for application in list(self.all):
+        for application in list(self.all):  # a copy: an `onunload` may remove applications
             application.end()
         self.run_exit_functions()
         self.send_mail_log()

@@ -327,6 +327,7 @@ _RESULT_KINDS = {
     "io:open": "file",
 }
 """Kinds of objects that these calls return."""
+# Words beside a name that show that the file only tests whether it exists.
 _TESTS_BEFORE = ("if", "elseif", "not", "and", "or", "while", "until", "==", "~=")
 _TESTS_AFTER = ("then", "and", "or", "==", "~=", "do")
 

@@ -319,6 +319,7 @@ class DatagramHandle(SocketHandle):
     def sendto(self, data: bytes, host: str, port: int) -> bool:
         """Send a datagram to a literal address. Raises StreamError; ArgumentError for a name."""
         try:
+            # literal: a lookup would block.
             _, address = resolve(host, port, self._datagram.is_ipv6, literal=True)[0]
         except StreamError as error:
             if error.word == "cannotconnect":

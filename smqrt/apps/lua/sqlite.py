@@ -522,7 +522,7 @@ class Connection:
         self._deadlines.forget(self)
         self._current, job.is_running = None, False
         if job.done and isinstance(value, Rows) and value.cursor:
-            self.drop_cursor(value.cursor)
+            self.drop_cursor(value.cursor)  # the job was cancelled, so its rows are never read
         if error is not None:
             job.reject(error)
         else:

@@ -129,7 +129,7 @@ class RequestSlots:
             is_mine = turn.is_set()
         finally:
             if not is_mine and turn.is_set():
-                self.release()
+                self.release()  # killed after `release` had assigned it the slot
             elif not is_mine:
                 self._waiting.remove(turn)
         return is_mine
@@ -246,7 +246,7 @@ class ApplicationDirectory(ResourceReader):
         token = current_process.current_app.set(self._owner)
         try:
             return answer(*args)
-        except (HttpError, ClientGoneError):
+        except (HttpError, ClientGoneError):  # a response, and the end of the connection: not errors of the code
             raise
         except Exception as error:
             if not self._can_show(request, error):

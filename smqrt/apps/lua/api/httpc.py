@@ -142,7 +142,7 @@ class HttpClientBinding:
     def drain(self, number: int) -> bool:
         """Read and discard the rest of the response, so that the connection can be reused."""
         client = self._clients[number]
-        client.status()
+        client.status()  # waits for the head, if the application has not read it
         client.skip()
         return True
 

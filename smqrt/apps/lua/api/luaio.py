@@ -25,7 +25,7 @@ from smqrt.process.current_process import close_with_app
 
 _READ_BYTES = 64 << 10  # the most that one call of `read` requests
 _THREAD_TIMEOUT_S = 60.0  # of a thread that waits for a callback
-_thread_id = monkey.get_original("_thread", "get_ident")
+_thread_id = monkey.get_original("_thread", "get_ident")  # gevent's function returns the number of the greenlet
 _ENTRY = struct.Struct(">?qQ")
 
 
@@ -61,7 +61,7 @@ class LuaIoCallbacks:
             try:
                 answers.append(self._ask(operation, *args))
             except Exception as error:
-                answers.append(error.with_traceback(None))
+                answers.append(error.with_traceback(None))  # its frames belong to the other thread
             finally:
                 over.release()
 
@@ -106,7 +106,7 @@ class LuaIo(Io):
     """
 
     kind = "lua"
-    in_loop = True
+    in_loop = True  # its operations switch greenlets, which a thread of a disk can't
 
     def __init__(self, callbacks: LuaIoCallbacks, prefix: str = "") -> None:
         self.callbacks, self.prefix = callbacks, prefix
@@ -122,6 +122,7 @@ class LuaIo(Io):
         """See `Io.stat`."""
         mtime, size, isdir = cast(tuple[int, int, bool], self.callbacks.ask(b"stat", self._full(name)))
         own = (segments(name) or [""])[-1]
+        # object(): each version is new, since the content may change without its time.
         return Stat(own, size, mtime, isdir, (mtime, size, object()))
 
     def files(self, path: str = "") -> Iterator[Stat]:

@@ -111,7 +111,7 @@ class LuaSocketBinding:
         """Send the queued data, then shut down one direction or both; blocks."""
         stream = self._sockets.stream(number)
         if stream.tls:
-            return fail("incorrectuse")
+            return fail("incorrectuse")  # TLS has no half-closed connections
         if how != socket.SHUT_RD and stream.queued_bytes:
             stream.flush(FLUSH_TIMEOUT_S)
         try:

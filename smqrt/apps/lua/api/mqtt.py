@@ -256,7 +256,7 @@ class MqttBinding:
 
     def _options_of_connect(self, packed: bytes) -> dict[str, Any]:
         chosen = self._options(packed) | {"resubscribe": False}
-        del chosen["properties"]
+        del chosen["properties"]  # `start` sets its own
         return chosen
 
     def take(self, number: int) -> LuaResult:

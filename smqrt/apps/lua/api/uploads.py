@@ -130,6 +130,7 @@ class UploadsBinding:
         """
         exchange = self._exchanges.of(handle)
         request = exchange.request
+        # The greenlet of the request receives the upload after the page, so the page can't have begun a response.
         if request.response.committed or exchange.wait is not None:
             raise ArgumentError("upload: iscommitted; an upload begins before the response")
         if request.method != "PUT" and not (request.method == "POST" and is_form(request)):
