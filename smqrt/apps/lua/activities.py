@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -57,11 +56,7 @@ class Coroutine:
 
     def __init__(self, thread: LuaThread) -> None:
         self.thread, self.send, self.resumes = thread, thread.send, 0
-        self.address = 0
-        answer = thread.send(None)  # the activity loop first yields true and the text of a pointer
-        text = answer[-1] if type(answer) is tuple else None
-        with suppress(ValueError):
-            self.address = int(text, 16) if isinstance(text, bytes) else 0
+        self.address = _address_in(thread.send(None))
 
 
 Run = tuple[Coroutine, int]
@@ -388,6 +383,15 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
+
+
+def _address_in(answer: object) -> int:
+    """Return the address in the first values of a coroutine of the activity loop: true, and the text of a pointer."""
+    text = answer[-1] if type(answer) is tuple else None
+    try:
+        return int(text, 16) if isinstance(text, bytes) else 0
+    except ValueError:
+        return 0
 
 
 def _log_failure(_values: LuaValues | None, error: BaseException | None) -> None:
