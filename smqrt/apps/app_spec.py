@@ -1,4 +1,4 @@
-"""An application to load, as the command line names it."""
+"""An application that the server is to load."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class AppSpec:
-    """One application to load.
+    """An application to load.
 
     Attributes:
-        name: the path segment it is mounted under; empty for the root.
+        name: the path segment of its mount; empty for the root.
         path: a folder or a ZIP file.
-        priority: -127 to 127, higher is asked first.
+        priority: -127 to 127; directories with a higher priority get a request first.
         inner: the folder inside the ZIP file; empty for its top.
-        entry: its number in the table `apps` of mako.conf; None when that does not name it.
+        entry: its number in the table `apps` of mako.conf; None if it is not from there.
     """
 
     name: str

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import click
 
-from smqrt.apps.lua import check as api_table
-from smqrt.apps.lua.check import ABSENT, SKIPPED, SYNTAX, UNKNOWN, Finding, Report
-from smqrt.apps.lua.check import check as read_application
+from smqrt.apps.lua.check import (
+    ABSENT,
+    SKIPPED,
+    SYNTAX,
+    UNKNOWN,
+    Finding,
+    Report,
+    check_application,
+    read_table,
+)
 from smqrt.printable import json_line, printable
 
 
@@ -24,7 +31,7 @@ def check(path: Path, as_json: bool) -> None:
     neither smqrt nor the documentation of the Barracuda App Server has. Exit code 1 when a call is absent, or a file
     has a syntax error or can't be read.
     """
-    report = read_application(path, api_table.read())
+    report = check_application(path, read_table())
     for finding in report.findings:
         if as_json:
             values = {"file": finding.path, "line": finding.line, "finding": finding.kind, "call": finding.name}

@@ -11,9 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.apps.lua import api as lua_api
-from smqrt.apps.lua import check as api_table
-from smqrt.apps.lua.check import check as find
-from smqrt.apps.lua.check import tokens
+from smqrt.apps.lua.check import check_application, read_table, tokens
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.cli.check import check
@@ -54,25 +52,22 @@ local alias = ba.gone
 local response = up:response() response:setdigest()
 """
 
-READ = api_table.read
-
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = api_table.read
-    monkeypatch.setattr(api_table, "read", lambda: read(TABLE))
+    monkeypatch.setattr("smqrt.cli.check.read_table", lambda: read_table(TABLE))
 
 
 def test_what_plain_lua_has_is_there(tmp_path: Path) -> None:
     """The manual's own table: what applications call of `io` and `os`."""
     names = ["io.popen", "os.execute", "os.tmpname", "os.remove", "os.rename", "os.setlocale"]
-    page = READ()
+    page = read_table()
     assert set(names) <= page.supported
     machine = Vm()
     lua_api.install(machine, Services())
     assert [name for name in names if machine.eval(f"return type({name})") != (b"function",)] == []
     write(tmp_path, **{".preload": "".join(f"_G.{name} 'x' {name} 'x'\n" for name in names) + "os.exit()"})
-    report = find(tmp_path, page)
+    report = check_application(tmp_path, page)
     assert [(finding.line, finding.kind, finding.name) for finding in report.findings] == [(7, "absent", "os.exit")]
 
 

@@ -36,7 +36,9 @@ def all_calls() -> list[str]:
     """The calls, and one without arguments of what else the table of the API has."""
     named = {line.partition(" | ")[0] for line in CALLS.splitlines()}
     kinds = {line.partition(" = ")[0] for line in MAKERS.splitlines()}
-    others = [name for name in sorted(check.read().supported - named) if ":" not in name or name.split(":")[0] in kinds]
+    others = [
+        name for name in sorted(check.read_table().supported - named) if ":" not in name or name.split(":")[0] in kinds
+    ]
     return [line for line in CALLS.splitlines() if line] + [f"{name} | " for name in others]
 
 

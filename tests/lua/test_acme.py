@@ -118,7 +118,7 @@ def test_what_was_answered_before_is_answered_still(lua: Lua) -> None:
 def test_where_no_server_could_answer(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lua.server.services, "http_server", None)
     lua.run("app.order'example.com'")
-    assert lua.told(1) == [(b"", b"there is no HTTP server that could answer to the authority")]
+    assert lua.told(1) == [(b"", b"no HTTP server is running, so the authority can't check the host name")]
 
 
 def test_a_hundred_orders_may_wait(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_a_file_that_is_too_large_for_a_string(server: AppServer):
     assert lines[4].endswith("bad argument #1 to 'read' (number has no integer representation)")
     assert lines[5].endswith("bad argument #1 to 'read' (number expected, got string)")
     assert lines[6:8] == ["", "nil\tioerror"]
-    assert lines[8].endswith("seek: the offset counts from the start, it can't be negative")
+    assert lines[8].endswith("seek: the offset counts from the start and can't be negative")
     assert lines[9:] == ["nil\tnoaccess", "nil\tmem", "true\tnil\tmem"]
 
 

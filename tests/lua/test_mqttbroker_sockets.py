@@ -258,7 +258,7 @@ def test_port_that_is_taken(vm: Vm, port: int) -> None:
         ("70000", "port: port number from 0 to 65535 expected, got 70000"),
         ("0, {maxPacketSize = 1}", "maxPacketSize: number of bytes from 128 to 268435460 expected, got 1"),
         ("0, {auth = 5}", "auth: function or true expected, got 5"),
-        ("0, {auth = true}", "auth: the server has no users; name a file of them in the setting auth.users"),
+        ("0, {auth = true}", "auth: the server has no users; set auth.users to a file with users"),
         ("0, {allowWildcards = 'no'}", "allowWildcards: boolean expected, got string"),
         ("0, {shark = true}", "shark: TLS object expected, got boolean"),
         ("0, 'plain'", "options: table expected, got string"),

@@ -83,7 +83,7 @@ class _Driver:
 
 
 class _Later(Deferred[None]):
-    """Resolved in a later turn of the loop; the activity then performs `op`, an op and its arguments."""
+    """Resolves in a later iteration of the loop; the activity then performs `op`, an op with its arguments."""
 
     __slots__ = ("op",)
 
@@ -155,6 +155,7 @@ class Activities:
         """
         co = self._idle.pop() if self._idle else Coroutine(self._new())
         answer = self._send(co, (ref, *args))
+        # At the end of an activity, the Lua loop yields whether it succeeded, then its values or the error.
         if answer is True:
             self._idle.append(co)
             return ()
@@ -195,8 +196,8 @@ class Activities:
     def stop(self) -> None:
         """End all activities that wait in an op. Their `<close>` variables are closed; pcall does not catch this.
 
-        An activity whose op has finished already, and which this turn of the loop resumes, continues. Check `blocked`
-        and call this again.
+        An activity whose op has already finished, and which this iteration of the loop resumes, continues. Check
+        `blocked` and call this again.
         """
         run_callback = get_hub().loop.run_callback
         for driver in list(self._drivers):
@@ -221,14 +222,15 @@ class Activities:
     def _send(self, co: Coroutine, values: Sent) -> Any:
         stack = self._call_stack
         if len(stack) >= MAX_DEPTH:
-            self._idle.append(co)
+            self._idle.append(co)  # it has not started
             raise LuaError(f"callbacks are nested more than {MAX_DEPTH} deep: one of them causes its own call")
         co.resumes += 1
         stack.append(co)
         try:
             return co.send(values)
         except Exception as error:  # the coroutine is dead, or lupa rejected a value: it is not reusable
-            raise LuaError(_text_of(error)) from error
+            detail = error.args[0] if error.args else error
+            raise LuaError(detail if isinstance(detail, bytes | str) else str(detail)) from error
         finally:
             stack.pop()
 
@@ -273,6 +275,7 @@ class Activities:
             elif type(answer[0]) is bool:
                 outcome.resolve(self._ended(co, answer))
             else:
+                # In the next iteration of the loop: Lua may be on the C stack now.
                 get_hub().loop.run_callback(greenlets.start, self._drive_later, co, answer, outcome)
         except LuaError as error:
             outcome.reject(error)
@@ -282,7 +285,7 @@ class Activities:
         parked.answer.then(lambda value, error: self._in_hub(self._unpark, parked))
 
     def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
-        """Call `fn` where greenlets may be switched: at once in the loop's greenlet if Lua is not on the C stack."""
+        """Call `fn` where greenlets may be switched: directly in the loop's greenlet unless Lua is on the C stack."""
         hub = get_hub()
         if self._call_stack or getcurrent() is not hub:
             hub.loop.run_callback(fn, *args)
@@ -389,11 +392,6 @@ def _address_in(answer: object) -> int:
         return int(text, 16) if isinstance(text, bytes) else 0
     except ValueError:
         return 0
-
-
-def _text_of(error: Exception) -> bytes | str:
-    detail = error.args[0] if error.args else error
-    return detail if isinstance(detail, bytes | str) else str(detail)
 
 
 def _log_failure(_values: LuaValues | None, error: BaseException | None) -> None:

@@ -54,7 +54,7 @@ def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
     """
     vm = Vm()
     ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
-    # The server runs the file again, and shows its output then, when the format of the log is known.
+    # No output: the server runs the file again after it has configured its log.
     services = Services(ios=dict(ios), argv=list(words), conf=file, log=_NO_LOG, output=lambda line: None)
     try:
         api.install(vm, services)
@@ -82,7 +82,7 @@ log = logging.getLogger("smqrt.lua")
 
 _README, _README_BYTES = "README.md", 8192  # only the first sentence is used
 
-_LAST = -127  # the lowest priority
+_LOWEST_PRIORITY = -127
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -126,7 +126,7 @@ class LuaScript:
 
     def load(self) -> None:
         """See `Script.load`."""
-        # Not earlier: Lua releases the handles that it has received, but none of an application that failed before.
+        # Lua releases handles that it has received. Created earlier, those of an application that fails would leak.
         io, reader = self._files.handle_of(self._io), self._dirs.register(self._reader)
         variables: Any = self._owner.names.get("app", {})  # those of .preload.py
         hubs = {name: value for name, value in variables.items() if isinstance(value, Smq)}
@@ -177,7 +177,7 @@ class Application:
         name: the path segment of its mount, "" for the root.
         path: its folder or ZIP file.
         about: the first sentence of its README.md; empty without one.
-        error: why it does not run, with file and line; None when it is running or was stopped.
+        error: the error with file and line if it failed; None if it is running or was stopped.
         number: its number in Lua.
         priority: the priority of its directory.
         changing: whether it is being loaded or unloaded.
@@ -214,7 +214,7 @@ class Application:
         return self._running is not None
 
     def load(self) -> None:
-        """Open the folder and run `.preload`. May block. An error is logged and stays in `error`."""
+        """Open the folder and run `.preload`. May block. An error is logged and stored in `error`."""
         with self._change():
             self._load()
 
@@ -228,14 +228,14 @@ class Application:
 
     def _load(self) -> None:
         self.error = None
-        self._take_notice_down()
+        self._remove_notice()
         try:
             self._running = self._start()
             self.about = _about(self._running.reader.io)
         except IoError as error:
             self.error = f"{self.path}: {error}"
             log.error("application %s: %s", self.uri, self.error)
-            self._put_notice_up()
+            self._insert_notice()
             return
         try:
             with current_process.running_app(self._running.owner):
@@ -246,23 +246,23 @@ class Application:
         except SmqrtError as error:
             self.error = str(error)
             log.error("application %s failed: %s", self.uri, self.error)
-            self._take_down()
-            self._put_notice_up()
+            self._clear()
+            self._insert_notice()
 
-    def _put_notice_up(self) -> None:
+    def _insert_notice(self) -> None:
         """Respond 503 for the application; at / with the lowest priority, after all other applications."""
         if self._parent is None:
             return
-        self._notice = Directory(self.name, self.priority if self.name else _LAST)
-        self._notice.setfunc(self._say_failed)
+        self._notice = Directory(self.name, self.priority if self.name else _LOWEST_PRIORITY)
+        self._notice.setfunc(self._respond_failed)
         self._parent.insert(self._notice)
 
-    def _take_notice_down(self) -> None:
+    def _remove_notice(self) -> None:
         notice, self._notice = self._notice, None
         if notice is not None:
             notice.unlink()
 
-    def _say_failed(self, request: Request, relpath: str) -> bool:
+    def _respond_failed(self, request: Request, relpath: str) -> bool:
         notice = self._notice
         others = self._parent.children if self._parent is not None else ()
         if self.name and any(one.name == self.name and one is not notice for one in others):
@@ -299,43 +299,41 @@ class Application:
             The error of `onunload`, which is also logged; None without an error. It is unloaded in either case.
         """
         with self._change():
-            self._take_notice_down()
+            self._remove_notice()
             failure = self._end()
             if self._running is not None:
-                self._take_down()
+                self._clear()
             return failure
 
     def reload(self) -> None:
         """Unload the application and load it from the current files; meanwhile requests get 503 with Retry-After."""
-        substitute = self._running and _substitute(self._running.reader)
+
+        def respond(request: Request, relpath: str) -> None:
+            request.response.error(503, "The application is restarting.", {"Retry-After": "1"})
+
+        substitute = None
+        if self._running is not None:
+            reader = self._running.reader
+            substitute = Directory(reader.name, reader.priority)
+            substitute.setfunc(respond)
+            if reader.parent is not None:  # an application may have removed its directory from the tree
+                reader.parent.insert(substitute)
         with self._change():
             try:
                 self.unload()
                 self._load()
             finally:
-                if substitute:
+                if substitute is not None:
                     substitute.unlink()
 
-    def _take_down(self) -> None:
+    def _clear(self) -> None:
+        """Remove the running application from the tree, and close and delete everything that it has created."""
         assert self._running is not None
         running, self._running = self._running, None
         running.reader.unlink()
         running.owner.close()
         for script in running.scripts:
             script.clear()
-
-
-def _substitute(reader: ResourceReader) -> Directory:
-    """Insert a directory that responds 503 while the application restarts, and return it."""
-
-    def respond(request: Request, relpath: str) -> None:
-        request.response.error(503, "The application is restarting.", {"Retry-After": "1"})
-
-    substitute = Directory(reader.name, reader.priority)
-    substitute.setfunc(respond)
-    if reader.parent is not None:  # an application may have removed its directory from the tree
-        reader.parent.insert(substitute)
-    return substitute
 
 
 class Applications:
@@ -354,13 +352,14 @@ class Applications:
         self.services = services
         self.entries: dict[str, int] = {}
         self.all: list[Application] = []
+        # The order matters: a Lua half uses the parts that precede it.
         self.exchanges = services.exchanges = exchange.install_exchange(vm)
         request.install_request(vm, services, self.exchanges)
         deferred = exchange.install_response(vm, services, self.exchanges)
         self.sessions = logins.install_sessions(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
-        uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
+        uploads.install_uploads(vm, self.exchanges, self.files, deferred, self.sessions)
         self.dirs = dirs.install_dirs(vm, services, self.exchanges, self.files, dirs.install_pages(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         self._traces = dirs.install_tracelogger(vm, services, self.dirs)
@@ -381,7 +380,7 @@ class Applications:
 
     def end(self) -> None:
         """Run every `onunload`, then the functions of `mako.onexit`, at shutdown. May block."""
-        for application in list(self.all):
+        for application in list(self.all):  # a copy: an `onunload` may remove applications
             application.end()
         self.run_exit_functions()
         self.send_mail_log()
@@ -393,7 +392,7 @@ class Applications:
         self._traces.close()
 
     def load(self, name: str, path: Path, priority: int = 0, inner: str = "", entry: int | None = None) -> Application:
-        """Load an application; its `error` tells whether this failed. May block.
+        """Load an application. May block. Its attribute `error` is set if it fails.
 
         Args:
             name: the path segment of its mount, "" for the root.
@@ -402,7 +401,16 @@ class Applications:
             inner: the folder inside the ZIP file.
             entry: its number in `apps` of mako.conf.
         """
-        application = self.make(name, path, lambda: _opened(path, inner), priority, entry)
+
+        def open_io() -> Io:
+            if path.is_dir():
+                return DiskIo(path)
+            try:
+                return disks.call(str(path), ZipIo, path, inner)  # in a thread: the directory of an archive may be long
+            except TimeoutError as error:
+                raise IoError.of(error, str(path)) from None
+
+        application = self.make(name, path, open_io, priority, entry)
         application.load()
         return application
 
@@ -427,7 +435,7 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, io: Io, priority: int, entry: int | None) -> Running:
         io.private = self.services.private
-        # The names of hubs begin with that of the application; several may have none, or the same.
+        # Names of hubs begin with that of the application, which several applications may share, so it gets a number.
         earlier = sum(one.name == name and one.number < number for one in self.all)
         owner = self.services.scopes[number] = current_process.AppScope(
             path.resolve() if type(io) is DiskIo else None, f"{name}~{earlier}" if earlier else name
@@ -436,7 +444,11 @@ class Applications:
         reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader, entry, owner)]
-        if _has(io, PRELOAD):
+        try:
+            has_python = not io.stat(PRELOAD).isdir
+        except IoError:
+            has_python = False
+        if has_python:
             scripts.insert(0, PythonApplication(name or path.resolve().stem, reader, owner))
         self.services.root.insert(reader)
         return Running(owner, reader, scripts)
@@ -445,25 +457,9 @@ class Applications:
         self.entries[name.decode("ascii")] = ref
 
 
-def _opened(path: Path, inner: str) -> Io:
-    if path.is_dir():
-        return DiskIo(path)
-    try:
-        return disks.call(str(path), ZipIo, path, inner)  # in a thread: the directory of an archive may be long
-    except TimeoutError as error:
-        raise IoError.of(error, str(path)) from None
-
-
 def _about(io: Io) -> str:
     try:
         with io.open(_README) as file:
             return first_sentence(file.read(_README_BYTES).decode("utf-8", "replace"))
     except IoError:
         return ""
-
-
-def _has(io: Io, name: str) -> bool:
-    try:
-        return not io.stat(name).isdir
-    except IoError:
-        return False

@@ -261,7 +261,7 @@ def _dump(value: object, parts: list[bytes]) -> None:
     if isinstance(value, str | bytes | bytearray):
         data = value.encode() if isinstance(value, str) else bytes(value)
         parts += (b"s", struct.pack(">I", len(data)), data)
-    elif isinstance(value, bool):
+    elif isinstance(value, bool):  # before int, of which bool is a subclass
         parts.append(b"t" if value else b"f")
     elif isinstance(value, int):
         parts.append(struct.pack(">cq", b"i", value))

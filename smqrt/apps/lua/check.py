@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A token; spaces and comments are none.
+    """A token. Spaces and comments are not tokens.
 
     Attributes:
         kind: "name" (also keywords), "string", "number" or "mark".
@@ -100,15 +100,15 @@ class ApiTable:
         return name
 
     def is_namespace(self, name: str) -> bool:
-        """Whether `name` is a prefix of other names, such as "ba.create"."""
+        """Return whether `name` is a prefix of other names, such as "ba.create"."""
         return any(known.startswith(f"{name}.") for known in (*self.supported, *self.absent))
 
     def has_object(self, kind: str) -> bool:
-        """Whether the table has methods of this kind of object."""
+        """Return whether the table has methods of this kind of object."""
         return any(known.startswith(f"{kind}:") for known in self.supported)
 
 
-def read(page: str | None = None) -> ApiTable:
+def read_table(page: str | None = None) -> ApiTable:
     """Return the table of a page; by default the manual's page lua-api."""
     table = ApiTable()
     for items, support, note in _ROW.findall(pages.pages()[PAGE] if page is None else page):
@@ -173,7 +173,7 @@ class Report:
         return sum(finding.kind == kind for finding in self.findings)
 
 
-def check(path: Path, table: ApiTable) -> Report:
+def check_application(path: Path, table: ApiTable) -> Report:
     """Read the applications in a folder or ZIP file.
 
     Raises:
@@ -220,7 +220,7 @@ class _Checker:
                 if entry.name not in _SKIPPED_FOLDERS:
                     self.read_all(io, prefix, name, depth + 1)
             elif entry.name.endswith(".zip") and not prefix:
-                with suppress(IoError):  # not a ZIP file, or one in another: data of the application
+                with suppress(IoError):  # a broken ZIP file, or a ZIP file in a ZIP file: data of the application
                     self.read_all(io.sub(name), f"{name}/", "", depth + 1)
             elif entry.name.endswith(_CODE) or entry.name in _SPECIAL:
                 self._read(io, prefix, name, entry.size)
@@ -263,41 +263,37 @@ class _Checker:
             for name, line in used.names:
                 yield from self._name(path, line, name, used, own)
             for module, line in used.modules:
-                yield from self._module(path, line, module, used)
+                name = module.replace("/", ".")
+                known = name in self._modules or name in self._table.modules or name in _STANDARD
+                if known or requirable_source(name):
+                    continue
+                is_tested, call = module in used.tested_modules, f'require "{module}"'
+                if name in self._table.absent_modules:
+                    yield Finding(path, line, ABSENT, call, self._table.absent_modules[name], is_tested)
+                else:
+                    yield Finding(path, line, UNKNOWN, call, "", is_tested)
 
     def _name(self, path: str, line: int, name: str, used: Uses, own: set[str]) -> Iterator[Finding]:
         if any(part in own for part in prefixes(name)):
             return
         kind, colon, method = name.partition(":")
-        row = self._row_of_method(kind, method) if colon else self._table.row_of(name)
+        if colon:
+            # In pages, request and response are the same object, which applications also call cmd.
+            kinds = ("request", "response") if kind in ("request", "response", "cmd") else (kind,)
+            rows = [f"{one}:{method}" for one in kinds]
+            supported = [one for one in rows if one in self._table.supported]
+            row = next(iter(supported + [one for one in rows if one in self._table.absent]), None)
+            is_of_server = kind == "cmd" or self._table.has_object(kind)
+            is_unknown = row is None and is_of_server and not _STRING_METHODS.fullmatch(method)
+        else:
+            row = self._table.row_of(name)
+            is_of_server = name.partition(".")[0] in ("ba", "mako")
+            is_unknown = row is None and is_of_server and not self._table.is_namespace(name)
         is_tested = any(part in used.tested for part in prefixes(name))
         if row in self._table.absent:
             yield Finding(path, line, ABSENT, name, self._table.absent[row], is_tested)
-        elif row is None and self._is_server_name(kind, colon, name):
+        elif is_unknown:
             yield Finding(path, line, UNKNOWN, name, "", is_tested)
-
-    def _row_of_method(self, kind: str, method: str) -> str | None:
-        kinds = ("request", "response") if kind in ("request", "response", "cmd") else (kind,)
-        known = [f"{one}:{method}" for one in kinds]
-        supported = [name for name in known if name in self._table.supported]
-        return next(iter(supported + [name for name in known if name in self._table.absent]), None)
-
-    def _is_server_name(self, kind: str, colon: str, name: str) -> bool:
-        """Whether a name belongs to the server, so that the table should have a row for it."""
-        if colon:
-            method = name.partition(":")[2]
-            return not _STRING_METHODS.fullmatch(method) and (kind == "cmd" or self._table.has_object(kind))
-        return name.partition(".")[0] in ("ba", "mako") and not self._table.is_namespace(name)
-
-    def _module(self, path: str, line: int, module: str, used: Uses) -> Iterator[Finding]:
-        name = module.replace("/", ".")
-        if name in self._modules or name in self._table.modules or name in _STANDARD or requirable_source(name):
-            return
-        is_tested = module in used.tested_modules
-        if name in self._table.absent_modules:
-            yield Finding(path, line, ABSENT, f'require "{module}"', self._table.absent_modules[name], is_tested)
-        else:
-            yield Finding(path, line, UNKNOWN, f'require "{module}"', "", is_tested)
 
 
 def prefixes(name: str) -> list[str]:
@@ -313,7 +309,7 @@ _STRING_METHODS = re.compile(r"byte|find|format|gmatch|gsub|len|lower|match|pack
 _ROOTS = ("ba", "mako", "luasql", "io", "os", "package", "debug", "string", "require")
 _OBJECTS = {"request": "request", "response": "response", "cmd": "cmd", "dir": "dir", "io": "io"}
 """Kinds of objects that variables with these names hold by convention."""
-_MAKERS = {
+_RESULT_KINDS = {
     "ba.create.dir": "dir",
     "ba.create.resrdr": "dir",
     "ba.openio": "io",
@@ -331,6 +327,7 @@ _MAKERS = {
     "io:open": "file",
 }
 """Kinds of objects that these calls return."""
+# Words beside a name that show that the file only tests whether it exists.
 _TESTS_BEFORE = ("if", "elseif", "not", "and", "or", "while", "until", "==", "~=")
 _TESTS_AFTER = ("then", "and", "or", "==", "~=", "do")
 
@@ -392,7 +389,12 @@ class _Reader:
         if parts[:2] == ["_G", "."]:
             parts = parts[2:]
         if parts[0] == "require":
-            self._require(begin, at)
+            argument = at + 1 if self._text(at) in ("(", ",") else at  # "," in `pcall(require, "name")`
+            if argument < len(self._tokens) and self._tokens[argument].kind == "string":
+                module = self._tokens[argument].text
+                self._uses.modules.append((module, self._tokens[begin].line))
+                if self._text(begin - 2) in ("pcall", "xpcall"):
+                    self._uses.tested_modules.add(module)
         elif name := self._meaning(parts):
             self._used(name, begin, at)
             if len(parts) == 1:
@@ -420,22 +422,14 @@ class _Reader:
         else:
             self._uses.names.append((name, self._tokens[begin].line))
 
-    def _require(self, begin: int, end: int) -> None:
-        at = end + 1 if self._text(end) in ("(", ",") else end
-        if at < len(self._tokens) and self._tokens[at].kind == "string":
-            module = self._tokens[at].text
-            self._uses.modules.append((module, self._tokens[begin].line))
-            if self._text(begin - 2) in ("pcall", "xpcall"):
-                self._uses.tested_modules.add(module)
-
     def _assigned(self, begin: int, parts: list[str]) -> None:
-        """Remember the meaning of x after `x = ba.create` and `x = ba.create.dir(...)`."""
+        """Store the meaning of the variable after `x = ba.create` and `x = ba.create.dir(...)`."""
         if self._text(begin - 1) != "=" or begin < 2 or self._tokens[begin - 2].kind != "name":
             return
         variable, name = self._tokens[begin - 2].text, self._meaning(parts) or "".join(parts)
         end = begin + len(parts)
-        if self._text(end) in ("(", "{") or (end < len(self._tokens) and self._tokens[end].kind == "string"):
-            self._kinds[variable] = _MAKERS.get(name, "")
+        if self._text(end) in ("(", "{") or (end < len(self._tokens) and self._tokens[end].kind == "string"):  # a call
+            self._kinds[variable] = _RESULT_KINDS.get(name, "")
         elif name.partition(".")[0] in _ROOTS[:3]:
             self._aliases[variable] = name
         elif parts[-1] in _OBJECTS and len(parts) > 1:

@@ -31,7 +31,7 @@ from smqrt.loop.threads import block_thread, new_lock
 
 log = logging.getLogger("smqrt.lua")
 
-PATIENCE_S, STEP_S = 1.0, 0.005
+TIMEOUT_S, POLL_S = 1.0, 0.005
 IDLE_AFTER_S = 0.03  # without a call of the hook; far longer than another core takes to notice the hook
 MAX_DEPTH = 200  # Lua's limit of nested coroutines
 
@@ -50,7 +50,7 @@ Action = Callable[[int], None]
 
 
 class OtherBuildError(SmqrtError):
-    """This build of lupa differs from the expected one; the text says in what."""
+    """This build of lupa differs from the expected one. The message names the difference."""
 
 
 class LuaInterface:
@@ -143,7 +143,13 @@ class Interrupt:
         with self._gate:
             self._action = action
             self._has_arrived = False
-            self._path = self._set_hooks(state)
+            # Set the hook from the outermost to the innermost coroutine; see the module's docstring.
+            self._path = []
+            outer: int | None = state
+            while outer and len(self._path) < MAX_DEPTH:
+                self._path.append(outer)
+                self.lua.set_hook(outer, ctypes.cast(self._hook, ctypes.c_void_p), _ALL_EVENTS, 1)
+                outer = None if wait_until(lambda: self._has_arrived, IDLE_AFTER_S) else self._inner_of(outer)
 
     def tracebacks(self, at: int) -> bytes:
         """Return the tracebacks of the outer coroutines and of the running one; for actions."""
@@ -155,19 +161,10 @@ class Interrupt:
         with self._gate:
             self._action = None
 
-    def _set_hooks(self, state: int | None) -> list[int]:
-        """Set the hook from the outermost to the innermost coroutine, and return them in this order."""
-        path: list[int] = []
-        while state and len(path) < MAX_DEPTH:
-            path.append(state)
-            self.lua.set_hook(state, ctypes.cast(self._hook, ctypes.c_void_p), _ALL_EVENTS, 1)
-            state = None if wait_until(lambda: self._has_arrived, IDLE_AFTER_S) else self._inner_of(state)
-        return path
-
     def _inner_of(self, state: int) -> int | None:
         """Return the coroutine that `state` has resumed; None if the stack of `state` may have changed."""
         inner: int | None = self.lua.to_thread(state, 1)
-        if wait_until(lambda: self._has_arrived, STEP_S) or inner != self.lua.to_thread(state, 1):
+        if wait_until(lambda: self._has_arrived, POLL_S) or inner != self.lua.to_thread(state, 1):
             return None
         return inner if inner and self.lua.status(inner) == _RUNNING else None
 
@@ -182,10 +179,10 @@ class Interrupt:
 
 
 def interrupt_of(vm: Vm) -> Interrupt | None:
-    """Return the Interrupt for a Lua runtime; None, after a warning, when it does not work with this build of lupa."""
+    """Return the Interrupt for a Lua runtime; None, after a warning, if it does not work with this build of lupa."""
     try:
         lua = LuaInterface(vm.lupa.__file__, vm.number)
-        _try(vm, lua)
+        _test_functions(vm, lua)
     except OtherBuildError as error:
         log.warning(
             "lupa %s is not the expected build (%s): endless loops in Lua are not ended, and reports of a blocked "
@@ -204,7 +201,7 @@ for i = 1, 10 do sum = sum + i end
 """
 
 
-def _try(vm: Vm, lua: LuaInterface) -> None:
+def _test_functions(vm: Vm, lua: LuaInterface) -> None:
     """Test all functions in a few lines of Lua, with a hook that this thread sets and calls."""
     address, seen = 0, []
 
@@ -231,7 +228,7 @@ def _try(vm: Vm, lua: LuaInterface) -> None:
 
 
 def _is_state(address: int) -> bool:
-    """Whether there is a coroutine at an address.
+    """Return whether there is a coroutine at an address.
 
     Reads through /proc, since reading from a wrong address would crash the process. Where that is impossible, every
     address but 0 counts as valid.
@@ -248,14 +245,14 @@ def _is_state(address: int) -> bool:
         os.close(memory)
 
 
-def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Block this thread until a condition is true; return whether it is, after at most `patience_s`."""
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Block this thread until a condition is true; return False after `timeout_s`."""
     waited_s = 0.0
     while not condition():
-        if waited_s >= patience_s:
+        if waited_s >= timeout_s:
             return False
-        block_thread(STEP_S)
-        waited_s += STEP_S
+        block_thread(POLL_S)
+        waited_s += POLL_S
     return True
 
 

@@ -92,8 +92,8 @@ class Services:
     def known_application(self) -> int | bool | None:
         """Return the number of the application whose code this greenlet runs.
 
-        None for an application without a number, False outside of applications. Lua passes the number on, since a
-        blocking call may run in another greenlet.
+        None for an application without a number, False outside of applications. Lua passes the number to blocking
+        calls, which may run in another greenlet.
         """
         owner = current_app.get()
         if owner is None:

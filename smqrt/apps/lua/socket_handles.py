@@ -30,16 +30,16 @@ from smqrt.wire.websocket import WebSocketCodec
 Values = tuple[Any, ...]
 
 AGAIN: Values = ()
-"""Returned by `receive` when there may be more data, but other activities have to run first."""
+"""Result of `receive` when there may be more data, but other activities have to run first."""
 
 
 class Reading(Deferred[Values]):
-    """A pending read, resolved with the values of the read, with nil and "timeout", or with nil and an error word.
+    """A pending read. Resolves to the values of the read, or to nil and "timeout" or another error word.
 
     Args:
         handle: the socket.
         timeout_s: seconds to wait; None for no limit.
-        is_soon: whether to try again in the next turn of the loop, even if the socket does not become readable.
+        is_soon: whether to read again in the next iteration of the loop, even if the socket is not readable.
     """
 
     __slots__ = ("_handle", "_late_s", "_wait")
@@ -55,7 +55,7 @@ class Reading(Deferred[Values]):
         elif not handle.paused:
             self._await(timeout_s)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue after the end of a pause."""
         if self._wait is None:
             get_hub().loop.run_callback(self._try, None, None)
@@ -104,7 +104,7 @@ class SocketHandle:
 
     Attributes:
         reading: the pending read; None without one.
-        paused: whether received data is kept back.
+        paused: whether reading is paused.
         state: the return value of `sock:state()`.
     """
 
@@ -122,9 +122,9 @@ class SocketHandle:
         return self.stream.tls if self.stream else None
 
     def receive(self) -> Values | None:
-        """Return the values of a read; None when no data has arrived, `AGAIN` to retry in a later turn of the loop.
+        """Return the values of a read. Raises StreamError.
 
-        Raises StreamError.
+        Returns None if no data has arrived, `AGAIN` if the caller must try again in a later iteration of the loop.
         """
         raise StreamError("incorrectuse")
 
@@ -133,15 +133,15 @@ class SocketHandle:
         raise StreamError("incorrectuse")
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
-        """Send or queue data; return False when the writer should wait for room in the queue. Raises StreamError."""
+        """Send or queue data; return False if the writer should wait for room in the queue. Raises StreamError."""
         raise StreamError("incorrectuse")
 
     def peername(self) -> tuple[str, int]:
-        """Return address and port of the remote side. Raises StreamError."""
+        """Return the address and port of the remote side. Raises StreamError."""
         raise StreamError("invalidsocketcon")
 
     def sockname(self) -> tuple[str, int]:
-        """Return address and port of this side. Raises StreamError."""
+        """Return the address and port of the local side. Raises StreamError."""
         raise StreamError("invalidsocketcon")
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
@@ -153,10 +153,10 @@ class SocketHandle:
         raise StreamError("incorrectuse")
 
     def pause(self, is_paused: bool) -> None:
-        """Keep received data back, or continue."""
+        """Pause or resume reading; the system buffers received data meanwhile."""
         self.paused = is_paused
         if self.reading is not None and not is_paused:
-            self.reading.go_on()
+            self.reading.resume()
 
     def end_reading(self, word: str) -> None:
         """End a pending read with nil and an error word."""
@@ -192,9 +192,9 @@ class StreamHandle(SocketHandle):
         data = self.stream.try_read()
         if data:
             return (data,)
-        return None if data is None else self.gone()
+        return None if data is None else self.end_values()
 
-    def gone(self) -> Values:
+    def end_values(self) -> Values:
         """Return the values of a read at the end of the stream."""
         return fail("sslclosenotify" if self.stream.tls else "socketclosed")
 
@@ -319,6 +319,7 @@ class DatagramHandle(SocketHandle):
     def sendto(self, data: bytes, host: str, port: int) -> bool:
         """Send a datagram to a literal address. Raises StreamError; ArgumentError for a name."""
         try:
+            # literal: a lookup would block.
             _, address = resolve(host, port, self._datagram.is_ipv6, literal=True)[0]
         except StreamError as error:
             if error.word == "cannotconnect":
@@ -391,7 +392,7 @@ STALLED_S = 30.0  # time without any progress after which a write fails
 
 
 class QueueDrain(Deferred[object]):
-    """A wait for room in the send queue, resolved with true, or with nil and an error word.
+    """A wait for room in the send queue. Resolves to True, or to nil and an error word.
 
     The word is "timeout" when the remote side has stopped reading, or after `timeout_s` seconds.
     """
@@ -415,26 +416,24 @@ class QueueDrain(Deferred[object]):
         self._wait.then(self._over)
 
     def _over(self, _value: None, error: BaseException | None) -> None:
+        is_late = self._until_s is not None and monotonic() >= self._until_s
         if not isinstance(error, StreamError):
             self.resolve(True)
-        elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes and not self._is_late():
+        elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes and not is_late:
             self._await()  # the remote side is slow, but reads
         else:
             self.resolve(fail(error.word))
 
-    def _is_late(self) -> bool:
-        return self._until_s is not None and monotonic() >= self._until_s
-
 
 class Suspension(TimedDeferred[object]):
-    """A wait for `wake`, resolved with true, or with nil and a word; with nil, "timeout" after the timeout."""
+    """A wait for `wake`. Resolves to True, or to nil and a word, which is "timeout" after the timeout."""
 
-    __slots__ = ("_number", "_waiting_ones")
+    __slots__ = ("_number", "_suspensions")
 
-    def __init__(self, waiting_ones: dict[int, Suspension], number: int, timeout_s: float | None) -> None:
+    def __init__(self, suspensions: dict[int, Suspension], number: int, timeout_s: float | None) -> None:
         super().__init__(timeout_s)
-        self._waiting_ones, self._number = waiting_ones, number
-        waiting_ones[number] = self
+        self._suspensions, self._number = suspensions, number
+        suspensions[number] = self
 
     def wake(self, word: bytes | None = None) -> None:
         """Resume the activity."""
@@ -445,11 +444,11 @@ class Suspension(TimedDeferred[object]):
 
     def _release(self) -> None:
         super()._release()
-        self._waiting_ones.pop(self._number, None)
+        self._suspensions.pop(self._number, None)
 
 
 class Suspensions:
-    """The suspended activities, by the numbers that Lua gave them."""
+    """Suspended activities by number, which Lua chooses."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Suspension] = {}
@@ -459,7 +458,7 @@ class Suspensions:
         return Suspension(self._waiting, number, None if timeout_ms is None else timeout_ms / 1000)
 
     def wake(self, number: int, word: bytes | None = None) -> bool:
-        """Resume an activity with true, or with nil and a word; return False when none waits."""
+        """Resume an activity with true, or with nil and a word; return False if none is suspended."""
         suspension = self._waiting.get(number)
         if suspension is None:
             return False
@@ -473,9 +472,7 @@ class Suspensions:
 
 
 MAX_WRITE_BYTES = 65535
-MAX_PING_BYTES = 125
-
-CONTINUE: Values = ("continue",)  # never the result of a read
+MAX_PING_BYTES = 125  # RFC 6455 §5.5: the payload of a control frame
 
 
 class WebSocketHandle(StreamHandle):
@@ -493,42 +490,33 @@ class WebSocketHandle(StreamHandle):
     ) -> None:
         super().__init__(stream, tls, host, server)
         self.codec = WebSocketCodec(is_client)
-        self._last: Values | None = None
+        self._last: Values | None = None  # the result of all reads after the end
 
     def receive(self) -> Values | None:
         """See `SocketHandle`: the data and whether it is text; for a large frame also received and total bytes."""
         if self._last is not None:
             return self._last
-        turn = share()
+        turn, codec = share(), self.codec
         while not turn.spent():
-            values = self._step()
-            if values is not CONTINUE:
-                return values
+            try:
+                message = codec.next()
+            except ProtocolError as violation:
+                return self._end_with("socketreadfailed", websocket.close_code(violation.reason))
+            if replies := codec.take_replies():
+                self.stream.push_or_forget(replies)
+            if message is not None:
+                return tuple(message) if message.frame_bytes else message[:2]
+            if codec.close_code is not None:
+                return self._end_with("socketclosed", codec.close_code)
+            if codec.has_more:
+                continue
+            data = self.stream.try_read()
+            if data is None:
+                return None
+            if not data:
+                return self.end_values()
+            codec.feed(data)
         return AGAIN
-
-    def _step(self) -> Values | None:
-        """Process a message of the codec, else read from the stream; return the values of a read, or `CONTINUE`."""
-        codec = self.codec
-        try:
-            message = codec.next()
-        except ProtocolError as violation:
-            return self._end_with("socketreadfailed", websocket.close_code(violation.reason))
-        if replies := codec.take_replies():
-            self.stream.push_or_forget(replies)
-        if message is not None:
-            return tuple(message) if message.frame_bytes else message[:2]
-        if codec.close_code is not None:
-            return self._end_with("socketclosed", codec.close_code)
-        return CONTINUE if codec.has_more else self._fill()
-
-    def _fill(self) -> Values | None:
-        data = self.stream.try_read()
-        if data is None:
-            return None
-        if not data:
-            return self.gone()
-        self.codec.feed(data)
-        return CONTINUE
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
         """See `SocketHandle`. Raises ArgumentError for data that is too long, and for text that is not UTF-8."""
@@ -543,7 +531,7 @@ class WebSocketHandle(StreamHandle):
         return self.stream.push(self.codec.message(data, bool(is_text)))
 
     def ping(self, data: bytes) -> bool:
-        """Send a ping; return False when the queue is full. Raises StreamError, ArgumentError."""
+        """Send a ping; return False if the queue is full. Raises StreamError, ArgumentError."""
         if len(data) > MAX_PING_BYTES:
             raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
         return self.stream.try_write(self.codec.ping(data))

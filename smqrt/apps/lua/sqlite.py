@@ -1,7 +1,8 @@
-"""SQLite databases, whose statements run in threads, one after the other.
+"""SQLite databases whose statements run in threads.
 
-It uses Python's `sqlite3`, as Python applications do. Another copy of SQLite in the process, such as that of apsw,
-would break the locks of files that both have open (https://sqlite.org/howtocorrupt.html, "multiple copies").
+The statements of a connection run one at a time. The module uses Python's `sqlite3`, as Python applications do. Another
+copy of SQLite in the process, such as that of apsw, would break the locks of files that both have open
+(https://sqlite.org/howtocorrupt.html, "multiple copies").
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FAULTS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryErro
 _COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _TEXT = re.compile(rb"'[^']*(?:''[^']*)*'")
 _BINDINGS = re.compile(r"uses (\d+)")
-_SEVERAL = "You can only execute one statement"
+_SEVERAL_STATEMENTS = "You can only execute one statement"  # beginning of a message of `sqlite3`
 
 
 class SqlFailure(Exception):
@@ -142,7 +143,7 @@ class Rows:
     Attributes:
         columns: the number of columns; 0 for a further portion.
         packed: the names of the columns, except in a further portion, then rows; see `put_row`.
-        cursor: number of the cursor that has the next portion; 0 for none.
+        cursor: number of the cursor that returns the next portion; 0 for none.
     """
 
     __slots__ = ("columns", "cursor", "packed")
@@ -181,13 +182,13 @@ class Database:
         name = f"file:{quote(self._path)}?mode={self._mode}" if self._mode else self._path
         self._connection = sqlite3.connect(
             name,
-            timeout=0,
-            isolation_level=None,
-            check_same_thread=False,
+            timeout=0,  # `Connection` waits for locks in the event loop, not in a thread
+            isolation_level=None,  # no implicit transactions of Python
+            check_same_thread=False,  # jobs run in any thread, one at a time
             cached_statements=CACHED_STATEMENTS,
             uri=bool(self._mode),
         )
-        self._connection.text_factory = bytes
+        self._connection.text_factory = bytes  # text of applications need not be UTF-8
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_BYTES)
         self.is_open = True
@@ -215,7 +216,7 @@ class Database:
         text = sql_text(sql)
         cursor, before = self._run(text, parameters)
         if cursor.description is None:
-            changed = cursor.rowcount
+            changed = cursor.rowcount  # -1 for other statements than INSERT, UPDATE, DELETE and REPLACE
             return changed if changed >= 0 else self._connection.total_changes - before
         names = [column[0].encode("utf-8", "surrogateescape") for column in cursor.description]
         parts: list[bytes] = []
@@ -236,7 +237,7 @@ class Database:
         try:
             return self._connection.execute(text, parameters)
         except sqlite3.ProgrammingError as error:  # raised before anything has run
-            if not str(error).startswith(_SEVERAL):
+            if not str(error).startswith(_SEVERAL_STATEMENTS):
                 raise
         first = next(one for one in statements(text) if one.strip("; \t\r\n"))
         return self._connection.execute(first, parameters)
@@ -292,7 +293,7 @@ class Database:
         """Compile a statement and return the number of its parameters."""
         self.may_wait = not (self._has_lock or self._cursors)
         try:
-            self._first_of(f"EXPLAIN {sql_text(sql)}").close()
+            self._first_of(f"EXPLAIN {sql_text(sql)}").close()  # compiles the statement without running it
         except sqlite3.ProgrammingError as error:
             found = _BINDINGS.search(str(error))  # Python has no other interface for this number
             if not found:
@@ -374,19 +375,17 @@ def statements(text: str) -> Iterator[str]:
         token = found[0]
         if token.startswith(("--", "/*")):
             continue
-        if token == ";" and not (_is_trigger(words) and last != "; END"):
-            yield text[begin : found.end()]
-            begin, words, last = found.end(), [], ""
-            continue
-        if len(words) < 4:
+        if token == ";":
+            is_trigger = words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
+            if not is_trigger or last == "; END":
+                yield text[begin : found.end()]
+                begin, words, last = found.end(), [], ""
+                continue
+        if len(words) < 4:  # CREATE [TEMP] TRIGGER
             words.append(token.upper())
         last = f"; {token.upper()}" if last == ";" else ";" if token == ";" else ""
     if text[begin:].strip():
         yield text[begin:]
-
-
-def _is_trigger(words: list[str]) -> bool:
-    return words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
 
 
 # ---- code that runs in the event loop
@@ -459,8 +458,13 @@ class Connection:
     def shut(self) -> Deferred[None]:
         """Close the database after the calls before it."""
         if self._closed is None:
-            self._closed = Deferred()
-            self.call("close").then(lambda _value, _error: self._ended())
+            closed = self._closed = Deferred()
+
+            def ended(_value: object, _error: BaseException | None) -> None:
+                self._on_closed()
+                closed.resolve()
+
+            self.call("close").then(ended)
         return self._closed
 
     def close(self) -> None:
@@ -518,7 +522,7 @@ class Connection:
         self._deadlines.forget(self)
         self._current, job.is_running = None, False
         if job.done and isinstance(value, Rows) and value.cursor:
-            self.drop_cursor(value.cursor)
+            self.drop_cursor(value.cursor)  # the job was cancelled, so its rows are never read
         if error is not None:
             job.reject(error)
         else:
@@ -527,7 +531,7 @@ class Connection:
             self._next()
 
     def _will_wait(self, job: SqlJob, error: BaseException) -> bool:
-        """Schedule another attempt at a locked database, unless the timeout is over; return whether."""
+        """Schedule another attempt at a locked database; return False if the timeout is over or it is not locked."""
         is_busy = isinstance(error, SqlFailure) and error.code == "BUSY"
         left_s = job.give_up_s - monotonic()
         if not (is_busy and self.database.may_wait and left_s > 0) or job.done or self.is_closed:
@@ -541,11 +545,6 @@ class Connection:
     def _retry(self, job: SqlJob) -> None:
         self._timer.close()
         self._post(job)
-
-    def _ended(self) -> None:
-        self._on_closed()
-        assert self._closed
-        self._closed.resolve()
 
 
 def full_path(path: str, home: str) -> str:

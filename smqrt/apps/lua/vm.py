@@ -36,7 +36,7 @@ VERSION = "5.4"
 """Default version of Lua."""
 
 _LIBRARY_NAME = re.compile(r"[A-Za-z0-9_]+(?:[./][A-Za-z0-9_]+)*")
-_NOT_FOR_APPLICATIONS = ("core", "ba")  # the vm itself runs these; applications can't require them
+_NOT_FOR_APPLICATIONS = ("core", "ba")  # parts of the runtime, which applications can't require
 
 
 def lupa_of(version: str) -> Any:
@@ -92,7 +92,7 @@ class Sleep(TimedDeferred[None]):
 
 
 def pause() -> None:
-    """Do nothing; like every blocking call it yields to others when the activity's share of the loop is used up."""
+    """Do nothing. Like every blocking call, it yields to others if the activity's share of the loop is used up."""
 
 
 def sleep_ms(ms: float) -> Sleep:
@@ -121,13 +121,18 @@ class Vm:
         major, minor = self.lupa.LUA_VERSION
         self.number = 100 * major + minor
         runtime = self.lupa.LuaRuntime(
-            encoding=None,
-            register_eval=False,
+            encoding=None,  # bytes: strings of Lua need not be UTF-8
+            register_eval=False,  # Lua gets no other Python functions than those of `namespace`
             register_builtins=False,
-            unpack_returned_tuples=True,
+            unpack_returned_tuples=True,  # a tuple becomes several values
             attribute_handlers=(_deny, _deny),
         )
-        core = _load_core(runtime)
+        core = runtime.table()
+        for part in CORE:
+            name = f"core.{part}"
+            source = library_source(name)
+            assert source is not None, name
+            runtime.compile(source, chunk_name(name))(core)
         self._failure, self._refs = core[b"failure"], dict(core[b"entries"])
         loop, first = core[b"loop"], self._refs[b"first"]
         activities = Activities(lambda: loop.coroutine(first), self._refs[b"close"], self._failure)
@@ -154,7 +159,7 @@ class Vm:
             self.finish()
 
     def relax(self) -> None:
-        """Tell Lua that the activity that the watchdog was ending no longer runs."""
+        """Reset the overtime state of Lua, since the activity that the watchdog was ending no longer runs."""
         self.call(self._refs[b"relax"])
 
     def hold_collector(self) -> None:
@@ -279,7 +284,7 @@ class LuaFunction:
         return values[0] if values else None
 
     def __del__(self) -> None:
-        get_hub().loop.run_callback(self._vm.free, self.ref)
+        get_hub().loop.run_callback(self._vm.free, self.ref)  # Lua may be on the C stack now
 
 
 _live: WeakSet[Vm] = WeakSet()
@@ -289,16 +294,6 @@ _live: WeakSet[Vm] = WeakSet()
 def _finish_all() -> None:
     for vm in list(_live):
         vm.finish()
-
-
-def _load_core(runtime: Any) -> Any:
-    core = runtime.table()
-    for part in CORE:
-        name = f"core.{part}"
-        source = library_source(name)
-        assert source is not None, name
-        runtime.compile(source, chunk_name(name))(core)
-    return core
 
 
 def _integer(value: LuaValue) -> int:
@@ -313,7 +308,7 @@ def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 _limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)
-"""By the kind of failure: "Cosocket failed", "Thread job failed" and others."""
+"""Limits of log lines by the kind of failure: "Cosocket failed", "Thread job failed" and others."""
 
 
 def _log_error(text: bytes) -> None:

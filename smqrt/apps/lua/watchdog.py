@@ -15,7 +15,7 @@ from collections.abc import Callable
 from gevent import get_hub, monkey
 
 from smqrt.apps.lua.activities import Activities, Run
-from smqrt.apps.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
+from smqrt.apps.lua.lupa_internals import TIMEOUT_S, interrupt_of, wait_until
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.python.directory import overload
 from smqrt.loop.threads import block_thread, start_thread
@@ -55,8 +55,8 @@ class Overdue:
     def look(self) -> Run | None:
         """Return the innermost overdue run; the same run again after `AGAIN_AFTER_S` if it has not ended.
 
-        Call this several times per limit, and `forget` when the loop has turned. After the end of an overdue run, the
-        time of the runs around it starts again, since they did not use the CPU time.
+        Call this several times per limit, and `forget` after each iteration of the loop. After the end of an overdue
+        run, the time of the runs around it starts again, since they did not use the CPU time.
         """
         now_s, runs = time.clock_gettime(self._clock), self._activities.runs()
         if self._found is not None and self._found not in runs:
@@ -70,7 +70,7 @@ class Overdue:
         return found
 
     def forget(self) -> None:
-        """Forget all runs; the loop has turned, so they have ended."""
+        """Forget all runs, which have ended since the loop has run another iteration."""
         self._since_s, self._found = {}, None
 
 
@@ -79,7 +79,7 @@ class LoopWatchdog:
 
     Args:
         vm: the Lua runtime of that thread.
-        limit_s: seconds without a turn of the loop until a report.
+        limit_s: seconds without an iteration of the loop until a report.
         write: writes the report, in the watchdog's thread; standard error by default.
         loop_s: seconds of CPU time after which a running activity gets an error; 0 for no limit.
         memory_mib: memory of Lua above which the running activity gets an error; None for no limit.
@@ -96,8 +96,8 @@ class LoopWatchdog:
         self._vm = vm
         self._limit_s, self._loop_s, self._memory_mib = limit_s, loop_s, memory_mib
         self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S, STEP_S if memory_mib is None else MEMORY_STEP_S)
-        self._memory_case = 0
-        self._collected_s = -COLLECT_EVERY_S
+        self._memory_case = 0  # counts down, since `Overdue.case` counts up
+        self._collected_s = -COLLECT_EVERY_S  # the first collection runs at once
         self._write = write or (lambda text: os.write(STDERR, text))
         self._interrupt = interrupt_of(vm)
         self._turns = 0
@@ -105,7 +105,7 @@ class LoopWatchdog:
         self._thread_id = monkey.get_original("_thread", "get_ident")()
         self._overdue = Overdue(vm.activities, self._thread_id, loop_s)
         self._is_ending = False
-        self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)
+        self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)  # it does not keep the loop running
 
     def start(self) -> None:
         """Start the watchdog."""
@@ -162,7 +162,7 @@ class LoopWatchdog:
                 interrupt.lua.set_hook(at, None, 0, 0)
 
         interrupt.begin(innermost.address, arm)
-        block_thread(PATIENCE_S)  # time for the collection and for handling the error
+        block_thread(TIMEOUT_S)  # time for the collection and for handling the error
 
     def _watch(self) -> None:
         seen, blocked_s = -1, 0.0
@@ -173,9 +173,17 @@ class LoopWatchdog:
                 seen, blocked_s = self._turns, 0.0
                 self._overdue.forget()
                 continue
+            # Counted in steps, not by a clock, so that a stopped process does not count as blocked.
             before_s, blocked_s = blocked_s, blocked_s + self._step_s
             if before_s < self._limit_s <= blocked_s:
-                position = self._lua_traceback() or ELSEWHERE + self._python_stack()
+                position = self._lua_traceback()
+                if not position:
+                    # Not by `traceback`, which would also read the source files.
+                    frame, lines = sys._current_frames().get(self._thread_id), []
+                    while frame is not None:
+                        lines.append(f"\t{frame.f_code.co_filename}:{frame.f_lineno}: in {frame.f_code.co_name}")
+                        frame = frame.f_back
+                    position = ELSEWHERE + "\n".join(lines).encode()
                 self._write(b"the event loop has been blocked for %.1f s:\n%s\n" % (self._limit_s, position))
             if self._loop_s:
                 self._end_overdue()
@@ -192,16 +200,9 @@ class LoopWatchdog:
 
         innermost, _ = runs[0]  # this reference keeps the coroutine from being freed
         interrupt.begin(innermost.address, look)
-        wait_until(lambda: bool(found), PATIENCE_S)
+        wait_until(lambda: bool(found), TIMEOUT_S)
         interrupt.end()
         return found[0] if found else None
-
-    def _python_stack(self) -> bytes:
-        frame, lines = sys._current_frames().get(self._thread_id), []
-        while frame is not None:
-            lines.append(f"\t{frame.f_code.co_filename}:{frame.f_lineno}: in {frame.f_code.co_name}")
-            frame = frame.f_back
-        return "\n".join(lines).encode()
 
     def _end_overdue(self) -> None:
         interrupt, run = self._interrupt, self._overdue.look()

@@ -68,6 +68,7 @@ class Modules:
         source = self._io.read(PRELOAD)
         loader = self.main.__loader__ = _Loader(self, PRELOAD)
         self.main.__spec__ = ModuleSpec(self.package, loader, origin=self.main.__file__, is_package=True)
+        # dont_inherit: the `from __future__` of this module must not apply to applications.
         exec(compile(source, self._label + PRELOAD, "exec", dont_inherit=True), self.main.__dict__)
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class Modules:
         return self._label + name
 
     def file_of(self, name: str) -> str:
-        """Return the path of a file; its name in tracebacks when it has no path, as in a ZIP file."""
+        """Return the path of a file; its name in tracebacks if it has no path, as in a ZIP file."""
         try:
             return self._io.realpath(name)
         except IoError:
@@ -99,13 +100,13 @@ class Modules:
         module.__dict__["__builtins__"] = self._builtins
 
     def spec(self, fullname: str) -> ModuleSpec | None:
-        """Return the spec of a module by its full name; None when the application has no such module."""
+        """Return the spec of a module by its full name; None if the application has no such module."""
         path = fullname.partition(".")[2].replace(".", "/")
         for name, is_package in ((f"{path}/__init__.py", True), (f"{path}.py", False)):
             if self._has(name, folder=False):
                 loader = _Loader(self, name)
                 spec = ModuleSpec(fullname, loader, origin=self.file_of(name), is_package=is_package)
-                spec.has_location = True
+                spec.has_location = True  # so that the module gets a `__file__`
                 return spec
         if not self._has(path, folder=True):
             return None
@@ -116,13 +117,6 @@ class Modules:
             return self._io.stat(name).isdir is folder
         except IoError:
             return False
-
-    def _has_module(self, top: str) -> bool:
-        found = self._known_modules.get(top)
-        if found is None:
-            found = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
-            self._known_modules[top] = found
-        return found
 
     def _import(
         self,
@@ -136,10 +130,19 @@ class Modules:
         names = fromlist or ()
         top = name.partition(".")[0]
         if names and not level and name == smqrt.app.__name__:
-            return self._facade()
+            # A copy of `smqrt.app` whose `app`, `dir` and `io` are those of this application in every greenlet.
+            facade = ModuleType(smqrt.app.__name__, smqrt.app.__doc__)
+            unbound = (name for name in smqrt.app.__all__ if name not in _BOUND_NAMES)
+            facade.__dict__.update({name: getattr(smqrt.app, name) for name in unbound})
+            facade.__dict__.update(self._scope.names, __all__=smqrt.app.__all__)
+            return facade
         if level or self._scope.is_on_path():
             return builtins.__import__(name, globals, locals, names, level)
-        if self._has_module(top):
+        has_module = self._known_modules.get(top)
+        if has_module is None:
+            has_module = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
+            self._known_modules[top] = has_module
+        if has_module:
             return self._import_own(name, top, names)
         try:
             return builtins.__import__(name, globals, locals, names, level)
@@ -157,14 +160,6 @@ class Modules:
             missing = error.name.removeprefix(self.package + ".")
             raise ModuleNotFoundError(f"the application has no module {missing!r}", name=missing) from None
         return leaf if fromlist else sys.modules[f"{self.package}.{top}"]
-
-    def _facade(self) -> ModuleType:
-        """Return a copy of `smqrt.app` whose `app`, `dir` and `io` are bound to this application, in every greenlet."""
-        facade = ModuleType(smqrt.app.__name__, smqrt.app.__doc__)
-        unbound = (name for name in smqrt.app.__all__ if name not in _BOUND_NAMES)
-        facade.__dict__.update({name: getattr(smqrt.app, name) for name in unbound})
-        facade.__dict__.update(self._scope.names, __all__=smqrt.app.__all__)
-        return facade
 
 
 class _Loader(InspectLoader):
@@ -219,7 +214,7 @@ _finder = _Finder()
 
 
 class PythonAppError(SmqrtError):
-    """An error in an application's own code; the text has its file and line, then Python's traceback."""
+    """An error in an application's code. The message contains its file and line, then Python's traceback."""
 
 
 class PythonApplication:
@@ -247,7 +242,7 @@ class PythonApplication:
         self._call(self._modules.run_main)
 
     def stop(self) -> None:
-        """Run `onunload`, when the application defines it. May block. Raises as `load`."""
+        """Run `onunload` if the application defines it. May block. Raises as `load`."""
         onunload = self._modules.main.__dict__.get("onunload")
         if callable(onunload):
             self._call(onunload)

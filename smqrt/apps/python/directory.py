@@ -34,7 +34,7 @@ def describe(error: BaseException, is_own: Callable[[str], bool], position: str 
     Args:
         error: the exception.
         is_own: returns whether a file with this name belongs to the application.
-        position: the file to name when the traceback has no line of the application.
+        position: the file to name if the traceback has no line of the application.
     """
     traceback = TracebackException.from_exception(error, limit=-_MAX_FRAMES)
     # Remove the frames before the first one of the application, also in causes and contexts.
@@ -83,11 +83,11 @@ class _OwnGuard(LoginGuard):
         return self._as_own(request, super().allows_also, request, method, path)
 
 
-APP_REQUESTS = Limit("app_requests", "limits.app_requests", "so many requests of one application run at once")
+APP_REQUESTS = Limit("app_requests", "limits.app_requests", "concurrent requests of one application")
 SLOT = "slot"
 """Key of a request's slot in its environment."""
 overload: list[str] = []
-"""Reason why all applications reject requests at the moment; empty when they accept requests."""
+"""The message if all applications reject requests at the moment; else empty."""
 
 
 class RequestSlots:
@@ -120,7 +120,7 @@ class RequestSlots:
             raise HttpError(503, _BUSY, headers={"Retry-After": "1"})
 
     def _wait(self, within_s: float) -> bool:
-        """Wait for a slot; return whether there was one. A greenlet that is killed while waiting returns its slot."""
+        """Wait for a slot; return whether one became free. A greenlet that is killed while waiting returns its slot."""
         turn = Event()
         self._waiting.append(turn)
         is_mine = False
@@ -129,13 +129,13 @@ class RequestSlots:
             is_mine = turn.is_set()
         finally:
             if not is_mine and turn.is_set():
-                self.release()
+                self.release()  # killed after `release` had assigned it the slot
             elif not is_mine:
                 self._waiting.remove(turn)
         return is_mine
 
     def release(self) -> None:
-        """Return a slot, which the longest waiting request gets."""
+        """Return a slot; the request that has waited longest takes it."""
         limit = in_force().app_requests
         self._running -= 1
         while self._waiting and (limit is None or self._running < limit):
@@ -144,7 +144,7 @@ class RequestSlots:
 
 
 class _Slot:
-    """A slot of a request; `close` returns it, also when called twice."""
+    """A slot of a request; the first call of `close` returns it."""
 
     __slots__ = ("slots",)
 
@@ -163,12 +163,12 @@ _BUSY = "The application is processing its maximum number of requests. Try again
 
 
 class ApplicationDirectory(ResourceReader):
-    """The directory of an application, whose code runs in the scope of the application.
+    """The directory of an application. Code that it calls runs in the scope of the application.
 
     Args:
         name, priority, io: see `ResourceReader`.
         owner: the application.
-        find_session: returns the session of a request; None when it has none.
+        find_session: returns the session of a request; None if it has none.
         label: the name of its folder in tracebacks, such as "chat/".
     """
 
@@ -227,7 +227,7 @@ class ApplicationDirectory(ResourceReader):
     def _has_code(self, file: str) -> bool:
         return file.startswith(self.label) or self._owner.has_file(file)
 
-    # Only methods that may run code; most requests are for files, which need no scope.
+    # Only methods that may run code are overridden: most requests are for files, which need no scope.
 
     def _call(self, request: Request, relpath: str) -> bool:
         return self._as_own(request, super()._call, request, relpath)
@@ -246,10 +246,10 @@ class ApplicationDirectory(ResourceReader):
         token = current_process.current_app.set(self._owner)
         try:
             return answer(*args)
-        except (HttpError, ClientGoneError):
+        except (HttpError, ClientGoneError):  # a response, and the end of the connection: not errors of the code
             raise
         except Exception as error:
-            if not self._may_show(request, error):
+            if not self._can_show(request, error):
                 raise
             report_failure(request, "Python", self.describe(error))
             return True
@@ -259,10 +259,11 @@ class ApplicationDirectory(ResourceReader):
                 request.env.pop(SLOT, None)
                 slot.close()
 
-    def _may_show(self, request: Request, error: Exception) -> bool:
-        """Whether to write the error into the response.
+    def _can_show(self, request: Request, error: Exception) -> bool:
+        """Return whether the error can be written into the response.
 
-        The error must be the application's. A response that has begun must be HTML; a download would look complete.
+        The error must be that of the application. A response that has begun must be HTML; in a download, the text would
+        become part of the file.
         """
         response = request.response
         if not request.initial or response.ended:

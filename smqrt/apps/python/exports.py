@@ -71,7 +71,7 @@ nothing from the cache."""
 
 
 def send_file(request: Request, name: str, io: Io | None = None, download_as: str | None = None) -> None:
-    """Send a file as the response, as the server sends static files: conditional requests, ranges, Content-Type.
+    """Send a file as the response, with conditional requests, ranges and Content-Type like static files.
 
     Args:
         request: the request to answer.
@@ -83,7 +83,18 @@ def send_file(request: Request, name: str, io: Io | None = None, download_as: st
         HttpError: 404, there is no such file.
         ArgumentError: no `io` outside of an application.
     """
-    files = _files(io)
+    scope = current_process.current_app.get()
+    if io is None:
+        io = scope.names.get("io") if scope else None  # type: ignore[assignment]
+        if io is None:
+            raise ArgumentError("io: required outside of a Python application")
+    kept = scope.kept if scope else {}
+    files = kept.pop(io, None)  # and inserted again, so that the first one is the least recently used
+    if not isinstance(files, StaticFiles):
+        files = StaticFiles(io)
+    kept[io] = files
+    if len(kept) > _MAX_READERS:
+        del kept[next(iter(kept))]
     entry = files.find(name)
     if entry is None or entry.is_page:
         raise HttpError(404)
@@ -91,22 +102,6 @@ def send_file(request: Request, name: str, io: Io | None = None, download_as: st
     if download_as is not None:
         fields["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(download_as, safe='')}"
     files.serve(request, entry, fields)
-
-
-def _files(io: Io | None) -> StaticFiles:
-    scope = current_process.current_app.get()
-    if io is None:
-        io = scope.names.get("io") if scope else None  # type: ignore[assignment]
-        if io is None:
-            raise ArgumentError("io: required outside of a Python application")
-    kept = scope.kept if scope else {}
-    files = kept.pop(io, None)
-    if not isinstance(files, StaticFiles):
-        files = StaticFiles(io)
-    kept[io] = files
-    if len(kept) > _MAX_READERS:
-        del kept[next(iter(kept))]
-    return files
 
 
 # ---- Threads
@@ -133,7 +128,7 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         Exception: the exception of the function.
     """
     gevent_hub = get_hub()
-    if not gevent_hub.loop.default:  # already in a thread
+    if not gevent_hub.loop.default:  # only the main thread has the default loop
         return function(*args, **kwargs)
     pool: DedicatedThreads | None = getattr(gevent_hub, _POOL, None)
     if pool is None:

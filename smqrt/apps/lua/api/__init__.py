@@ -25,10 +25,10 @@ INSTALLERS = (
     mqtt.install_sparkplug,
     crypto.install_acme,
 )
-"""Functions that need no running server. The order matters: Lua halves use those before them."""
+"""Parts of the API that work without a running server. A Lua half uses the parts that precede it."""
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `trace`, `tracep`, `print`, the helpers of `ba` (spec: bas-api §7), sockets and clients."""
+    """Install `trace`, `tracep`, `print`, the helpers of `ba` (spec: bas-api §7), sockets and clients."""
     for install_part in INSTALLERS:
         install_part(vm, services)

@@ -1,5 +1,7 @@
-"""The functions of `ba` on strings: encodings, dates, content types, compression, JSON, digests; and random numbers
-(spec: bas-api §7).
+"""String functions, random numbers and the XML parser (spec: bas-api §7, §13).
+
+The string functions of `ba` are encodings, dates, content types, compression and digests. Functions named `..._large`
+process large strings in portions and may switch greenlets between them.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ from smqrt.loop.scheduling import Turn
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO_PLAIN = bytes.maketrans(b"-_", b"+/")
 _NOISE = bytes(set(range(256)) - set(_ALPHABET + b"-_"))
-_GZIP_WINDOW = 31
+_GZIP_WINDOW = 31  # zlib: 16 for the header of gzip, and 15 for the largest window
 
 
 def b64decode(data: bytes) -> bytes:
-    """Decode either alphabet; what belongs to neither is ignored. Never fails."""
+    """Decode Base64 in the plain or URL-safe alphabet, ignoring all other bytes. Never fails."""
     digits = data.translate(_TO_PLAIN, _NOISE)
-    if len(digits) % 4 == 1:  # six bits are less than a byte
+    if len(digits) % 4 == 1:  # a single last digit has six bits, less than a byte
         digits = digits[:-1]
     return a2b_base64(digits + b"=" * (-len(digits) % 4))
 
 
 def b64urlencode(data: bytes, pad: bool) -> bytes:
-    """Encode with the URL-safe alphabet, with `=` at the end only when asked."""
+    """Encode with the URL-safe alphabet; append `=` only if `pad` is true."""
     text = urlsafe_b64encode(data)
     return text if pad else text.rstrip(b"=")
 
@@ -59,18 +61,18 @@ def urlencode(data: bytes) -> bytes:
 
 
 def urldecode(data: bytes) -> bytes:
-    """The inverse; `+` is a space."""
+    """Decode percent-encoding; `+` becomes a space."""
     return unquote_to_bytes(data.translate(BLANKS))
 
 
-MAX_DATE_BYTES = 256
+MAX_DATE_BYTES = 256  # no date is longer, and the parser's time grows with the length
 
 PIECE_BYTES = 64 << 10
-"""Of a large text: some ms of work, then others have a turn."""
+"""Portion of a large text: some milliseconds of work."""
 
 
 def _pieces(data: bytes, size_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-    """`data` in portions, with turns for the others in between; blocks."""
+    """Yield `data` in portions; other greenlets may run in between."""
     view, turn = memoryview(data), Turn()
     for at in range(0, len(data), size_bytes):
         turn.yield_if_due()
@@ -78,52 +80,53 @@ def _pieces(data: bytes, size_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
 
 
 def urlencode_large(data: bytes) -> bytes:
-    """`urlencode` in portions; blocks."""
+    """As `urlencode`, in portions; blocks."""
     return b"".join(urlencode(bytes(piece)) for piece in _pieces(data))
 
 
 def urldecode_large(data: bytes) -> bytes:
-    """`urldecode` in portions; blocks."""
+    """As `urldecode`, in portions; blocks."""
     parts, rest = [], b""
     for piece in _pieces(data):
         text = rest + piece
-        cut = text.rfind(b"%", -2)  # an escape may go on in the next portion
+        cut = text.rfind(b"%", -2)  # an escape may continue in the next portion
         text, rest = (text, b"") if cut < 0 else (text[:cut], text[cut:])
         parts.append(urldecode(text))
     return b"".join(parts) + urldecode(rest)
 
 
 def encode_date(seconds: float) -> bytes:
-    """The date of an HTTP header for Unix time `seconds`."""
+    """Return the HTTP date of a Unix time in seconds."""
     return formatdate(seconds, usegmt=True).encode()
 
 
 def parse_date(text: bytes) -> int | None:
-    """Unix time of a date as HTTP and mail headers have it, None when it is not a date."""
+    """Return the Unix time of a date in the format of HTTP and mail headers; None if invalid."""
     if len(text) > MAX_DATE_BYTES:
         return None
+    # The parser of mail headers accepts all formats of HTTP dates, and dates without a weekday.
     parsed = parsedate_tz(text.decode("latin-1"))
     return None if parsed is None else int(mktime_tz(parsed))
 
 
 def mime_type(extension: bytes) -> bytes:
-    """The content type for a file name extension, with or without its dot."""
+    """Return the content type of a file name extension, with or without its dot."""
     name = "x." + extension.decode("latin-1").lstrip(".")
     return (mimetypes.guess_type(name)[0] or "application/octet-stream").encode()
 
 
 def deflate(data: bytes, gzip: bool) -> bytes:
-    """Compress for `Content-Encoding: deflate`, or `gzip`."""
+    """Compress for `Content-Encoding: gzip` if `gzip` is true, else for `deflate`."""
     return zlib.compress(data, wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
 
 
 def deflate_large(data: bytes, gzip: bool) -> bytes:
-    """`deflate` in portions; blocks."""
+    """As `deflate`, in portions; blocks."""
     compressor = zlib.compressobj(wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
     return b"".join(compressor.compress(piece) for piece in _pieces(data)) + compressor.flush()
 
 
-DIGEST_PIECE_BYTES = 1 << 20
+DIGEST_PIECE_BYTES = 1 << 20  # larger than PIECE_BYTES, since digests are much faster than the other functions
 ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _FORMATS: dict[bytes, Callable[[bytes], bytes]] = {
     b"binary": bytes,
@@ -133,15 +136,17 @@ _FORMATS: dict[bytes, Callable[[bytes], bytes]] = {
 
 
 class Digests:
-    """The digests under way, by handle."""
+    """Unfinished digests by handle."""
 
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}
         self._handles = count(1)
 
     def open(self, algorithm: bytes, key: bytes | None) -> int:
-        """Begin a digest, or an HMAC when there is a key."""
-        name = _algorithm(algorithm)
+        """Begin a digest, or an HMAC if a key is given; return its handle."""
+        name = algorithm.decode("latin-1")
+        if name not in ALGORITHMS:
+            raise ArgumentError(f"unknown hash algorithm '{name}': use one of {', '.join(ALGORITHMS)}")
         handle = next(self._handles)
         self._open[handle] = hashlib.new(name) if key is None else hmac.new(key, digestmod=name)
         return handle
@@ -151,7 +156,7 @@ class Digests:
         self._open[handle].update(data)
 
     def update_large(self, handle: int, data: bytes) -> None:
-        """The same in portions; blocks."""
+        """As `update`, in portions; blocks."""
         for piece in _pieces(data, DIGEST_PIECE_BYTES):
             self._open[handle].update(piece)
 
@@ -163,24 +168,17 @@ class Digests:
         return encode(self._open.pop(handle).digest())
 
     def drop(self, handle: int) -> None:
-        """Forget a digest that nobody finished."""
+        """Forget an unfinished digest."""
         self._open.pop(handle, None)
 
 
-def _algorithm(name: bytes) -> str:
-    text = name.decode("latin-1")
-    if text not in ALGORITHMS:
-        raise ArgumentError(f"unknown hash algorithm '{text}': use one of {', '.join(ALGORITHMS)}")
-    return text
-
-
 def random_below(limit: int) -> int:
-    """A random integer from 0 to `limit` - 1."""
+    """Return a random integer from 0 to `limit` - 1."""
     return secrets.randbelow(limit)
 
 
 def random_unsigned(size_bytes: int) -> int:
-    """A random integer of `size_bytes` bytes; eight of them give the bits of a Lua integer."""
+    """Return a random integer of `size_bytes` bytes; signed for eight bytes, like a Lua integer."""
     return int.from_bytes(secrets.token_bytes(size_bytes), "big", signed=size_bytes == 8)
 
 
@@ -208,7 +206,7 @@ _RANDOM: dict[str, Function] = {
 
 
 def install_codec(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.json`, the encoders and decoders of `ba`, tokens, `ba.crypto.hash` and the random numbers."""
+    """Install `ba.json`, the encoders and decoders of `ba`, tokens, `ba.crypto.hash` and random numbers."""
     vm.namespace("ba.json", {})
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})
@@ -219,25 +217,27 @@ def install_codec(vm: Vm, services: Services) -> None:
     vm.namespace("ba.crypto", _RANDOM | methods(digests, "open update finish drop"), large)
 
 
-# ---- XML for Lua: `require "xparser"`, on expat with the rules of defusedxml (spec: bas-api §13).
+# ---- The XML parser `xparser`, based on expat with the rules of defusedxml.
 #
-# No entities or attributes are declared and none are fetched, and names are short, so that nothing in a document is
-# much larger than the document itself. What a chunk holds goes to Lua as one text of packed events, in their order:
+# Declarations of entities and attributes are rejected, external entities are not read, and the length of names is
+# limited. So the events of a document are not much larger than the document. The events of a chunk are passed to Lua
+# as one string, in their order:
 #
-# "S" name, count of attributes, name and value of each    "E" name    "T" text "C" comment
-# "P" target, data
+# "S" name, number of attributes, name and value of each    "E" name    "T" text    "C" comment    "P" target, data
+#
+# Each text is preceded by its length in bytes.
 
 DOCUMENT_BYTES = 16 << 20
-TOKEN_BYTES = 256 << 10  # a tag with its attributes, a comment; expat looks at it anew with every chunk
+TOKEN_BYTES = 256 << 10  # of a tag with attributes or a comment: expat scans it again with every chunk
 MAX_DEPTH = 200
 MAX_ATTRIBUTES = 1000
-MAX_NAME = 1000  # characters, with the URI of a namespace, which each element repeats
-SLICE_BYTES = 8 << 10  # 2,000 empty elements: some milliseconds
-_TEXT_BYTES = 32 << 10  # text comes in pieces of this size
+MAX_NAME = 1000  # characters including the URI of the namespace, which is part of every element name
+SLICE_BYTES = 8 << 10  # up to 2,000 empty elements: some milliseconds
+_TEXT_BYTES = 32 << 10  # size of expat's buffer for text, which limits the size of a text event
 
 
 class XmlError(SmqrtError):
-    """A document is malformed, or larger in some way than is allowed."""
+    """A document is malformed or exceeds a limit."""
 
 
 class XmlParser:
@@ -266,16 +266,17 @@ class XmlParser:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next piece; give its events.
+        """Parse the next chunk; return its events.
 
         Raises:
-            XmlError: one sentence with line and column.
+            XmlError: the document is malformed or too large; the message contains line and column.
         """
         self._fed_bytes += len(data)
         try:
             if self._fed_bytes > DOCUMENT_BYTES:
                 raise XmlError(f"the document has more than {DOCUMENT_BYTES} bytes")
             self._parser.Parse(data, False)
+            # The index is that of the token that expat has not completed yet.
             if self._fed_bytes - max(self._parser.CurrentByteIndex, 0) > TOKEN_BYTES and not self.done:
                 raise XmlError(f"a tag or comment has more than {TOKEN_BYTES} bytes")
         except (XmlError, expat.ExpatError) as error:
@@ -314,13 +315,14 @@ class XmlParser:
         self._put(b"", data)
 
     def _refuse_entity(self, *_declaration: object) -> NoReturn:
-        raise XmlError("entities can't be declared here")
+        raise XmlError("declarations of entities are not supported")
 
     def _refuse_attribute(self, *_declaration: object) -> NoReturn:
-        raise XmlError("attributes can't be declared here")  # one with a default value comes with every element
+        # An attribute with a default value would be added to every element.
+        raise XmlError("declarations of attributes are not supported")
 
     def _refuse_reference(self, *_reference: object) -> NoReturn:
-        raise XmlError("external entities are not read")
+        raise XmlError("external entities are not supported")
 
     def _put(self, kind: bytes, text: str) -> None:
         data = text.encode("utf-8", "surrogatepass")
@@ -328,7 +330,7 @@ class XmlParser:
 
 
 class XmlBinding:
-    """The parsers of Lua by their handles."""
+    """XML parsers by handle."""
 
     def __init__(self) -> None:
         self._parsers: dict[int, XmlParser] = {}
@@ -340,8 +342,10 @@ class XmlBinding:
         return handle
 
     def feed(self, handle: int, data: bytes) -> LuaValues:
-        """The events of a piece of at most `SLICE_BYTES`, and whether the root has ended; None and a sentence when it
-        is wrong."""
+        """Return the events of a chunk of at most `SLICE_BYTES`, and whether the root element has ended.
+
+        Returns None and the message if the document is malformed or too large.
+        """
         parser = self._parsers[handle]
         try:
             return parser.feed(data), parser.done
@@ -353,6 +357,6 @@ class XmlBinding:
 
 
 def install_xml(vm: Vm, services: Services) -> None:
-    """Give Lua the parser."""
+    """Install the XML parser."""
     binding = XmlBinding()
     vm.namespace("ba.xml", methods(binding, "new feed collect") | {"slice": lambda: SLICE_BYTES})

@@ -1,4 +1,4 @@
-"""Ciphers, keys, tokens, certificates and `ba.tpm` for Lua: the Python half (spec: bas-api §5, §7, §10, §12, §17)."""
+"""Python half of ciphers, keys, tokens, certificates, `ba.tpm` and ACME (spec: bas-api §5, §7, §10, §12, §17)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _computations = BoundedSemaphore(MAX_COMPUTATIONS)
 
 
 def with_crypto_words(function: Function) -> Function:
-    """Return `function` so that a failure becomes nil, an error word and the details."""
+    """Wrap a function so that a CryptoError becomes nil, an error word and the details."""
 
     @wraps(function)
     def call(*args: LuaValue) -> LuaResult:
@@ -55,7 +55,7 @@ def with_crypto_words(function: Function) -> Function:
 
 
 def computed(function: Function) -> Function:
-    """Return `function` so that it runs in a thread, at most `MAX_COMPUTATIONS` at the same time."""
+    """Wrap a function so that it runs in a thread, at most `MAX_COMPUTATIONS` at the same time."""
 
     @wraps(function)
     def call(*args: LuaValue) -> LuaResult:
@@ -66,7 +66,7 @@ def computed(function: Function) -> Function:
 
 
 class SymmetricBinding:
-    """Symmetric ciphers by the handles that Lua has for them."""
+    """Symmetric ciphers by handle."""
 
     def __init__(self) -> None:
         self._ciphers: dict[int, ciphers.Symmetric] = {}
@@ -90,7 +90,7 @@ class SymmetricBinding:
         return self._encrypt(handle, data, padded, lambda: None)
 
     def encrypt_large(self, handle: int, data: bytes, padded: bool) -> LuaResult:
-        """Encrypt, and yield to other greenlets in between; blocks."""
+        """As `encrypt`, yielding to other greenlets in between; blocks."""
         return self._encrypt(handle, data, padded, Turn().yield_if_due)
 
     def _encrypt(self, handle: int, data: bytes, padded: bool, yield_if_due: ciphers.Breathe) -> LuaResult:
@@ -101,11 +101,11 @@ class SymmetricBinding:
         return self._ciphers[handle].decrypt(data, tag, padded)
 
     def decrypt_large(self, handle: int, data: bytes, tag: bytes | None, padded: bool) -> LuaResult:
-        """Decrypt, and yield to other greenlets in between; blocks."""
+        """As `decrypt`, yielding to other greenlets in between; blocks."""
         return self._ciphers[handle].decrypt(data, tag, padded, Turn().yield_if_due)
 
 
-# ---- Keys. Lua passes a key as a kind and one or two texts.
+# ---- Keys. Lua passes a key as its kind and one or two texts: "pem" with PEM text, "curve" or "rsa" with two numbers.
 
 
 def _key(kind: bytes, first: bytes, second: bytes | None) -> keys.Key:
@@ -127,8 +127,10 @@ def sign(pem: bytes, data: bytes, digest: bytes | None, padded: bytes) -> bytes:
 def verify(
     kind: bytes, first: bytes, second: bytes | None, one: bytes, other: bytes, digest: bytes | None, padded: bytes
 ) -> bool:
-    """See `keys.verify`. Data and signature come in either order: a text with the form of a signature is the signature,
-    the second when both have it."""
+    """See `keys.verify`. Data and signature may be passed in either order.
+
+    The text with the form of a signature is the signature; if both have it, the second one.
+    """
     key = keys.public(_key(kind, first, second))
     data, signature = (one, other) if keys.is_signature(other, key) else (other, one)
     return keys.verify(data, signature, key, _text(digest), from_latin1(padded))
@@ -160,20 +162,20 @@ def generate(kind: bytes, bits: int, curve: bytes) -> bytes:
 
 
 def request(pem: bytes, name: bytes, words: bytes) -> bytes:
-    """See `requests.request`. name, words: packed tables."""
-    wishes = keys.requested_uses(list(text_table(load(words)).values()))
-    return keys.request(keys.private(pem), text_table(load(name)), wishes)
+    """See `keys.request`; `name` and `words` are packed tables."""
+    uses = keys.requested_uses(list(text_table(load(words)).values()))
+    return keys.request(keys.private(pem), text_table(load(name)), uses)
 
 
 def certificate(
-    asked: bytes, pem: bytes, issuer: bytes | None, start_s: float | None, end_s: float | None, serial: int | None
+    csr: bytes, pem: bytes, issuer: bytes | None, start_s: float | None, end_s: float | None, serial: int | None
 ) -> bytes:
-    """See `requests.certificate`."""
-    return keys.certificate(asked, keys.private(pem), issuer, start_s, end_s, serial)
+    """See `keys.certificate`."""
+    return keys.certificate(csr, keys.private(pem), issuer, start_s, end_s, serial)
 
 
 def text_table(table: Table) -> dict[str, str]:
-    """Return names and values of a table as text."""
+    """Return the names and values of a table as text."""
 
     def text(value: object) -> str:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
@@ -185,19 +187,19 @@ def text_table(table: Table) -> dict[str, str]:
 
 
 def secret_of(kind: bytes, first: bytes, second: bytes | None) -> tokens.Secret:
-    """Return a shared secret, or a key."""
+    """Return a shared secret or a key."""
     return first if kind == b"secret" else _key(kind, first, second)
 
 
 def token_sign(
     kind: bytes, first: bytes, second: bytes | None, payload: bytes, algorithm: bytes | None, header: bytes
 ) -> bytes:
-    """See `tokens.sign`. header: JSON text."""
+    """See `tokens.sign`; `header` is JSON text."""
     return tokens.sign(payload, secret_of(kind, first, second), _text(algorithm), json.loads(header))
 
 
 def token_key(token: bytes) -> bytes | None:
-    """Return the "kid" of a token, None when it has none."""
+    """Return the key ID ("kid") of a token; None if it has none."""
     kid = tokens.header_of(token).get("kid")
     return utf8(kid) if isinstance(kid, str) else None
 
@@ -228,7 +230,7 @@ _KEYS: dict[str, Callable[..., LuaResult]] = {
 
 
 class TpmBinding:
-    """The functions of `ba.tpm`, on one key file that is read at the first call.
+    """The functions of `ba.tpm`. They use one key file, which is read at the first call.
 
     Args:
         services: `key_file` is the path of the file.
@@ -239,7 +241,7 @@ class TpmBinding:
         self._file: KeyFile | None = None
 
     def load(self) -> bool:
-        """Read the file, or make it; blocks for the disk."""
+        """Read or create the key file; blocks on the disk."""
         if self._file is None:
             self._file = KeyFile(self._services.key_file)
         self._file.load()
@@ -260,13 +262,13 @@ class TpmBinding:
         return self._keys.pem(from_utf8(name))
 
     def add(self, name: bytes, pem: bytes) -> bool:
-        """Keep a new key; blocks for the disk."""
+        """Store a new key; blocks on the disk."""
         self._keys.add(from_utf8(name), pem)
         return True
 
 
 def install_crypto(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.crypto` but for digests, `ba.create.key`, `csr`, `certificate`, the module `jwt` and `ba.tpm`."""
+    """Install `ba.crypto` except digests, `ba.create.key`, `csr`, `certificate`, the module `jwt` and `ba.tpm`."""
 
     def pbkdf2(algorithm: bytes, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:
         return ciphers.pbkdf2(from_latin1(algorithm), password, salt, iterations, size_bytes)
@@ -282,10 +284,10 @@ def install_crypto(vm: Vm, services: Services) -> None:
     vm.namespace("ba.tpm", tpm, {f"{name}_in_thread": computed(tpm[name]) for name in ("load", "add")})
 
 
-# ---- Certificates by ACME for Lua: `require "acme/engine"` (spec: bas-api §17.1). The other half is
-# lib/acme/engine.lua.
+# ---- Certificates by ACME: `acme/engine` (spec: bas-api §17.1)
 
 GIVE_UP_S = orders.ORDER_S + 60.0
+"""Timeout of an order. It is longer than that of `orders`, whose error message is more exact."""
 
 
 class AcmeBinding:
@@ -297,9 +299,9 @@ class AcmeBinding:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._texts: dict[str, bytes] = {}
+        self._key_authorizations: dict[str, bytes] = {}  # by the token of the challenge
         self._pool: DedicatedThreads | None = None
-        self._is_asked = False
+        self._answers_challenges = False
 
     def order(
         self,
@@ -313,69 +315,75 @@ class AcmeBinding:
     ) -> LuaResult:
         """Order a certificate for a host name; blocks.
 
-        Returns key, certificate with its chain, key and URL of the account; nil and the reason when it failed.
+        Args:
+            name: the host name.
+            directory: URL of the authority's directory.
+            contact: mail address of the account.
+            ca: file with the root certificate of the authority; empty for the system's.
+            account_key: PEM text; None for a new account.
+            account_id: URL of the account; None if unknown.
+            key: PEM text of the certificate's key; None for a new key.
+
+        Returns:
+            The key, the certificate with its chain, the key and the URL of the account; nil and a message after a
+            failure.
         """
         if fault := self._answer_challenges():
             return fail(fault)
         account = from_utf8(directory), from_utf8(contact), from_utf8(ca), account_key, account_id
         pool = self._pool = self._pool or DedicatedThreads()  # not gevent's own: an order may take minutes
         try:
-            outcome = pool.submit(_outcome, from_utf8(name), account, key or new_key(), self._publish)
-            return outcome.get(timeout=GIVE_UP_S)
+            result = pool.submit(_order, from_utf8(name), account, key or new_key(), self._publish)
+            return result.get(timeout=GIVE_UP_S)
         except gevent.Timeout:
-            self._pool = None  # the thread can't be stopped; it ends with its order
+            self._pool = None  # the thread can't be stopped, so the next order needs another one
             return fail(f"the order did not finish within {GIVE_UP_S:g} s")
 
     def _answer_challenges(self) -> str | None:
-        """Make the server answer challenges; return why it can't, None when it does."""
+        """Make the HTTP server answer challenges; return an error message, None for success."""
         server = self._services.http_server
         if server is None:
-            return "there is no HTTP server that could answer to the authority"
+            return "no HTTP server is running, so the authority can't check the host name"
         if worker_place().count > 1:
             return "a server with workers orders its certificate by the setting tls.acme, not by acme/engine"
-        if not self._is_asked:
-            self._is_asked = True
+        if not self._answers_challenges:
+            self._answers_challenges = True
             before = server.challenge_answer
 
             def answer(path: str) -> bytes | None:
-                own = self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
-                return own or (before(path) if before else None)
+                token = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
+                return self._key_authorizations.get(token) or (before(path) if before else None)
 
             server.challenge_answer = answer
         return None
 
     def _publish(self, answers: Sequence[Answer]) -> None:
-        self._texts = {one.token: one.key_authorization.encode() for one in answers}
+        self._key_authorizations = {one.token: one.key_authorization.encode() for one in answers}
 
 
 _Account = tuple[str, str, str, bytes | None, bytes | None]
 
 
-def _outcome(name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]) -> LuaValues:
+def _order(name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]) -> LuaValues:
     """Order in this thread. Failures are return values: gevent prints exceptions of its threads to stderr."""
+    directory, contact, ca, account_key, account_id = account
     try:
-        with TemporaryDirectory(prefix="smqrt-acme") as folder:
-            return _ordered(Path(folder), name, account, key, publish)
+        with TemporaryDirectory(prefix="smqrt-acme") as name_of_folder:
+            folder = Path(name_of_folder)
+            if account_key is not None:
+                write_private(folder / "account.key", account_key)
+                if account_id is not None:
+                    known = {"uri": from_utf8(account_id), "contact": contact}
+                    write_private(folder / "account.json", json.dumps(known).encode())
+            chain = orders.order(orders.Account(directory, folder, contact, ca), [name], HTTP_01, key, publish)
+            uri = json.loads((folder / "account.json").read_bytes())["uri"]
+            return key, chain, (folder / "account.key").read_bytes(), utf8(uri)
     except AcmeError as error:
         return fail(str(error))
     except (OSError, ValueError) as error:
         return fail(f"the order of {name} failed: {error}")
 
 
-def _ordered(
-    folder: Path, name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]
-) -> LuaValues:
-    directory, contact, ca, account_key, account_id = account
-    if account_key is not None:
-        write_private(folder / "account.key", account_key)
-        if account_id is not None:
-            known = {"uri": from_utf8(account_id), "contact": contact}
-            write_private(folder / "account.json", json.dumps(known).encode())
-    chain = orders.order(orders.Account(directory, folder, contact, ca), [name], HTTP_01, key, publish)
-    uri = json.loads((folder / "account.json").read_bytes())["uri"]
-    return key, chain, (folder / "account.key").read_bytes(), utf8(uri)
-
-
 def install_acme(vm: Vm, services: Services) -> None:
-    """Give Lua the engine of ACME."""
+    """Install `acme/engine`."""
     vm.namespace("ba.acme", {}, methods(AcmeBinding(services), "order"))

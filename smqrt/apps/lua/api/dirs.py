@@ -1,4 +1,7 @@
-"""Virtual directories and file servers for Lua: the Python half (spec: bas-api §4)."""
+"""Python half of virtual directories, file servers, Lua Server Pages and trace loggers.
+
+(spec: bas-api §1, §4, §17, runtime §4)
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from smqrt.http.dav.share import canonical
 from smqrt.http.headers import HttpError, check_field
 from smqrt.http.message import Request
 from smqrt.http.open_files import call_blocking_unless_local
-from smqrt.http.resources import Io, IoError, Stat
+from smqrt.http.resources import IoError, Stat
 from smqrt.http.tracelogger import FRAME_BYTES, NAME, OPTIONS, QUESTION, WAITING_BYTES, Line, Lines, TraceLogger
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.process.current_process import close_with_app
@@ -42,7 +45,7 @@ from smqrt.workers.worker_rpc import Message, News
 
 
 class DirsBinding:
-    """Directories by the handles that Lua has for them."""
+    """Directories by handle."""
 
     def __init__(self, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler) -> None:
         self._root = services.root
@@ -129,7 +132,7 @@ class DirsBinding:
     def call(self, handle: int, base: Base, request: Request, relpath: str) -> bool:
         """Call the Lua function of a directory; return whether it handled the request.
 
-        base: where relative paths start.
+        `base` is the directory and folder to which paths in the function are relative.
         """
         return self._exchanges.call(request, handle, utf8(relpath), base)
 
@@ -157,7 +160,15 @@ class DirsBinding:
         self._reader(handle).headers[field] = text
 
     def service(self, handle: int, exchange: int, relpath: bytes, as_forward: bool, written: bytes | None) -> LuaResult:
-        """Let a directory answer the request of an exchange; `written`: data in the caller's buffer. Blocks."""
+        """Answer the request of an exchange with a directory; blocks.
+
+        Args:
+            handle: of the directory.
+            exchange: handle of the exchange.
+            relpath: path below the directory.
+            as_forward: whether this is `forward`, not `include`.
+            written: the data in the caller's buffer.
+        """
 
         def operation(exchange: Exchange) -> tuple[bool]:
             request = exchange.request
@@ -175,12 +186,12 @@ class DirsBinding:
     def _reader(self, handle: int) -> ResourceReader:
         directory = self._dirs[handle]
         if not isinstance(directory, ResourceReader):
-            raise ArgumentError("this directory does not read files: make one with ba.create.resrdr")
+            raise ArgumentError("this directory is not a resource reader; create one with ba.create.resrdr")
         return directory
 
 
 class FileServersBinding:
-    """Functions of file servers that other directories don't have."""
+    """Functions that only file servers have."""
 
     def __init__(self, dirs: DirsBinding, files: FilesBinding) -> None:
         self._dirs, self._files = dirs, files
@@ -206,7 +217,7 @@ class FileServersBinding:
         return self._dirs.register(file_server)
 
     def locks(self, handle: int) -> LuaValues | bool:
-        """Return True and five values for each lock; False without a folder for locks."""
+        """Return True and five values for each lock; False if the server has no folder for locks."""
         locks = self._file_server(handle).locks
         if locks is None:
             return False
@@ -237,13 +248,13 @@ class FileServersBinding:
     def _file_server(self, handle: int) -> DavDirectory:
         directory = self._dirs.directory(handle)
         if not isinstance(directory, DavDirectory):
-            raise ArgumentError("this directory is not a file server: make one with ba.create.dav")
+            raise ArgumentError("this directory is not a file server; create one with ba.create.dav")
         return directory
 
     def _manager(self, handle: int) -> WfsDirectory:
         directory = self._dirs.directory(handle)
         if not isinstance(directory, WfsDirectory):
-            raise ArgumentError("this directory is not a web file manager: make one with ba.create.wfs")
+            raise ArgumentError("this directory is not a web file manager; create one with ba.create.wfs")
         return directory
 
 
@@ -264,7 +275,7 @@ _FILE_SERVERS = "create locks is_locked unlock set_timeout set_text set_hook"
 def install_dirs(
     vm: Vm, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler
 ) -> DirsBinding:
-    """Give Lua the virtual directories and file servers; return the table of their handles."""
+    """Install the virtual directories and file servers; return the binding with their handles."""
     binding = DirsBinding(services, exchanges, files, compiler)
     vm.namespace("ba.dirs", methods(binding, _DIRECT), {"service": binding.service})
     file_servers = FileServersBinding(binding, files)
@@ -272,10 +283,10 @@ def install_dirs(
     return binding
 
 
-# ---- Lua Server Pages of one resource reader: compiled when first asked for, again when changed (spec: runtime §4).
+# ---- Lua Server Pages: compiled at the first request and after each change
 
 PROLOGUE = b"local _ENV,pathname,io,page,app=...;"
-"""What a page begins with: the five values a compiled page is called with become its locals."""
+"""Start of a compiled page: its five arguments become local variables."""
 
 _NEWLINE = re.compile(rb"\r\n|\n\r|\r")
 _START_TAG = re.compile(rb"<\?lsp(?![A-Za-z0-9_])(=?)")
@@ -288,15 +299,18 @@ _LUA_TOKEN = re.compile(
 
 
 class LspError(ValueError):
-    """A page that can't be turned into Lua; the text names the line."""
+    """A page can't be translated to Lua. The message contains the line."""
 
 
 def to_lua(text: bytes, raw: bool = False) -> bytes:
-    """Return the Lua source of a page.
+    """Return the Lua source of a page (spec: bas-api §1). Each line has the same number in the page and the source.
 
-    text: the page as it lies in its file. raw: leave out the five-argument prologue.
-    Line n of the source is line n of the page. Raises LspError for a start tag that nothing ends.
-    (spec: bas-api §1)
+    Args:
+        text: the content of the file.
+        raw: whether to omit `PROLOGUE`.
+
+    Raises:
+        LspError: a start tag has no end tag.
     """
     text = _NEWLINE.sub(b"\n", text)
     parts = [] if raw else [PROLOGUE]
@@ -304,7 +318,12 @@ def to_lua(text: bytes, raw: bool = False) -> bytes:
     while (tag := _START_TAG.search(text, position)) is not None:
         parts.append(_emission(text[position : tag.start()]))
         end = _end_of_tag(text, tag.end(), tag.start())
-        parts.append(_code(text[tag.end() : end], tag.group(1) == b"="))
+        code = text[tag.end() : end]
+        if b"--" in code[code.rfind(b"\n") + 1 :]:
+            # A comment in the last line would continue in the code after the tag, which is in the same line.
+            *_, last = _LUA_TOKEN.finditer(code)
+            code = code[: last.start()] if last.group("comment") else code
+        parts.append(b"_emit(tostring(" + code + b"));" if tag.group(1) == b"=" else code)
         position = end + 2
     rest = text[position:]
     if rest.strip():
@@ -313,7 +332,7 @@ def to_lua(text: bytes, raw: bool = False) -> bytes:
 
 
 def _end_of_tag(text: bytes, position: int, start: int) -> int:
-    """Find the tag's own end, passing over `<?xml ?>` and the like inside the Lua text."""
+    """Return the position of the end tag, skipping pairs such as `<?xml ?>` in the Lua code."""
     depth = 1
     for mark in _ANY_TAG.finditer(text, position):
         depth += 1 if mark.group() == b"<?" else -1
@@ -324,7 +343,7 @@ def _end_of_tag(text: bytes, position: int, start: int) -> int:
 
 
 def _emission(text: bytes) -> bytes:
-    """Call the environment's _emit; the newline right behind a tag is swallowed as by a Lua long string."""
+    """Return Lua code that emits text. A newline directly after a tag is not emitted, as in a Lua long string."""
     lead = b" "
     if text.startswith(b"\n"):
         lead, text = b"\n", text[1:]
@@ -333,38 +352,32 @@ def _emission(text: bytes) -> bytes:
     return lead + b'_emit"' + _UNSAFE.sub(lambda match: _ESCAPES[match.group()], text) + b'";'
 
 
-def _code(code: bytes, is_expression: bool) -> bytes:
-    code = _without_last_comment(code)
-    return b"_emit(tostring(" + code + b"));" if is_expression else code
-
-
-def _without_last_comment(code: bytes) -> bytes:
-    """Cut a comment that would run on into what follows the tag on the same line."""
-    if b"--" not in code[code.rfind(b"\n") + 1 :]:
-        return code
-    *_, last = _LUA_TOKEN.finditer(code)
-    return code[: last.start()] if last.group("comment") else code
-
-
 MAX_PAGE_BYTES = 16 << 20
 DEFAULT_TYPE = "text/html; charset=utf-8"
 
 
 class Compiler:
-    """Makes Lua functions of pages; they stay on the Lua side, by reader and name."""
+    """Compiles pages. The compiled functions stay in Lua, in a table by reader and name."""
 
     def __init__(self, vm: Vm) -> None:
         self._vm = vm
         self._ref = 0
 
     def attach(self, ref: int) -> None:
-        """Take the reference of the Lua function that compiles."""
+        """Set the reference of the Lua function that compiles."""
         self._ref = ref
 
     def compile(self, reader: int, pathname: bytes, text: bytes) -> None:
-        """Make the page `pathname` of the reader with this handle from its text.
+        """Compile a page.
 
-        Raises LspError or LuaError, which name the page or its line.
+        Args:
+            reader: handle of the resource reader.
+            pathname: path of the page in the reader.
+            text: its content.
+
+        Raises:
+            LspError: a start tag has no end tag.
+            LuaError: a syntax error of Lua.
         """
         done, *message = self._vm.run(self._ref, reader, pathname, to_lua(text))
         if not done:
@@ -372,48 +385,42 @@ class Compiler:
 
 
 class Pages:
-    """What a resource reader calls for `*.lsp` (`ResourceReader.pages`).
+    """The pages of one resource reader, which calls this object for `*.lsp` (`ResourceReader.pages`).
 
     Args:
         exchanges: runs the compiled pages.
-        compiler: makes them.
-        reader: the reader's handle.
+        compiler: compiles them.
+        reader: handle of the reader.
     """
 
     def __init__(self, exchanges: Exchanges, compiler: Compiler, reader: int) -> None:
         self._exchanges = exchanges
         self._compiler = compiler
         self._reader = reader
-        self._compiled: dict[str, tuple[Hashable, bytes, str]] = {}  # version, name and folder by name
+        self._compiled: dict[str, tuple[Hashable, bytes, str]] = {}  # name -> version, name for Lua, folder
 
     def __call__(self, request: Request, found: Stat, name: str, directory: ResourceReader) -> None:
-        """Answer with the page `name`; `found`: its present state."""
+        """Respond with the page `name`, whose current state is `found`; compile it if it is new or has changed."""
         page = self._compiled.get(name)
         if page is None or page[0] != found.version:
+            self._compiled.pop(name, None)
+            pathname, io = utf8(name), directory.io
             try:
-                page = self._compile(directory.io, name)
-            except LuaError as error:
-                self._exchanges.fail(request, error)
+                stat, text = call_blocking_unless_local(io, name, io.read_published, name, MAX_PAGE_BYTES)
+                self._compiler.compile(self._reader, pathname, text.removeprefix(BOM_UTF8))
+            except (IoError, LspError, LuaError) as error:
+                failure = error if isinstance(error, LuaError) else LuaError(f"{name}: {error}")
+                self._exchanges.fail(request, failure)
                 return
+            page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
         headers = request.response.headers
         if "content-type" not in headers and not request.response.committed:
             headers.set("Content-Type", DEFAULT_TYPE)
-        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))
-
-    def _compile(self, io: Io, name: str) -> tuple[Hashable, bytes, str]:
-        self._compiled.pop(name, None)
-        pathname = utf8(name)
-        try:
-            stat, text = call_blocking_unless_local(io, name, io.read_published, name, MAX_PAGE_BYTES)
-            self._compiler.compile(self._reader, pathname, text.removeprefix(BOM_UTF8))
-        except (IoError, LspError) as error:
-            raise LuaError(f"{name}: {error}") from None
-        page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
-        return page
+        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))  # page[2]: the folder
 
 
 def parse(text: bytes, raw: bool) -> LuaResult:
-    """The Lua source of a page's text, for `ba.parselsp`."""
+    """Return the Lua source of a page, or nil and a message; see `ba.parselsp`."""
     try:
         return to_lua(text, raw)
     except LspError as error:
@@ -421,23 +428,23 @@ def parse(text: bytes, raw: bool) -> LuaResult:
 
 
 def install_pages(vm: Vm) -> Compiler:
-    """Give Lua `ba.parselsp`; return what compiles pages."""
+    """Install `ba.parselsp`; return the compiler of pages."""
     compiler = Compiler(vm)
     vm.namespace("ba.pages", {"parse": parse, "attach": compiler.attach})
     return compiler
 
 
-# ---- The trace logger for Lua: `ba.create.tracelogger` (spec: bas-api §4, §17).
+# ---- Trace loggers
 
 
 class _Listener:
-    """The callback of `ontrace`, and the lines that wait for it.
+    """The callback of `ontrace` with the lines that are queued for it.
 
     Args:
         vm: the runtime.
-        ref: the Lua function that takes the lines, see lib/ba/tracelogger.lua.
+        ref: reference of the Lua function that takes the lines; see lib/ba/tracelogger.lua.
         handle: of the trace logger.
-        number: of this listener; a later one has another.
+        number: of this listener, different for each call of `ontrace`.
     """
 
     def __init__(self, vm: Vm, ref: int, handle: int, number: int) -> None:
@@ -447,20 +454,21 @@ class _Listener:
         self._is_busy = False
 
     def add(self, line: Line) -> None:
-        """A line for the callback, which is called in the next turn of the loop: whoever traces may be in Lua."""
+        """Queue a line, and schedule the callback."""
         self._lines.add(line)
         if not self._is_busy:
             self._is_busy = True
+            # Scheduled, since the caller may be Lua code that traces.
             get_hub().loop.run_callback(self._vm.start, self._function.ref, self._handle, self.number)
 
     def take(self) -> bytes | None:
-        """Some of the lines; None when there are none, and the next one calls the callback again."""
+        """Return queued lines. If there are none, return None; the next line then schedules the callback again."""
         if not self._lines:
             self._is_busy = False
             return None
-        left_out = self._lines.take_dropped()
-        missing = b"%d lines were left out: the callback is too slow\n" % left_out if left_out else b""
-        return missing + b"".join(line.data for line in self._lines.take(FRAME_BYTES))
+        dropped = self._lines.take_dropped()
+        note = b"%d lines were left out: the callback is too slow\n" % dropped if dropped else b""
+        return note + b"".join(line.data for line in self._lines.take(FRAME_BYTES))
 
 
 class TraceLoggers:
@@ -486,7 +494,7 @@ class TraceLoggers:
         return True
 
     def ontrace(self, handle: int, ref: int | None = None) -> bool:
-        """Give the lines of a trace logger to a Lua function from now on; None ends that."""
+        """Send the lines of a trace logger to a Lua function; None stops it."""
         tracelogger = self._of(handle)
         if ref is None:
             self._listeners.pop(tracelogger, None)
@@ -497,12 +505,12 @@ class TraceLoggers:
         return True
 
     def heard(self, handle: int, number: int) -> bytes | None:
-        """Lines for the callback; None when there are none, or it has been replaced."""
+        """Return queued lines for a callback; None if there are none or the callback was replaced."""
         listener = self._listeners.get(self._of(handle))
         return listener.take() if listener and listener.number == number else None
 
     def ended(self, handle: int, number: int) -> None:
-        """A callback has failed."""
+        """Remove a callback that has failed."""
         listener = self._listeners.get(self._of(handle))
         if listener and listener.number == number:
             self.ontrace(handle)
@@ -513,7 +521,7 @@ class TraceLoggers:
         return tracelogger
 
     def lines(self, question: Message) -> News:
-        """Yields what the trace logger of another worker, which has a viewer, asks of the one with its address."""
+        """Yield the lines that another worker requests for a viewer of its trace logger with the same address."""
         for one in list(self._all):
             if one.baseuri() == question["uri"]:
                 yield from one.lines(question)
@@ -526,7 +534,7 @@ class TraceLoggers:
 
 
 def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceLoggers:
-    """Give Lua trace loggers; return what ends them."""
+    """Install the trace loggers; return the object that closes them."""
     loggers = TraceLoggers(vm, services, dirs)
     if services.fleet is not None:
         services.fleet.desk.news[QUESTION] = loggers.lines

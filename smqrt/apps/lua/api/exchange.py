@@ -1,7 +1,8 @@
-"""HTTP requests in Lua: calls of pages and directory functions, by handles.
+"""Python half of `request`, `response`, cookies and deferred responses (spec: bas-api §2.1, §2.2).
 
-A handler that does not answer (a directory function that returns false) leaves its Lua environment to the next handler
-of the same request. When the request has ended, Lua drops the environment before the next exchange begins.
+An exchange is a request that a page or directory function in Lua handles. Lua refers to it by a handle. A directory
+function that returns false passes its Lua environment to the next handler of the same request. After the end of the
+request, Lua drops the environment before the next exchange begins.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ from smqrt.transport.tls import TlsTransport
 Base = tuple[Directory, str]
 P = ParamSpec("P")
 
-_KEY = "lua"  # of the exchange in Request.env
+_KEY = "lua"  # key of the exchange in Request.env
 
 
 class Exchange:
     """State of a request that a Lua handler has handled.
 
     Attributes:
-        handle: by which Lua refers to it; 0 when Lua has dropped it.
-        depth: how many Lua handlers are nested, by include and forward.
-        base: the directory that runs now, and the page's folder in it: where relative paths start.
+        handle: its handle in Lua; 0 after Lua has dropped it.
+        request: the request.
+        depth: number of nested Lua handlers, by include and forward.
+        base: the directory of the running handler, and the folder of the page in it, to which paths are relative.
         body: the reader that `rawrdr` opened.
-        wait: blocks until a deferred response is complete.
+        wait: blocks until a deferred response is complete; None without one.
         refusal: an error while the body was read; it replaces the response of the page.
-        mismatch: the response in place of an error page, when the page failed because it does not accept the request.
+        mismatch: replaces the error page if the page failed because it does not accept the request.
     """
 
     __slots__ = ("_abandoned", "base", "body", "depth", "handle", "mismatch", "refusal", "request", "wait")
@@ -80,7 +82,7 @@ class Exchange:
         self._abandoned = abandoned
 
     def mismatched(self, status: int, sentence: str, **headers: str) -> ArgumentError:
-        """Return the error to raise when a page rejects a request. The response is `status`, unless Lua catches it."""
+        """Return the error to raise when a page rejects a request; the response is `status` unless Lua catches it."""
         self.mismatch = HttpError(status, sentence, headers=headers)
         return ArgumentError(sentence)
 
@@ -110,7 +112,8 @@ class Exchanges:
     def of(self, handle: int) -> Exchange:
         """Return the exchange of a handle.
 
-        Raises ArgumentError when its request ended.
+        Raises:
+            ArgumentError: its request has ended.
         """
         exchange = self._live.get(handle)
         if exchange is None:
@@ -139,9 +142,9 @@ class Exchanges:
         return bool(is_handled)
 
     def consult(self, request: Request, entry: int, *args: LuaValue) -> LuaValues | None:
-        """Call the Lua function `entry` about a request that has no response yet.
+        """Call the Lua function `entry` for a request without a response.
 
-        Returns its values; None when it has answered the request itself.
+        Returns its values; None if the function has answered the request itself.
         """
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
@@ -153,9 +156,9 @@ class Exchanges:
         return None
 
     def show(self, request: Request, base: Base | None, entry: int, *args: LuaValue) -> None:
-        """Let the Lua function `entry` answer a request.
+        """Answer a request with the Lua function `entry`.
 
-        base: where relative paths start; None for that of the exchange.
+        Paths are relative to `base`; None for that of the exchange.
         """
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
@@ -171,10 +174,18 @@ class Exchanges:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> LuaResult:
-        """Run `operation(exchange, *args)`, which may run other handlers, for the Lua handler that is running.
+        """Run `operation(exchange, *args)` for the running Lua handler. The operation may run other handlers.
 
-        written: data in Lua's buffer.
-        Returns its value, or True for None; nil and an error word when it fails; False when the request is rejected.
+        Args:
+            handle: of the exchange.
+            written: the data in Lua's buffer, which is written first; None to write nothing.
+            operation: the operation.
+            args: its other arguments.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The value of the operation, or True for None; nil and an error word after a failure; False if the request is
+            rejected.
         """
         exchange = self.of(handle)
         try:
@@ -187,7 +198,7 @@ class Exchanges:
             exchange.refusal = error
             return False
         except ConnectionError:
-            return True  # the client is gone; the next write of the page fails
+            return True  # the client has disconnected; the next write of the page fails
         return True if value is None else value
 
     def fail(self, request: Request, error: LuaError) -> None:
@@ -200,7 +211,7 @@ class Exchanges:
     def _exchange(self, request: Request) -> Exchange:
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is None:
-            while self._abandoned:  # filled by finalizers, which must not run Lua
+            while self._abandoned:  # finalizers of exchanges must not run Lua, so it is done here
                 self._vm.run(self._drop, self._abandoned.pop())
             exchange = request.env[_KEY] = Exchange(self._next_handle(), request, self._abandoned)
         return exchange
@@ -222,16 +233,17 @@ class Exchanges:
         body, failure = cast(tuple[bytes | None, bytes | None], result)
         request = exchange.request
         del request.env[_KEY]
-        exchange.handle = 0
+        exchange.handle = 0  # Lua has dropped its environment, so the finalizer has nothing to do
         response = request.response
         if exchange.wait is not None:
             if failure is not None:
                 log_failure(request, failure.decode("utf-8", "replace"))
-                failure = None  # the deferred response is not the page's any more
+                failure = None  # the application completes the deferred response, not the page
             exchange.wait()
         if exchange.refusal is not None and not response.committed:
             raise exchange.refusal
         mismatch = exchange.mismatch
+        # Its text is in the traceback, unless Lua has caught the error and failed for another reason.
         if failure and mismatch is not None and mismatch.detail.encode() in failure and not response.committed:
             raise mismatch
         if failure is None and request.initial:
@@ -243,11 +255,11 @@ class Exchanges:
 
 
 def install_exchange(vm: Vm) -> Exchanges:
-    """Give Lua the exchanges; return their table."""
+    """Install the exchanges; return the object that runs them."""
     exchanges = Exchanges(vm)
 
     def write(handle: int, data: bytes) -> bool:
-        """Send what Lua buffered; return False when the client is gone."""
+        """Send Lua's buffer; return False if the client has disconnected."""
         try:
             exchanges.request(handle).response.write(data)
         except ConnectionError:
@@ -259,7 +271,7 @@ def install_exchange(vm: Vm) -> Exchanges:
     return exchanges
 
 
-# ---- The Python half of `request` (spec: bas-api §2.1). Every function takes the exchange's handle first.
+# ---- `request`. The first argument of each function is the handle of the exchange.
 
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK"
 METHODS = frozenset(_METHODS.split())
@@ -267,7 +279,7 @@ _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class RequestBinding:
-    """The functions of one server."""
+    """Functions of requests."""
 
     def __init__(self, services: Services, exchanges: Exchanges) -> None:
         self._services = services
@@ -281,7 +293,7 @@ class RequestBinding:
         return self._of(handle).has_body
 
     def parameters(self, handle: int) -> tuple[bytes, ...] | bool:
-        """Names and values in turn, of the query and a urlencoded body; False when the body is refused."""
+        """Return `name, value, ...` of the query and a urlencoded body; False if the body is rejected."""
         exchange = self._exchange(handle)
         try:
             return tuple(text for pair in exchange.request.raw_params() for text in pair)
@@ -320,23 +332,23 @@ class RequestBinding:
         return self._of(handle).version.encode()
 
     def setnodelay(self, handle: int, on: bool) -> bool:
-        """Small packets leave at once (as they do from the start) or are collected by the system."""
+        """Set TCP_NODELAY: whether small packets are sent immediately, which is the default."""
         self._of(handle).transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
         return True
 
     def cipher(self, handle: int) -> tuple[bytes, bytes] | None:
-        """The name of the cipher and the version of TLS, None without TLS."""
+        """Return the name of the cipher and the TLS version; None without TLS."""
         transport = self._of(handle).transport
         cipher = transport.cipher() if isinstance(transport, TlsTransport) else None
         return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
 
     def certificate(self, handle: int) -> bytes | None:
-        """The client's certificate as JSON text, None when it sent none."""
+        """Return the client's certificate as JSON; None if it sent none."""
         transport = self._of(handle).transport
         return describe(transport.peer_certificate()) if isinstance(transport, TlsTransport) else None
 
     def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
-        """Whether the request's method is among `listed`; when not, the response says which are."""
+        """Return whether `listed` contains the request's method; if not, set a response with the header Allow."""
         request = self._of(handle)
         methods = from_latin1(listed).upper().split()
         for method in methods:
@@ -353,7 +365,7 @@ class RequestBinding:
         return False
 
     def is_newer(self, handle: int, time_s: int) -> bool:
-        """Whether a resource of that time is newer than what the client has; when not, the response says 304."""
+        """Return whether a resource is newer than the client's copy; if not, set the status 304."""
         request = self._of(handle)
         known = parse_date(request.get("if-modified-since") or "")
         is_newer = known is None or time_s > known or request.method not in ("GET", "HEAD")
@@ -377,7 +389,7 @@ class RequestBinding:
         exchange.body = request.chunks(size_bytes)
 
     def read_body(self, handle: int) -> bytes | bool | None:
-        """The next piece of the body, None at its end, False when the rest will not come."""
+        """Return the next part of the body; None at its end, False if the rest is rejected."""
         exchange = self._exchange(handle)
         try:
             return next(exchange.body, None)
@@ -387,13 +399,13 @@ class RequestBinding:
 
 
 def without_port(host: str) -> str:
-    """The name of a Host field, brackets kept."""
+    """Return the host of a Host field; the brackets of an IPv6 address are kept."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 
 
 def url_of(request: Request, https_port: int = 0) -> str:
-    """The absolute URL of a request without its query; `https_port`: as an https URL for that port."""
+    """Return the absolute URL of a request without its query; with `https_port`, an https URL for that port."""
     host = request.authority
     scheme = "https" if request.secure or https_port else "http"
     if https_port and not request.secure:
@@ -402,7 +414,7 @@ def url_of(request: Request, https_port: int = 0) -> str:
 
 
 def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
-    """`request:multipart`: forms with files, read as they arrive."""
+    """Install `request:multipart`, which reads forms with files as they arrive."""
     forms: dict[int, Iterator[FormEvent]] = {}
 
     def open_form(handle: int, size_bytes: int) -> None:
@@ -418,29 +430,29 @@ def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
         forms[handle] = read_form(request.chunks(size_bytes), boundary, request.reader().hold)
 
     def next_event(handle: int) -> LuaResult:
-        """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""
+        """Return the kind of the next event ("field", "file", "data", "end" or "error") and its values.
+
+        Returns False if the body is rejected.
+        """
         try:
-            return _for_lua(next(forms[handle], None))
+            event = next(forms[handle], None)
         except MultipartError as error:
             return b"error", str(error).encode()
         except HttpError as error:
             exchanges.of(handle).refusal = error
             return False
+        if event is None:
+            return (b"end",)
+        if isinstance(event, Field):
+            return b"field", utf8(event.name), event.value
+        if isinstance(event, File):
+            return b"file", *map(utf8, event)
+        return b"data", event
 
     def close_form(handle: int) -> None:
         forms.pop(handle, None)
 
     vm.namespace("ba.multipart", {"open_form": open_form, "close_form": close_form}, {"next_event": next_event})
-
-
-def _for_lua(event: FormEvent | None) -> tuple[bytes, ...]:
-    if event is None:
-        return (b"end",)
-    if isinstance(event, Field):
-        return b"field", utf8(event.name), event.value
-    if isinstance(event, File):
-        return b"file", *map(utf8, event)
-    return b"data", event
 
 
 _DIRECT = (
@@ -450,21 +462,20 @@ _DIRECT = (
 
 
 def install_request(vm: Vm, services: Services, exchanges: Exchanges) -> None:
-    """Give Lua the request half of exchanges, and their forms."""
+    """Install the functions of `request`."""
     binding = RequestBinding(services, exchanges)
     functions = methods(binding, _DIRECT)
     vm.namespace("ba.request", functions, {"read_parameters": binding.parameters, "read_body": binding.read_body})
     _install_multipart(vm, exchanges)
 
 
-# ---- The Python half of `response`, cookies and deferred responses (spec: bas-api §2.1, §2.2). Every function takes
-# the exchange's handle first.
+# ---- `response`, cookies and deferred responses. The first argument of each function is the handle of the exchange.
 
 _URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"
 
 
 class ResponseBinding:
-    """The functions of one server. The direct ones only set fields: what sends is an op, because it may block."""
+    """Functions of responses. Those that send data may block, so Lua calls them by an `Op`."""
 
     def __init__(self, services: Services, exchanges: Exchanges) -> None:
         self._root: Root = services.root
@@ -479,7 +490,7 @@ class ResponseBinding:
 
     def set_status(self, handle: int, status: int) -> None:
         if not 100 <= status <= 999:
-            raise ArgumentError(f"setstatus: {status} is not a status code, they have three digits")
+            raise ArgumentError(f"setstatus: {status} is not a status code of three digits")
         self._of(handle).response.status = status
 
     def response_header(self, handle: int, name: bytes) -> bytes | None:
@@ -504,7 +515,7 @@ class ResponseBinding:
         response.headers.set("Location", from_latin1(self.absolute_url(handle, url, False)))
 
     def absolute_url(self, handle: int, url: bytes, with_query: bool) -> bytes:
-        """`url` resolved against the request's; "" is that one itself."""
+        """Return a URL resolved against that of the request; for "" the URL of the request itself."""
         request = self._of(handle)
         location = urljoin(url_of(request), quote(url, safe=_URL_CHARACTERS))
         if with_query and request.query:
@@ -512,12 +523,15 @@ class ResponseBinding:
         return location.encode("ascii")
 
     def cookie(self, handle: int, name: bytes) -> bytes | None:
-        """The value of a cookie of the request."""
+        """Return the value of a cookie of the request; None without it."""
         value = cookie_of(self._of(handle).get("cookie") or "", from_latin1(name))
         return None if value is None else latin1(value)
 
     def add_cookie(self, handle: int, name: bytes, value: bytes, *attributes: bytes | bool) -> None:
-        """`attributes`: names and values in turn; the value of one that has none is True."""
+        """Add a cookie to the response.
+
+        `attributes` are alternating names and values; the value of an attribute without a value is True.
+        """
         texts = (None if isinstance(text, bool) else from_latin1(text) for text in attributes[1::2])
         names = (from_latin1(bytes(key)) for key in attributes[::2])
         try:
@@ -527,7 +541,7 @@ class ResponseBinding:
         self._of(handle).response.headers.add("Set-Cookie", field)
 
     def error_body(self, handle: int, status: int, text: bytes | None) -> bytes:
-        """The small page of an error status; the connection ends behind it."""
+        """Return the error page of a status; the connection is closed after the response."""
         response = self._of(handle).response
         response.reset()
         self.set_status(handle, status)
@@ -556,7 +570,7 @@ class ResponseBinding:
         return self._of(handle).response.size
 
     def flush(self, handle: int, data: bytes | None) -> bool:
-        """Send what was written so far; False when the client is gone."""
+        """Write `data` and send all written data; return False if the client has disconnected."""
         response = self._of(handle).response
         try:
             response.write(data or b"")
@@ -566,26 +580,26 @@ class ResponseBinding:
         return True
 
     def include(self, handle: int, path: bytes, written: bytes | None) -> LuaResult:
-        """Add another resource to the response, behind what was written so far."""
+        """Append another resource to the response."""
         return self._exchanges.inside(handle, written, self._internal, path, "include")
 
     def forward(self, handle: int, path: bytes) -> LuaResult:
-        """Let another resource answer in place of the page."""
+        """Respond with another resource in place of the page."""
         return self._exchanges.inside(handle, None, self._internal, path, "forward")
 
     def redirect_inside(self, handle: int, path: bytes) -> LuaResult:
-        """As `forward`, searched like a new request."""
+        """As `forward`, but look up the path like that of a new request."""
         return self._exchanges.inside(handle, None, self._internal, path, "redirect")
 
     def _internal(self, exchange: Exchange, path: bytes, mode: str) -> None:
-        assert exchange.base is not None  # its handler is running
+        assert exchange.base is not None  # since a handler of the exchange is running
         directory, folder = exchange.base
         target = from_utf8(path)
         self._root.internal(exchange.request, target if target.startswith("/") else folder + target, directory, mode)
 
 
 class DeferredResponse:
-    """A response in the hands of Lua code that outlives its page."""
+    """A response that the application completes after its page has ended."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
@@ -593,9 +607,10 @@ class DeferredResponse:
         self.is_aborted = False
 
     def wait(self) -> None:
-        """Block until it is closed.
+        """Block until the response is closed.
 
-        Raises ClientGoneError when it was aborted: the connection ends without a complete response.
+        Raises:
+            ClientGoneError: it was aborted; the connection is closed without a complete response.
         """
         self.closed.wait()
         if self.is_aborted:
@@ -603,24 +618,24 @@ class DeferredResponse:
 
 
 class DeferredBinding:
-    """The functions of one server."""
+    """Deferred responses by handle."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._open: dict[int, DeferredResponse] = {}
 
     def defer(self, handle: int) -> int:
-        """Make the exchange's response a deferred one; its handle stays the same number."""
+        """Turn the response of an exchange into a deferred response with the same handle."""
         exchange = self._exchanges.of(handle)
         if exchange.request.response.committed:
             raise ArgumentError("deferred: iscommitted")
         if exchange.wait is not None:
-            raise ArgumentError("deferred: the response is deferred already, or that of an upload")
+            raise ArgumentError("deferred: the response is already deferred, or is that of an upload")
         exchange.wait = self.open(handle, exchange.request.response).wait
         return handle
 
     def open(self, handle: int, response: Response) -> DeferredResponse:
-        """Put a response into the hands of Lua, by this handle."""
+        """Add a deferred response with this handle."""
         deferred = self._open[handle] = DeferredResponse(response)
         return deferred
 
@@ -643,7 +658,7 @@ class DeferredBinding:
         return handle in self._open
 
     def write(self, handle: int, data: bytes, flush: bool) -> bool:
-        """Add to the body; False when the client is gone."""
+        """Append to the body; return False if the client has disconnected."""
         response = self._of(handle).response
         try:
             response.write(data)
@@ -655,7 +670,7 @@ class DeferredBinding:
         return True
 
     def close(self, handle: int, close_connection: bool) -> bool:
-        """Complete the response; the worker sends what is left."""
+        """Complete the response; the greenlet of the request sends the rest."""
         deferred = self._open.pop(handle, None)
         if deferred is None:
             return False
@@ -664,7 +679,7 @@ class DeferredBinding:
         return True
 
     def abort(self, handle: int) -> bool:
-        """End the connection without completing the response."""
+        """Close the connection without completing the response."""
         deferred = self._open.pop(handle, None)
         if deferred is None:
             return False
@@ -688,7 +703,7 @@ _DEFERRED = "defer set_status set_header is_valid close abort"
 
 
 def install_response(vm: Vm, services: Services, exchanges: Exchanges) -> DeferredBinding:
-    """Give Lua the response half of exchanges, their cookies, and deferred responses; return what keeps the latter."""
+    """Install `response`, cookies and deferred responses; return the binding of the latter."""
     binding, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
     direct = methods(binding, _DIRECT_RESPONSE)
     vm.namespace("ba.response", direct, methods(binding, _BLOCKING))

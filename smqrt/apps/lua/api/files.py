@@ -1,7 +1,7 @@
-"""io objects, open files and named pipes for Lua: the Python half (spec: bas-api §6, §7).
+"""Python half of io objects, open files and named pipes (spec: bas-api §6, §7).
 
-The event loop reads what is in the system's page cache itself, at the cost of one call. A thread of the disk does
-everything else, while the activity is parked.
+The event loop itself reads data from the system's page cache, which costs one system call. A thread of the disk runs
+all other operations while the activity is parked.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop import greenlets, threads
 from smqrt.loop.threads import DiskJob
 
-# ---- The open files of Lua: those of disks, special files, and those that are in memory.
+# ---- Open files: on disks, special files, and in memory.
 #
-# Each has the same operations in three forms. `read_now` and the like are called first: they give False when it would
-# take time. `read` may give a `Deferred`. `read_here` is for places that an activity can't leave, such as a finalizer.
+# Each operation has three forms. Lua first calls `read_now`, which returns False if it would block. Then it calls
+# `read`, which may return a `Deferred`. `read_here` blocks; it is for code that can't be parked, such as a finalizer.
 
-MAX_QUEUED = 1000  # operations on one file that wait for each other
+MAX_QUEUED = 1000
+"""Limit of the queued operations of one file."""
 KEPT_S = 0.5
-"""So long at most the last of what was written stays here: others read the file, and a process may end."""
-MAX_POSITION = 1 << 62
-_STUCK = "this file is in use by a call that waits, and here nobody can wait for it: a C boundary is in between"
+"""Seconds until collected bytes are written: other programs read the file, and the process may be killed."""
+MAX_POSITION = 1 << 62  # far below the overflow of the system's signed 64-bit offsets
+_BUSY = "another call is using this file, and this call can't wait for it: a C boundary is in between"
 
 
 class LuaJob(DiskJob):
-    """A job whose failure to come in time is an error word."""
+    """A job whose timeout becomes an error word."""
 
     __slots__ = ()
 
@@ -57,7 +58,7 @@ class LuaJob(DiskJob):
 
 
 def with_error_words(operation: Callable[..., LuaResult]) -> Callable[..., LuaResult]:
-    """`operation` with failures as Lua expects them: nil and an error word."""
+    """Wrap `operation` so that an IoError or OSError becomes nil and an error word."""
 
     @wraps(operation)
     def call(*args: Any) -> LuaResult:
@@ -72,7 +73,7 @@ def with_error_words(operation: Callable[..., LuaResult]) -> Callable[..., LuaRe
 
 
 class OpenFile(Protocol):
-    """An open file. What gives bytes gives None at the end of the file."""
+    """An open file. Reading returns None at the end of the file."""
 
     def read_now(self, size_bytes: int) -> LuaResult: ...
     def write_now(self, data: bytes) -> LuaResult: ...
@@ -89,23 +90,23 @@ class OpenFile(Protocol):
 
 
 def open_file(file: IO[bytes], io: Io, name: str) -> OpenFile:
-    """Return what stands for `file`, which is `name` in `io`."""
+    """Return the open file for `file`, whose name in `io` is `name`."""
     if isinstance(file, PipeFile):
         return SpecialFile(file)
     if isinstance(file, BufferedReader | BufferedWriter | BufferedRandom):
-        fd = os.dup(file.fileno())
+        fd = os.dup(file.fileno())  # since `file` closes its own
         file.close()
         return FileOnDisk(DiskFile(fd, file.mode), io.place(name))
     return FileInMemory(file)
 
 
-_unwritten: WeakSet[FileOnDisk] = WeakSet()
+_unwritten: WeakSet[FileOnDisk] = WeakSet()  # files with a running timer, which keeps them alive
 
 
 @atexit.register
 def _write_all() -> None:
     for file in list(_unwritten):
-        with suppress(ArgumentError):  # a thread is at it
+        with suppress(ArgumentError):  # a thread is using the file and writes the rest
             file.flush_here()
 
 
@@ -114,18 +115,18 @@ def _at_end(data: bytes, size_bytes: int) -> bytes | None:
 
 
 class FileOnDisk:
-    """A file of a disk. One job at a time is with the threads, the others wait for it.
+    """A file on a disk. A thread runs one of its jobs at a time; the other jobs are queued.
 
     Args:
         file: the file.
-        path: where it lies.
+        path: its path, which selects the threads.
     """
 
     def __init__(self, file: DiskFile, path: str) -> None:
         self._file, self._path = file, path
         self._jobs: deque[LuaJob] = deque()
         self._is_busy = False
-        self._fault: LuaResult = None  # of a write that nobody waited for
+        self._fault: LuaResult = None  # of a write in the background; the next operation returns it
         self._timer: Any = None
 
     def read_now(self, size_bytes: int) -> LuaResult:
@@ -161,10 +162,10 @@ class FileOnDisk:
         return self._submit(LuaJob(self._done, self._file.flush, must_run=True))
 
     def close(self) -> LuaResult:
-        """Close it behind what is under way. Waited for is only what was written."""
+        """Close the file after its queued jobs. The activity waits only if bytes are unwritten, to get the error."""
         is_clean = self._file.is_clean
         if is_clean and not self._is_busy and self._file.is_local:
-            return self._done(self._file.close)
+            return self._done(self._file.close)  # does not block
         job = LuaJob(self._done, self._file.close, must_run=True)
         result = self._submit(job)
         return True if is_clean and self._fault is None else result
@@ -187,7 +188,7 @@ class FileOnDisk:
 
     def _check_free(self) -> None:
         if self._is_busy:
-            raise ArgumentError(_STUCK)
+            raise ArgumentError(_BUSY)
 
     @with_error_words
     def _read(self, size_bytes: int) -> LuaResult:
@@ -204,7 +205,7 @@ class FileOnDisk:
         if not self._is_busy:
             self._is_busy = True
             disks.threads(self._path).submit(job)
-        elif len(self._jobs) < MAX_QUEUED or job.must_run:
+        elif len(self._jobs) < MAX_QUEUED or job.must_run:  # a lost flush or close would lose data
             self._jobs.append(job)
         else:
             job.resolve(fail("locked"))
@@ -228,7 +229,7 @@ class FileOnDisk:
 
 
 class SpecialFile:
-    """A pipe or a device: what waits for it has a greenlet."""
+    """A pipe or a device. A pooled greenlet runs operations that may block."""
 
     def __init__(self, file: PipeFile) -> None:
         self._file = file
@@ -243,7 +244,7 @@ class SpecialFile:
         return fail("noimplementation")
 
     def read(self, size_bytes: int) -> LuaResult:
-        return greenlets.call(self._read_all if size_bytes < 0 else self._read, size_bytes)
+        return greenlets.call(self._read, size_bytes)
 
     def write(self, data: bytes) -> LuaResult:
         return greenlets.call(self._write, data)
@@ -259,26 +260,24 @@ class SpecialFile:
         return True
 
     def read_here(self, size_bytes: int) -> LuaResult:
-        raise ArgumentError(_STUCK)
+        raise ArgumentError(_BUSY)
 
     def write_here(self, data: bytes) -> LuaResult:
-        raise ArgumentError(_STUCK)
+        raise ArgumentError(_BUSY)
 
     seek_here = seek
     flush_here = flush
 
     @with_error_words
     def _read(self, size_bytes: int) -> LuaResult:
-        return _at_end(self._file.read(size_bytes), size_bytes)
-
-    @with_error_words
-    def _read_all(self, _size_bytes: int) -> LuaResult:
+        if size_bytes >= 0:
+            return _at_end(self._file.read(size_bytes), size_bytes)
         pieces, count = [], 0
         while data := self._file.read():
             pieces.append(data)
             count += len(data)
             if count > MAX_READ_BYTES:
-                raise IoError("mem", "more than a string may be")
+                raise IoError("mem", f"limit reached: {MAX_READ_BYTES} bytes in one read")
         return b"".join(pieces) or None
 
     @with_error_words
@@ -288,7 +287,7 @@ class SpecialFile:
 
 
 class FileInMemory:
-    """What is all here: an entry of a ZIP file, unpacked."""
+    """A file whose content is in memory: the unpacked entry of a ZIP file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -318,7 +317,7 @@ class FileInMemory:
 
 
 class FileTable:
-    """Open files by the numbers that Lua has for them. Operations have the forms of `OpenFile`."""
+    """Open files by number, which Lua uses as the handle. Operations have the forms of `OpenFile`."""
 
     def __init__(self) -> None:
         self._next_number = itertools.count(1).__next__
@@ -338,7 +337,7 @@ class FileTable:
         return number
 
     def read_now(self, number: int, size_bytes: int) -> LuaResult:
-        """Return the next bytes, None at the end of the file; for -1 all that is left."""
+        """Return the next bytes, or for -1 all remaining bytes; None at the end of the file."""
         return self.file(number).read_now(size_bytes)
 
     def write_now(self, number: int, data: bytes) -> LuaResult:
@@ -346,7 +345,7 @@ class FileTable:
 
     def seek_now(self, number: int, offset: int) -> LuaResult:
         if offset < 0:
-            raise ArgumentError("seek: the offset counts from the start, it can't be negative")
+            raise ArgumentError("seek: the offset counts from the start and can't be negative")
         return fail("ioerror") if offset > MAX_POSITION else self.file(number).seek_now(offset)
 
     def read(self, number: int, size_bytes: int) -> LuaResult:
@@ -365,7 +364,7 @@ class FileTable:
         return self._files.pop(number).close()
 
     def drop(self, number: int) -> bool:
-        """Close a file; do not wait until it is closed."""
+        """Close a file in the background."""
         file = self._files.pop(number, None)
         if file is not None:
             file.close()
@@ -385,17 +384,17 @@ class FileTable:
 
 
 ENTRIES_AT_ONCE = 500
-"""Directory entries per job: a thread that lists many thousand at once would hold the GIL most of the time."""
+"""Directory entries per job: a thread that lists many thousands at once would hold the GIL most of the time."""
 
 
 class FilesBinding:
-    """io objects and directory listings by the handles that Lua has for them.
+    """io objects and directory listings by their handles in Lua.
 
     Attributes:
         files: the open files.
 
-    Operations on an io have three forms, as those on files: `<name>_now` returns False when it may take time, `<name>`
-    parks the activity, `<name>_here` blocks the event loop, for places where an activity can't wait.
+    Operations on an io have three forms, like those of files: `<name>_now` returns False when it could block, `<name>`
+    parks the activity, and `<name>_here` blocks the event loop, for code where the activity can't be parked.
     """
 
     def __init__(self, services: Services) -> None:
@@ -407,7 +406,7 @@ class FilesBinding:
         self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # path of the folder, and its remaining entries
 
     def handle_of(self, io: Io) -> int:
-        """Return the handle by which Lua knows `io`."""
+        """Return the handle of `io` in Lua; the same io always has the same handle."""
         handle = self._handles.get(id(io))
         if handle is None:
             handle = self._handles[id(io)] = self._next_handle()
@@ -440,7 +439,7 @@ class FilesBinding:
         return os.path.abspath(name)
 
     def label(self, handle: int, name: bytes) -> bytes:
-        """Return the name of a file in tracebacks: the name of its folder and its own."""
+        """Return the name of a file in tracebacks; see `label`."""
         return utf8(label(self.io(handle), from_utf8(name)))
 
     def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
@@ -449,7 +448,7 @@ class FilesBinding:
         place = io.place(path)
         job = LuaJob(with_error_words(disks.doing(place, self._run)), operation, io, path, more)
         if operation == b"open":
-            # The activity may have ended before the file was open; failures are tuples.
+            # The activity may have ended before the thread opened the file. A failure is a tuple, not a number.
             job.discard = lambda result: self.files.drop(result) if isinstance(result, int) else None
         return disks.threads(place).submit(job)
 
@@ -479,7 +478,7 @@ class FilesBinding:
         return True
 
     def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
-        """Return the next entries packed, and the number of the listing, 0 when these are the last.
+        """Return the next entries in packed form, and the number of the listing; 0 if it has no more entries.
 
         An entry is the length of its name, the name, isdir, mtime and size.
         """
@@ -518,11 +517,14 @@ def _stat_values(stat: Stat) -> tuple[bytes, int, int, bool]:
 
 
 def label(io: Io, name: str) -> str:
-    """Return the folder's own name, a slash, and the name: short enough for Lua's messages, and still clear."""
+    """Return the last part of the io's path and the name of the file, with a slash between them.
+
+    A whole path would be cut: Lua shows at most 60 characters of a chunk name.
+    """
     return f"{os.path.basename(io.realpath())}/{name.lstrip('/')}"
 
 
-# ---- Named pipes. Reading and writing are those of other files.
+# ---- Named pipes. `FileTable` reads and writes them like other files.
 
 
 def make_pipe(path: bytes, mode: int) -> LuaResult:
@@ -545,7 +547,7 @@ _FILE_PARKING = "read write seek flush close"
 
 
 def install(vm: Vm, services: Services) -> FilesBinding:
-    """Give Lua the io objects of the server and `ba.pipe`; return the table of their handles."""
+    """Install the io objects of the server and `ba.pipe`; return the binding with their handles."""
     binding = FilesBinding(services)
     functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_error_words)
     functions |= methods(binding.files, "drop") | methods(binding.files, _FILE_WITH_WORDS, with_error_words)

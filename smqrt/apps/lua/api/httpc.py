@@ -1,6 +1,6 @@
-"""`require"httpc"`, `require"http"`: HTTP clients for Lua (spec: bas-api §9). The other half is lib/httpc.lua.
+"""Python half of the HTTP clients `httpc` and `http` (spec: bas-api §9).
 
-`services.http_clients` holds them by the number by which Lua knows them; `ba.socket.http2sock` looks there.
+`services.http_clients` contains the clients by the number that Lua uses; `ba.socket.http2sock` uses it too.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from smqrt.http.headers import joined_fields, spelled_fields
 from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.transport.tls_contexts import ClientTls, Trust
 
-_PROXY_PORT, _SOCKS_PORT = 8080, 1080
+_PROXY_PORT, _SOCKS_PORT = 8080, 1080  # defaults of the Barracuda App Server
 
 Pairs = list[tuple[bytes, bytes]]
 
 
 class HttpClientBinding:
-    """The clients by their numbers.
+    """HTTP clients by number.
 
     Args:
+        services: the parts of the server.
         hold_collector: see `Vm`.
     """
 
@@ -59,7 +60,12 @@ class HttpClientBinding:
         self._next = itertools.count(1).__next__
 
     def create(self, follow: bool, *options: LuaValue) -> int:
-        """Make a client. options: names and values in turn."""
+        """Create a client and return its number.
+
+        Args:
+            follow: whether it is an `HttpClient`, which follows redirects; else an `HttpConversation`.
+            options: alternating names and values.
+        """
         given = options_of(options)
         chosen = HttpClientOptions(
             persistent=given.get("persistent", True),
@@ -72,14 +78,14 @@ class HttpClientBinding:
         )
         if "shark" in given:
             tls = self._tls[given["shark"]]
-            assert isinstance(tls, ClientTls)  # the Lua half has asked
+            assert isinstance(tls, ClientTls)  # the Lua half has checked it
             chosen.tls = tls
         number = self._next()
         self._clients[number] = (HttpClient if follow else HttpConversation)(chosen)
         return number
 
     def drop(self, number: int) -> None:
-        """Lua's object is gone."""
+        """Close a client whose Lua object was collected."""
         client = self._clients.pop(number, None)
         if client is not None:
             client.close()
@@ -96,7 +102,7 @@ class HttpClientBinding:
         password: bytes | None,
         trusted: bool,
     ) -> bool:
-        """Send the head of a request. query, headers: names and values as `pairs_of` reads them."""
+        """Send the head of a request; `query` and `headers` are packed names and values, see `pairs_of`."""
         request = ClientRequest(
             from_latin1(method),
             url_of(from_utf8(target), pairs_of(query)),
@@ -110,97 +116,97 @@ class HttpClientBinding:
         return True
 
     def write(self, number: int, data: bytes) -> bool:
-        """Send a piece of the body."""
+        """Send a part of the body."""
         self._clients[number].write(data)
         return True
 
     def status(self, number: int) -> int:
-        """Wait for the code of the response."""
+        """Wait for the response, and return its status code."""
         return self._clients[number].status()
 
     def read(self, number: int) -> bytes | None:
-        """What of the body comes next, None at its end."""
+        """Return the next part of the body; None at its end."""
         return self._clients[number].read()
 
     def read_bytes(self, number: int, size_bytes: int) -> bytes | None:
-        """So many bytes of the body, or what is left of it; None at its end."""
+        """Return `size_bytes` of the body, or less at its end; None after the end."""
         return self._clients[number].read_whole(size_bytes) or None
 
     def read_all(self, number: int) -> tuple[bytes, bool]:
-        """All that is left of the body, and whether it is large."""
+        """Return the rest of the body, and whether it is larger than `LARGE_BYTES`."""
         body = self._clients[number].read_whole()
         if len(body) > LARGE_BYTES:
             self._hold_collector()
         return body, len(body) > LARGE_BYTES
 
     def drain(self, number: int) -> bool:
-        """Read what is left, for the sake of the connection."""
+        """Read and discard the rest of the response, so that the connection can be reused."""
         client = self._clients[number]
-        client.status()
+        client.status()  # waits for the head, if the application has not read it
         client.skip()
         return True
 
     def header(self, number: int, name: bytes) -> bytes | None:
-        """A field of the response, by its name in any letter case."""
+        """Return a header field of the response; the name is case-insensitive."""
         value = self._clients[number].get(from_latin1(name))
         return None if value is None else latin1(value)
 
     def headers(self, number: int) -> tuple[bytes, ...]:
-        """Names and values of all fields."""
+        """Return `name, value, ...` of all header fields."""
         return tuple(latin1(part) for pair in self._clients[number].headers for part in pair)
 
     def fields(self, number: int) -> tuple[bytes, ...]:
-        """Names and values of all fields, each name once: several lines are one list."""
+        """As `headers`, with each name once; several fields of one name are joined to a list."""
         headers = self._clients[number].headers
         return tuple(latin1(part) for pair in spelled_fields(headers, joined_fields(headers)) for part in pair)
 
     def cookies(self, number: int) -> tuple[bytes, ...]:
-        """Names and values of the cookies that the response sets."""
+        """Return `name, value, ...` of the cookies that the response sets."""
         found = parse_cookies(self._clients[number].headers)
         return tuple(latin1(part) for cookie in found for part in (cookie.name, cookie.value))
 
     def url(self, number: int) -> bytes | None:
-        """Where the last request went, behind redirects."""
+        """Return the URL of the last request, after redirects; None before the first request."""
         request = self._clients[number].request
         return str(request.url).encode() if request else None
 
     def set_timeout(self, number: int, timeout_ms: float) -> None:
-        """How long each wait may take from now on."""
+        """Set the timeout of each wait."""
         self._clients[number].options.timeout_s = timeout_ms / 1000
 
     def trusted(self, number: int) -> LuaResult:
-        """True, or nil and what is wrong with the server."""
+        """Return True if the server's certificate is trusted; else nil and an error word."""
         trust = self._clients[number].trust()
         if trust is Trust.TRUSTED:
             return True
         return fail("sslnotenabled" if trust is None else trust.value)
 
     def certificate(self, number: int) -> bytes | None:
-        """The server's certificate as JSON text, None without TLS."""
+        """Return the server's certificate as JSON; None without TLS."""
         tls = self._clients[number].stream.tls
         return describe(tls.peer_certificate()) if tls else None
 
     def cipher(self, number: int) -> tuple[bytes, bytes] | None:
-        """Name of the cipher and version of TLS, None without TLS."""
+        """Return the name of the cipher and the TLS version; None without TLS."""
         tls = self._clients[number].stream.tls
         cipher = tls.cipher() if tls else None
         return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
 
     def peername(self, number: int) -> tuple[bytes, int, bool]:
-        """Address and port of the server (or of the proxy), and whether it is IPv6."""
+        """Return the address and port of the server or proxy, and whether it is IPv6."""
         return address(*self._clients[number].stream.peername())
 
     def sockname(self, number: int) -> tuple[bytes, int, bool]:
-        """The same of this end."""
+        """As `peername`, for the local end of the connection."""
         return address(*self._clients[number].stream.sockname())
 
     def close(self, number: int) -> bool:
-        """Close the connection; whether there was one."""
+        """Close the connection; return whether one was open."""
         return self._clients[number].close()
 
 
 def pairs_of(packed: bytes) -> Pairs:
-    """Names and values that Lua packed as strings with their size in front ("s4")."""
+    """Return names and values that Lua packed with the format "s4": each string after its length."""
     parts: list[bytes] = []
     at = 0
     while at < len(packed):
@@ -211,18 +217,18 @@ def pairs_of(packed: bytes) -> Pairs:
 
 
 def parsequery(text: bytes) -> tuple[bytes, ...]:
-    """Names and values of a query, decoded."""
+    """Return the decoded `name, value, ...` of a query string."""
     found = parse_qsl(from_utf8(text.lstrip(b"?")), keep_blank_values=True, errors="surrogateescape")
     return tuple(utf8(part) for pair in found for part in pair)
 
 
 def form(packed: bytes) -> bytes:
-    """The text of a form (application/x-www-form-urlencoded)."""
+    """Return names and values in the format application/x-www-form-urlencoded."""
     return encode(pairs_of(packed)).encode()
 
 
 def proxy_of(given: LuaOptions) -> Proxy | None:
-    """The proxy that the options proxy, proxyport, socks, proxyuser and proxypass name; None without one."""
+    """Return the proxy of the options proxy, proxyport, socks, proxyuser and proxypass; None without a proxy."""
     if "proxy" not in given:
         return None
     socks = given.get("socks", False)
@@ -240,7 +246,7 @@ _BLOCKING = "request write status read read_bytes read_all drain"
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `httpc`."""
+    """Install `httpc`."""
     binding = HttpClientBinding(services, vm.hold_collector)
     functions = methods(binding, _PLAIN)
     functions |= methods(binding, _FALLIBLE, with_error_words)

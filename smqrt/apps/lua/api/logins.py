@@ -1,7 +1,7 @@
-"""Logins and sessions for Lua: the Python half (spec: bas-api §2.1, §5).
+"""Python half of logins and HTTP sessions (spec: bas-api §2.1, §5).
 
-Functions of applications and attributes of sessions stay on the Lua side. Python has the objects by handles, sessions
-by their numbers.
+The functions of applications and the attributes of sessions stay in Lua. It refers to user databases, authorizers and
+authenticators by handles, and to sessions by numbers.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class LuaUsers:
         answer = self._binding.ask(request, "find", self._handle, utf8(name), secret)
         if not answer or not answer[0]:
             return None
-        # The kind of the secret, the secret, and the limits, which may be any Lua values.
+        # The kind of the secret, the secret, and the limits, which may be any Lua values. Trailing ones may be missing.
         kind, value, maxusers, recycle, inactive = (*answer, *(None,) * 5)[:5]
         text = from_utf8(value) if isinstance(value, bytes) else None
         is_verified = kind == b"verified"
         if is_verified and password is None:
-            return None  # with a digest there was no password that the function could verify
+            return None  # a Digest login has no password that the function could have verified
         return Account(
             password=text if kind == b"password" else None,
             ha1=text.lower() if text is not None and kind == b"ha1" else None,
@@ -101,7 +101,7 @@ class LuaAuthorizer:
 
 
 class LoginsBinding:
-    """User databases, authorizers and authenticators by the handles that Lua has for them."""
+    """User databases, authorizers and authenticators by handle."""
 
     def __init__(self, services: Services, exchanges: Exchanges, dirs: DirsBinding) -> None:
         self._logins = services.logins
@@ -116,11 +116,15 @@ class LoginsBinding:
         self._entries[name.decode("ascii")] = ref
 
     def ask(self, request: Request, entry: str, *args: LuaValue) -> LuaValues:
-        """Call a function of an application for a request; blocks. Raises Answered when it has answered the request."""
-        answer = self._exchanges.consult(request, self._entries[entry], *args)
-        if answer is None:
+        """Call a function of an application for a request; blocks.
+
+        Raises:
+            Answered: the function has answered the request.
+        """
+        values = self._exchanges.consult(request, self._entries[entry], *args)
+        if values is None:
             raise Answered
-        return answer
+        return values
 
     # ---- Objects
 
@@ -163,7 +167,7 @@ class LoginsBinding:
     # ---- User databases and authorizers
 
     def set_entries(self, handle: int, table: bytes) -> LuaResult:
-        """Set the users of a table or the rules of a list; return nil and what is wrong with one of them."""
+        """Set the users of a table or the rules of a list; return nil and a message if one of them is invalid."""
         entries = {_text(name): _converted(_plain(value)) for name, value in bridge.load(table).items()}
         try:
             self._objects[handle].set(entries)
@@ -172,7 +176,7 @@ class LoginsBinding:
         return True
 
     def getpwd(self, handle: int, name: bytes) -> LuaResult:
-        """Return the secret of a user, whether it is an HA1, and the limits."""
+        """Return the secret of a user, whether it is an HA1 hash, and the limits; None for an unknown user."""
         account = self._objects[handle].find(from_utf8(name))
         if account is None:
             return None
@@ -185,7 +189,7 @@ class LoginsBinding:
         return acl.is_case_sensitive
 
     def authorize(self, handle: int, exchange: int, method: bytes, path: bytes, written: bytes | None) -> LuaResult:
-        """Return whether the user of a request has the permission; false without a user. Blocks."""
+        """Return whether the user of a request has a permission; False without a user. Blocks."""
 
         def operation(exchange: Exchange) -> tuple[bool]:
             login = exchange.request.user()
@@ -204,7 +208,7 @@ class LoginsBinding:
         self._dirs.directory(directory).setauth(self._objects.get(authenticator), self._objects.get(authorizer))
 
     def authenticate(self, handle: int, exchange: int, path: bytes, written: bytes | None) -> LuaResult:
-        """Return name, password and kind of the user; nil when the request has been answered. Blocks."""
+        """Return the name, password and login kind of the user; None if the request was answered. Blocks."""
 
         def operation(exchange: Exchange) -> LuaValues:
             authenticator: Authenticator = self._objects[handle]
@@ -213,7 +217,7 @@ class LoginsBinding:
         return self._exchanges.inside(exchange, written, operation)
 
     def _show_page(self, handle: int, request: Request, info: AuthInfo) -> None:
-        """Answer with the login page of the application."""
+        """Respond with the login page of the application."""
         fields = {name: getattr(info, name) for name in _PAGE_FIELDS}
         packed = bridge.dump({name: utf8(value) if isinstance(value, str) else value for name, value in fields.items()})
         upwd = None if info.upwd is None else utf8(info.upwd)
@@ -237,7 +241,7 @@ class LoginsBinding:
         try:
             done = request.login(None if name is None else from_utf8(name), maxusers, recycle)
         except RuntimeError:
-            raise ArgumentError("login: iscommitted; a login comes before the page is sent") from None
+            raise ArgumentError("login: iscommitted; log in before the response is sent") from None
         return utf8(done) if isinstance(done, str) else done
 
     def logout(self, exchange: int, everywhere: bool) -> bool:
@@ -255,7 +259,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Convert a Lua value: strings to text, tables with no other keys than 1, 2, ... to lists."""
+    """Convert a Lua value: strings to text, tables whose only keys are 1, 2, ... to lists."""
     if isinstance(value, bytes):
         return from_utf8(value)
     if not isinstance(value, dict):
@@ -281,7 +285,7 @@ def _converted(value: Any) -> Any:
 
 
 class SessionsBinding:
-    """Functions of sessions, by their numbers."""
+    """Functions of HTTP sessions, by their numbers."""
 
     def __init__(self, vm: Vm, services: Services, exchanges: Exchanges) -> None:
         self._vm = vm
@@ -292,16 +296,16 @@ class SessionsBinding:
         self.sessions.ended.append(lambda session: vm.start(self._ended, session.number))
 
     def attach(self, ended: int) -> None:
-        """Set the Lua function that is called with the number of a session that ended."""
+        """Set the Lua function that is called with the number of each session that has ended."""
         self._ended = ended
 
     def session(self, handle: int, create: bool) -> int | bool:
-        """Return the number of the request's session, False when it has none; `create` makes one."""
+        """Return the number of the request's session. If it has none, create one with `create`, else return False."""
         request = self._exchanges.request(handle)
         session = self.sessions.of(request)
         if session is None and create:
             if request.response.committed:
-                raise ArgumentError("session: iscommitted; a session is made before the page is sent")
+                raise ArgumentError("session: iscommitted; create the session before the response is sent")
             session = self.sessions.begin(request)
         return session.number if session else False
 
@@ -310,7 +314,7 @@ class SessionsBinding:
         return None if session is None else session.number
 
     def adopt(self, handle: int, number: int) -> None:
-        """Make a session that of the request. Its login is valid from the login's address only, as with a cookie."""
+        """Use a session for a request. Its login is valid only for the address of the login, as with a cookie."""
         self.sessions.adopt(self._exchanges.request(handle), self._session(number))
 
     def exists(self, number: int) -> bool:
@@ -318,7 +322,7 @@ class SessionsBinding:
         return self.sessions.by_number(number) is not None
 
     def numbers(self, user: bytes | None) -> tuple[int, ...]:
-        """Return the numbers of all sessions, or of those of a user."""
+        """Return the numbers of all sessions, or of the sessions of a user."""
         if user is None:
             return tuple(self.sessions.numbers())
         return tuple(session.number for session in self._logins.sessions_of(from_utf8(user)))
@@ -367,7 +371,7 @@ class SessionsBinding:
 
 
 class SharedAttributesBinding:
-    """Session attributes that workers share: those that are plain values."""
+    """Session attributes that the workers share: attributes with plain values."""
 
     def __init__(self, vm: Vm, sessions: SharedSessions) -> None:
         self._vm, self._sessions = vm, sessions
@@ -376,17 +380,17 @@ class SharedAttributesBinding:
         sessions.ticked.append(self._check_tables)
 
     def attach(self, tick: int) -> None:
-        """Set the Lua function that finds tables that were changed in place."""
+        """Set the Lua function that looks for tables that were changed in place."""
         self._tick = tick
 
     def given(self) -> None:
-        """Have tables checked at the next tick: an application got one."""
+        """Check tables at the next tick, since an application has read one and may change it."""
         self._has_tables = True
 
     def rows(self, number: int, changes: int) -> LuaResult:
-        """Return how often other workers have changed attributes of a session, and all its attributes.
+        """Return the number of changes that other workers have made to a session, and all its attributes.
 
-        Returns nil when it has ended, or when that number is `changes` still.
+        Returns None if the session has ended or the number still is `changes`.
         """
         session = self._sessions.by_number(number)
         if not isinstance(session, SharedSession) or session.changes == changes:
@@ -395,13 +399,14 @@ class SharedAttributesBinding:
         return session.changes, bridge.dump(rows)
 
     def put(self, number: int, name: bytes, value: bytes | None) -> bool:
-        """Set an attribute in all workers; return False when the value is too long."""
+        """Set an attribute in all workers; return False if the value is too long."""
         session = self._sessions.by_number(number)
         if not isinstance(session, SharedSession):
             return True
-        is_fit = value is None or is_small(value, session, f"of {len(name)} bytes")
-        self._sessions.put(session, LUA + name, value if is_fit else None)
-        return is_fit
+        fits = value is None or is_small(value, session, f"of {len(name)} bytes")
+        # Other workers remove an attribute that became too long, so that they don't return an old value.
+        self._sessions.put(session, LUA + name, value if fits else None)
+        return fits
 
     def _check_tables(self) -> None:
         if self._has_tables:
@@ -418,13 +423,13 @@ _SESSIONS = "session by_id adopt exists numbers id created accessed max_inactive
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges, dirs: DirsBinding) -> None:
-    """Give Lua the logins."""
+    """Install the logins."""
     binding = LoginsBinding(services, exchanges, dirs)
     vm.namespace("ba.logins", methods(binding, _DIRECT), methods(binding, _BLOCKING))
 
 
 def install_sessions(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:
-    """Give Lua the sessions; return their binding."""
+    """Install the sessions; return their binding."""
     binding = SessionsBinding(vm, services, exchanges)
     if isinstance(binding.sessions, SharedSessions):
         shared = SharedAttributesBinding(vm, binding.sessions)

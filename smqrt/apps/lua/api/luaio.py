@@ -1,15 +1,15 @@
-"""Ios that applications implement in Lua, as Python sees them (spec: bas-api §4, §6).
+"""File systems (ios) that applications implement in Lua (spec: bas-api §4, §6).
 
-Their operations block the greenlet that calls: static files, pages and file servers wait for the callbacks, which may
-wait for anything. A thread may call them too; the loop does the work for it.
+Their operations block the calling greenlet, since the callbacks may block: static files, pages and file servers wait.
+A thread may call them too; a greenlet of the event loop then runs the callback.
 """
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import IO, Any, cast
 
 from gevent import get_hub, monkey
 
@@ -23,21 +23,19 @@ from smqrt.loop import greenlets
 from smqrt.loop.threads import new_lock
 from smqrt.process.current_process import close_with_app
 
-_ASKED_BYTES = 64 << 10  # of a callback, in one call
-_PATIENCE_S = 60.0  # of a thread that waits for the loop
-_thread_id = monkey.get_original("_thread", "get_ident")
+_READ_BYTES = 64 << 10  # the most that one call of `read` requests
+_THREAD_TIMEOUT_S = 60.0  # of a thread that waits for a callback
+_thread_id = monkey.get_original("_thread", "get_ident")  # gevent's function returns the number of the greenlet
 _ENTRY = struct.Struct(">?qQ")
-
-T = TypeVar("T")
 
 
 class LuaIoCallbacks:
-    """The way to the callbacks of one application's io; they are forgotten with it.
+    """The callbacks of one io of an application. Deleting the object releases them.
 
     Args:
         vm: the runtime.
-        serve: the reference of the Lua function that calls them.
-        ref: the reference of their table.
+        serve: reference of the Lua function that runs the callbacks.
+        ref: reference of the table of callbacks.
     """
 
     def __init__(self, vm: Vm, serve: int, ref: int) -> None:
@@ -48,14 +46,32 @@ class LuaIoCallbacks:
         self._is_closed = False
 
     def ask(self, operation: bytes, *args: LuaValue) -> LuaValues:
-        """Give what Lua answers.
+        """Run a callback and return its values; blocks. Other threads than the loop's may call it too.
 
         Raises:
-            IoError: what went wrong.
+            IoError: the callback failed or returned an error word, or the application has ended.
         """
-        if _thread_id() != self._thread:
-            return self._from_thread(self._ask, operation, *args)
-        return self._ask(operation, *args)
+        if _thread_id() == self._thread:
+            return self._ask(operation, *args)
+        answers: list[LuaValues | Exception] = []
+        over = new_lock()
+        over.acquire()
+
+        def call() -> None:
+            try:
+                answers.append(self._ask(operation, *args))
+            except Exception as error:
+                answers.append(error.with_traceback(None))  # its frames belong to the other thread
+            finally:
+                over.release()
+
+        self._loop.run_callback_threadsafe(greenlets.start, call)
+        if not over.acquire(timeout=_THREAD_TIMEOUT_S):
+            raise IoError("ioerror", "the application's io did not answer")
+        answer = answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _ask(self, operation: bytes, *args: LuaValue) -> LuaValues:
         if self._is_closed:
@@ -68,34 +84,12 @@ class LuaIoCallbacks:
             raise IoError(values[1].decode("ascii", "replace"))
         return values
 
-    def _from_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Have the loop call `function`, and wait for it; in another thread."""
-        answers: list[tuple[T | None, Exception | None]] = []
-        over = new_lock()
-        over.acquire()
-
-        def call() -> None:
-            try:
-                answers.append((function(*args), None))
-            except Exception as error:
-                answers.append((None, error.with_traceback(None)))
-            finally:
-                over.release()
-
-        self._loop.run_callback_threadsafe(greenlets.start, call)
-        if not over.acquire(timeout=_PATIENCE_S):
-            raise IoError("ioerror", "the application's io did not answer")
-        value, fault = answers[0]
-        if fault is not None:
-            raise fault
-        return cast(T, value)
-
     def start(self, operation: bytes, *args: LuaValue) -> None:
-        """Have Lua do something soon that nobody waits for. From any thread."""
+        """Run a callback soon, without waiting for it. Thread-safe."""
         self._loop.run_callback_threadsafe(self._vm.start, self._serve, self.ref, operation, *args)
 
     def close(self) -> None:
-        """The application has ended: Python asks it no more, and its functions can be collected."""
+        """Release the callbacks. Later operations raise IoError. Called when the application ends."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.run_callback_threadsafe(self._vm.free, self.ref)
@@ -104,15 +98,15 @@ class LuaIoCallbacks:
 
 
 class LuaIo(Io):
-    """An io in Lua.
+    """An io whose operations are callbacks in Lua.
 
     Args:
-        callbacks: of the application.
-        prefix: the folder in it that is the root.
+        callbacks: its operations.
+        prefix: the folder of the application's io that is the root of this io; empty for the whole.
     """
 
     kind = "lua"
-    in_loop = True
+    in_loop = True  # its operations switch greenlets, which a thread of a disk can't
 
     def __init__(self, callbacks: LuaIoCallbacks, prefix: str = "") -> None:
         self.callbacks, self.prefix = callbacks, prefix
@@ -128,6 +122,7 @@ class LuaIo(Io):
         """See `Io.stat`."""
         mtime, size, isdir = cast(tuple[int, int, bool], self.callbacks.ask(b"stat", self._full(name)))
         own = (segments(name) or [""])[-1]
+        # object(): each version is new, since the content may change without its time.
         return Stat(own, size, mtime, isdir, (mtime, size, object()))
 
     def files(self, path: str = "") -> Iterator[Stat]:
@@ -161,7 +156,7 @@ class LuaIo(Io):
         self.callbacks.ask(b"change", b"rename", self._full(old), self._full(new))
 
     def realpath(self, name: str = "") -> str:
-        """See `Io.realpath`; these files have no path, so it is one that names the io."""
+        """See `Io.realpath`. The files have no path in the file system; the prefix `lua:` marks the result."""
         return f"lua:/{from_utf8(self._full(name))}"
 
     def _full(self, name: str) -> bytes:
@@ -189,9 +184,9 @@ class LuaFile(io.RawIOBase):
 
     Args:
         owner: the io.
-        name: in the io.
-        number: by which Lua knows it.
-        mode: how it was opened.
+        name: name in the io.
+        number: handle of the file in Lua.
+        mode: the mode of `open`, without "b".
     """
 
     def __init__(self, owner: LuaIo, name: str, number: int, mode: str) -> None:
@@ -202,38 +197,37 @@ class LuaFile(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Tell whether it was opened to read."""
+        """Return whether the file is open for reading."""
         return "r" in self.mode or "+" in self.mode
 
     def writable(self) -> bool:
-        """Tell whether it was opened to write."""
+        """Return whether the file is open for writing."""
         return self.mode != "r"
 
     def seekable(self) -> bool:
-        """Tell that it has positions."""
+        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Read so much, or to the end when there is less, or for -1."""
+        """Read `size` bytes, or less at the end of the file. Reads to the end for -1."""
         if size < 0:
             return self.readall()
         pieces: list[bytes] = []
-        while size and (piece := self._read_piece(min(size, _ASKED_BYTES))):
-            pieces.append(piece)
-            size -= len(piece)
+        while size:
+            piece_bytes = min(size, _READ_BYTES)
+            values = self._ask(b"read", self._number, piece_bytes)
+            data = cast(bytes, values[0] if values else None) or b""
+            if len(data) > piece_bytes:
+                raise IoError("ioerror", f"{self._name}: read returned more than {piece_bytes} bytes")
+            if not data:
+                break
+            self._position += len(data)
+            pieces.append(data)
+            size -= len(data)
         return b"".join(pieces)
 
-    def _read_piece(self, size: int) -> bytes:
-        """What the application gives at once; empty at the end."""
-        values = self._ask(b"read", self._number, size)
-        data = cast(bytes, values[0] if values else None) or b""
-        if len(data) > size:
-            raise IoError("ioerror", f"{self._name}: read gave more than {size} bytes")
-        self._position += len(data)
-        return data
-
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer as much as there is, at most."""
+        """Fill a buffer, or less of it at the end of the file; return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -245,25 +239,25 @@ class LuaFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move, as files do."""
+        """Set the position and return it; `whence` as for other files."""
         base = {0: 0, 1: self._position}.get(whence)
         position = offset + (self._owner.stat(self._name).size if base is None else base)
-        if position != self._position:  # else it works without `seek`
+        if position != self._position:  # an io without a `seek` callback supports reads in order
             self._ask(b"tell", self._number, b"seek", position)
         self._position = position
         return position
 
     def tell(self) -> int:
-        """Give the position."""
+        """Return the position."""
         return self._position
 
     def flush(self) -> None:
-        """Have the application write what it keeps."""
+        """Call the `flush` callback."""
         if not self.closed and self.writable():
             self._ask(b"tell", self._number, b"flush")
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self.closed:
             return
         number, self._number = self._number, -1
@@ -271,7 +265,7 @@ class LuaFile(io.RawIOBase):
         self._ask(b"close", number)
 
     def _close_without_flush(self) -> None:
-        self.mode = "r"  # `close` of the base would flush
+        self.mode = "r"  # `close` of the base class calls `flush`, which then does nothing
         super().close()
 
     def __del__(self) -> None:
@@ -282,19 +276,23 @@ class LuaFile(io.RawIOBase):
 
 
 class LuaIoBinding:
-    """What the Lua half needs."""
+    """The functions of the Lua half lib/ba/luaio.lua."""
 
     def __init__(self, vm: Vm, files: FilesBinding) -> None:
         self._vm, self._files = vm, files
         self._serve = 0
 
     def attach(self, serve: int) -> None:
-        """Take the reference of the Lua function that calls the callbacks."""
+        """Set the reference of the Lua function that runs the callbacks."""
         self._serve = serve
 
     def new(self, ref: int, is_shared: bool) -> int:
-        """Make an io of the callbacks with this reference; the answer is its handle. It ends with the application,
-        unless it belongs to a module that others share."""
+        """Create an io from a table of callbacks and return its handle.
+
+        Args:
+            ref: reference of the table.
+            is_shared: whether the io belongs to a module of several applications; else it ends with the application.
+        """
         callbacks = LuaIoCallbacks(self._vm, self._serve, ref)
         if not is_shared:
             close_with_app(callbacks)
@@ -302,13 +300,13 @@ class LuaIoBinding:
 
     @with_error_words
     def archive(self, handle: int, name: bytes, data: bytes) -> LuaResult:
-        """Make an io of the ZIP file with this content, in the io with this handle."""
+        """Create an io from the content of a ZIP file, which is in the io with this handle; return its handle."""
         archive = _archive(f"lua:/{from_utf8(name)}", data)
         archive.private = self._files.io(handle).private
         return self._files.handle_of(archive)
 
     def sub(self, handle: int, prefix: bytes) -> int:
-        """Make an io of a folder of another one."""
+        """Create an io for a folder of another Lua io, and return its handle."""
         base = self._files.io(handle)
         assert isinstance(base, LuaIo)
         below = LuaIo(base.callbacks, from_utf8(prefix))
@@ -316,17 +314,17 @@ class LuaIoBinding:
         return self._files.handle_of(below)
 
     def close_soon(self, number: int) -> None:
-        """Close an open file in the next turn of the loop."""
+        """Close an open file in the next iteration of the loop."""
         get_hub().loop.run_callback(self._vm.start, self._serve, 0, b"close", number)
 
     def facts(self, handle: int) -> tuple[int, bytes] | None:
-        """The reference of the callbacks and the prefix; None when it is not an io in Lua."""
+        """Return the reference of the callbacks and the prefix; None if the io is not implemented in Lua."""
         io = self._files.io(handle)
         return (io.callbacks.ref, utf8(io.prefix)) if isinstance(io, LuaIo) else None
 
 
 def install(vm: Vm, files: FilesBinding) -> None:
-    """Give Lua `ba.create.luaio`."""
+    """Install `ba.create.luaio`."""
     binding = LuaIoBinding(vm, files)
     functions = {name: getattr(binding, name) for name in ("attach", "new", "sub", "facts", "close_soon")}
     vm.namespace("ba.luaio", functions, {"archive": binding.archive})

@@ -1,7 +1,6 @@
-"""LuaSocket's interface over `ba.socket`, and mail: `socket`, `mime`, `socket.mail`, `mako.log` (spec: bas-api §3, §12,
-§17).
+"""Python half of `socket`, `mime`, `socket.mail` and `mako.log` (spec: bas-api §3, §12, §17).
 
-The Lua halves are lib/socket.lua, lib/mime.lua, lib/ba/luasocket, lib/socket/mail.lua and lib/ba/maillog.lua.
+`socket` has LuaSocket's interface; its Lua half is based on `ba.socket`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from smqrt.transport.tls_contexts import ClientTls
 
 LOOKUP_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 30.0
-"""How long `shutdown` waits until the send queue is empty."""
+"""Timeout of `shutdown` for sending the queued data."""
 _OPTIONS = {
     b"keepalive": (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
     b"tcp-nodelay": (socket.IPPROTO_TCP, socket.TCP_NODELAY),
@@ -40,11 +39,11 @@ _LINGER = struct.Struct("ii")
 
 
 class FirstOf(TimedDeferred[bool]):
-    """Resolved with true when the first of several waits is over, with false after the timeout.
+    """Resolves to True when the first of several waits ends, to False after the timeout.
 
     Args:
-        makers: each returns a `Wait`, or raises StreamError when there is nothing to wait for.
-        timeout_s: None waits for ever.
+        makers: functions that return a `Wait`, or raise StreamError for a closed socket, which counts as ready.
+        timeout_s: None for no timeout.
     """
 
     __slots__ = ("_waits",)
@@ -85,7 +84,7 @@ class LuaSocketBinding:
         return handle.receive() or fail("timeout")
 
     def has_room(self, number: int) -> bool:
-        """Return whether a writer can send at once."""
+        """Return whether sending would not block."""
         try:
             stream = self._sockets.stream(number)
         except StreamError:
@@ -93,7 +92,10 @@ class LuaSocketBinding:
         return stream.queued_bytes < stream.queue_limit_bytes
 
     def await_any(self, readers: bytes, writers: bytes, timeout_ms: float | None) -> Deferred[bool]:
-        """Park until one of the sockets can be read or written, or until the timeout. The numbers are packed."""
+        """Park until one of the sockets can be read or written, or until the timeout.
+
+        `readers` and `writers` are the numbers of sockets, packed in 8 bytes each.
+        """
 
         def readable(number: int) -> Wait:
             return self._sockets.handle(number).readable(None)
@@ -106,10 +108,10 @@ class LuaSocketBinding:
         return FirstOf(makers, None if timeout_ms is None else timeout_ms / 1000)
 
     def shutdown(self, number: int, how: int) -> LuaResult:
-        """Send what is queued, then shut down one direction or both; blocks."""
+        """Send the queued data, then shut down one direction or both; blocks."""
         stream = self._sockets.stream(number)
         if stream.tls:
-            return fail("incorrectuse")
+            return fail("incorrectuse")  # TLS has no half-closed connections
         if how != socket.SHUT_RD and stream.queued_bytes:
             stream.flush(FLUSH_TIMEOUT_S)
         try:
@@ -120,7 +122,7 @@ class LuaSocketBinding:
 
     def set_linger(self, number: int, is_on: bool, timeout_s: int) -> LuaResult:
         """Set SO_LINGER."""
-        value = _LINGER.pack(is_on, min(timeout_s, 0x7FFF))
+        value = _LINGER.pack(is_on, min(timeout_s, 0x7FFF))  # since some systems store 16 bits
         self._sockets.stream(number).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, value)
         return True
 
@@ -140,7 +142,7 @@ class LuaSocketBinding:
 
 
 def _lookup(what: bytes, resolve: Callable[[str], tuple[str, list[str], list[str]]]) -> LuaResult:
-    """Return name, aliases and addresses; the latter two with spaces in between."""
+    """Return the name, the aliases and the addresses; the latter two are separated by spaces."""
     try:
         with gevent.Timeout(LOOKUP_TIMEOUT_S, StreamError("timeout")):
             name, aliases, addresses = resolve(what.decode("utf-8", "replace"))
@@ -162,7 +164,7 @@ def tohostname(ip: bytes) -> LuaResult:
 
 
 def addresses(name: bytes) -> LuaResult:
-    """Look up all addresses of a name, returned with spaces in between; blocks."""
+    """Look up all addresses of a name, separated by spaces; blocks."""
 
     def resolve(text: str) -> tuple[str, list[str], list[str]]:
         found = get_hub().resolver.getaddrinfo(text, 0, 0, socket.SOCK_STREAM, 0, 0)
@@ -182,10 +184,10 @@ def gethostname() -> bytes:
 
 
 class MailBinding:
-    """Mail through the servers that Lua names.
+    """Sends mail.
 
     Args:
-        services: its TLS clients are used.
+        services: contains the TLS clients.
     """
 
     def __init__(self, services: Services) -> None:
@@ -195,10 +197,11 @@ class MailBinding:
         """Send a mail; blocks. Raises StreamError.
 
         Args:
-            server, mail: packed tables.
+            server: the mail server, a packed table.
+            mail: the mail, a packed table.
 
         Returns:
-            true, and the recipients that the server rejected, if any.
+            True, and the recipients that the server rejected, if any.
         """
         op, fields = bridge.load(server), bridge.load(mail)
         tls = self._services.tls[op[b"tls"]] if b"tls" in op else None
@@ -212,26 +215,23 @@ class MailBinding:
             starttls=op.get(b"starttls", False),
         )
         timeout_s = op[b"timeout_ms"] / 1000 if b"timeout_ms" in op else TIMEOUT_S
-        rejected = mail_server.send(_mail_of(fields), timeout_s)
+        charset = _text(fields, b"charset") or "utf-8"
+        message = Mail(
+            sender=_text(fields, b"from"),
+            to=_texts(fields, b"to"),
+            cc=_texts(fields, b"cc"),
+            bcc=_texts(fields, b"bcc"),
+            reply_to=_text(fields, b"replyto"),
+            subject=_text(fields, b"subject"),
+            text=_body(fields, b"text", charset),
+            html=_body(fields, b"html", charset),
+            charset=charset,
+            encoding=_text(fields, b"encoding").lower(),
+            images=[_attachment(one) for one in fields[b"images"].values()],
+            attachments=[_attachment(one) for one in fields[b"files"].values()],
+        )
+        rejected = mail_server.send(message, timeout_s)
         return (True, "; ".join(rejected).encode()) if rejected else True
-
-
-def _mail_of(fields: Table) -> Mail:
-    charset = _text(fields, b"charset") or "utf-8"
-    return Mail(
-        sender=_text(fields, b"from"),
-        to=_texts(fields, b"to"),
-        cc=_texts(fields, b"cc"),
-        bcc=_texts(fields, b"bcc"),
-        reply_to=_text(fields, b"replyto"),
-        subject=_text(fields, b"subject"),
-        text=_body(fields, b"text", charset),
-        html=_body(fields, b"html", charset),
-        charset=charset,
-        encoding=_text(fields, b"encoding").lower(),
-        images=[_attachment(one) for one in fields[b"images"].values()],
-        attachments=[_attachment(one) for one in fields[b"files"].values()],
-    )
 
 
 def _attachment(fields: Table) -> Attachment:
@@ -254,7 +254,7 @@ def _texts(fields: Table, name: bytes) -> list[str]:
 
 
 def _body(fields: Table, name: bytes, charset: str) -> str | None:
-    """Return a text, whose bytes are in `charset`."""
+    """Decode a field from `charset`."""
     data = fields.get(name)
     if data is None:
         return None
@@ -265,11 +265,10 @@ def _body(fields: Table, name: bytes, charset: str) -> str | None:
 
 
 def install_log(vm: Vm) -> Callable[[], None]:
-    """Give Lua `mako.log` and `require "log"`.
+    """Install `mako.log` and the module `log`.
 
     Returns:
-        a function that sends the content of that log, for the shutdown of the server; it blocks for some seconds at
-        most.
+        A function that sends the content of the log at shutdown; it blocks for some seconds at most.
     """
     refs: list[int] = []
     vm.namespace("ba.maillog", {"attach": refs.append})
@@ -281,7 +280,7 @@ def install_log(vm: Vm) -> Callable[[], None]:
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua the globals `socket` (with `socket.mail`) and `mime`, and the modules behind them."""
+    """Install the globals `socket` (with `socket.mail`) and `mime`, and the modules that they use."""
     binding = LuaSocketBinding(services.sockets)
     direct = methods(binding, "attempt set_linger option", with_error_words)
     blocking = methods(binding, "shutdown", with_error_words)

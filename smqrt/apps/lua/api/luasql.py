@@ -1,5 +1,7 @@
-"""`luasql` and what `require "sqlutil"` needs: SQLite for Lua (spec: bas-api §11, §17). The other half is
-lib/luasql.lua; threads do the work, see `smqrt.apps.lua.sqlite`."""
+"""Python half of `luasql` and `sqlutil` (spec: bas-api §11, §17).
+
+The statements run in threads; see `smqrt.apps.lua.sqlite`.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ from smqrt.loop.scheduling import Deadlines
 from smqrt.loop.threads import Threads
 from smqrt.process import current_process
 
-THREADS, THREADS_PER_APPLICATION = 32, 8
+THREADS, THREADS_PER_APPLICATION = 32, 8  # so that one application with slow statements does not block the others
 MAX_CONNECTIONS = 256
-"""Of one application, that are open at the same time; each holds a file and up to 2 MB of its pages."""
+"""Limit of the open connections of one application; each has a file descriptor and up to 2 MB of cached pages."""
 LIMIT_REACHED = "LIMIT"
-"""In place of a code of SQLite: Lua collects its garbage, and asks again."""
+"""Replaces an SQLite error code: Lua collects garbage, which closes lost connections, and tries again."""
 RECENT_S, MAX_RECENT = 10.0, 1000
-DATA_MODE = 0o700  # of a folder with databases: as everything that the server writes, it is for its user
+DATA_MODE = 0o700  # databases are private to the server's user, like all data that the server writes
 
 _NO_APPLICATION = "no application"
 
 
 class _Answer(Deferred[LuaValues]):
-    """What Lua gets of a job; who cancels it cancels the job."""
+    """The result of a job as Lua values. Cancelling it cancels the job."""
 
     __slots__ = ("_job", "_shape")
 
@@ -57,9 +59,7 @@ class _Answer(Deferred[LuaValues]):
 
 
 class _Opening(Deferred[LuaValues]):
-    """The handle of a connection, once it is open. Nobody else knows the connection: when it can't be opened, or
-    nobody waits any more, it is closed.
-    """
+    """The handle of a connection that is being opened. Closes the connection if opening fails or is cancelled."""
 
     __slots__ = ("_connection", "_handle", "_on_open")
 
@@ -69,7 +69,7 @@ class _Opening(Deferred[LuaValues]):
         connection.call("open").then(self._settled)
 
     def _settled(self, value: object, error: BaseException | None) -> None:
-        if self.done or error is not None:
+        if self.done or error is not None:  # done: cancelled while it was being opened
             self._connection.shut()
         if error is None:
             self._on_open()
@@ -81,29 +81,31 @@ class _Opening(Deferred[LuaValues]):
 
 
 class Recent:
-    """What was opened a short time ago. A connection to such a file is opened with its first statement, in one way to
-    a thread instead of two: a page that opens, asks and closes takes a fifth less CPU.
+    """The databases that were opened recently.
+
+    The file of a connection to such a database is opened with the first statement: one job for a thread instead of
+    two. A page that opens a connection, runs a query and closes it then uses a fifth less CPU time.
     """
 
     def __init__(self) -> None:
         self._until_s: dict[Hashable, float] = {}
 
     def has(self, name: Hashable) -> bool:
-        """Whether it was added within `RECENT_S`."""
+        """Return whether the name was added within `RECENT_S`."""
         return self._until_s.get(name, 0.0) > monotonic()
 
     def add(self, name: Hashable) -> None:
-        """Remember it."""
+        """Add a name, or renew its time."""
         if len(self._until_s) >= MAX_RECENT:
-            self._until_s.clear()
+            self._until_s.clear()  # simpler than removing old entries; a removed name only costs one more job
         self._until_s[name] = monotonic() + RECENT_S
 
 
 class SqlBinding:
-    """The connections of Lua by their numbers.
+    """The SQLite connections of Lua by handle.
 
     Args:
-        home: the folder where relative paths begin.
+        home: returns the folder to which paths are relative.
         scope_of: see `Services.scope_of`.
     """
 
@@ -121,29 +123,48 @@ class SqlBinding:
     # ---- parking
 
     def connect(self, path: bytes, mode: bytes, application: int | None) -> Deferred[LuaValues] | LuaValues:
-        """The handle of a new connection.
+        """Return the handle of a new connection, or nil, `LIMIT_REACHED` and a message.
 
-        application: see `Services.scope_of`.
+        Args:
+            path: of the database, absolute or relative to `home`.
+            mode: see `Database`.
+            application: see `Services.scope_of`.
         """
         scope = self._scope_of(application)
         group: Hashable = scope or _NO_APPLICATION
-        mine = self._of_group[group]
-        if len(mine) >= MAX_CONNECTIONS and sum(not one.is_closed for one in mine) >= MAX_CONNECTIONS:
+        connections = self._of_group[group]
+        # The set also has closed connections whose last job is still running; they don't count.
+        if len(connections) >= MAX_CONNECTIONS and sum(not one.is_closed for one in connections) >= MAX_CONNECTIONS:
             return fail(LIMIT_REACHED, f"{MAX_CONNECTIONS} connections are open; close those you don't need")
         handle, name = self._next_handle(), (self._full(path), mode.decode())
         closed = partial(self._forget, group, handle)
         connection = Connection(Database(*name), self._threads, group, self._deadlines, closed)
         self._connections[handle] = connection
-        mine.add(connection)
+        connections.add(connection)
         if scope:
             scope.add(connection)
         if self._opened.has(name):
-            return (handle,)
+            return (handle,)  # the first statement opens it
         return _Opening(connection, handle, partial(self._opened.add, name))
 
     def execute(self, handle: int, sql: bytes, parameters: bytes | None) -> Deferred[LuaValues]:
-        """How many rows were changed; or the number of a cursor, of columns, and packed rows."""
-        return self._call(_shape_of_result, handle, "execute", sql, _parameters(parameters))
+        """Return the number of changed rows; for a query, the number of the cursor, its columns and packed rows.
+
+        Args:
+            handle: of the connection.
+            sql: the statement.
+            parameters: the packed arguments of `bind`: a list or values by name. Text is given as bytes, a blob as
+                {"blob": bytes}. None for no parameters.
+        """
+        bound: list[Value] | dict[str, Value] = []
+        if parameters is not None:
+            fields: dict[Any, Any] = bridge.load(parameters)
+            values = fields[b"values"]
+            if b"count" in fields:  # a list may have holes, which are NULL
+                bound = [_bound(values.get(at)) for at in range(1, fields[b"count"] + 1)]
+            else:
+                bound = {from_utf8(name): _bound(value) for name, value in values.items()}
+        return self._call(_shape_of_result, handle, "execute", sql, bound)
 
     def fetch(self, handle: int, cursor: int) -> Deferred[LuaValues]:
         return self._call(lambda rows: (rows.packed, rows.cursor), handle, "fetch", cursor)
@@ -173,16 +194,16 @@ class SqlBinding:
         connection = self._connections.get(handle)
         if connection is None:
             return False
-        closed: Deferred[LuaValues] = Deferred()  # who waits no more takes it from nobody else
+        closed: Deferred[LuaValues] = Deferred()  # of this call: cancelling it does not affect other calls of `shut`
         connection.shut().then(lambda _value, _error: closed.resolve((True,)))
         return closed
 
     def make_folder(self, path: bytes) -> Deferred[LuaValues]:
-        """Make a folder, and those above it, when it is not there."""
+        """Create a folder and its parents, unless it exists."""
         return _Answer(self._threads.submit(_NO_APPLICATION, _make_folder, self._full(path)), _true_or_fault)
 
     def exists(self, path: bytes) -> Deferred[LuaValues]:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return _Answer(self._threads.submit(_NO_APPLICATION, os.path.isfile, self._full(path)), _one)
 
     # ---- direct
@@ -192,7 +213,7 @@ class SqlBinding:
         return True
 
     def drop(self, handle: int) -> None:
-        """Close a connection that Lua has forgotten."""
+        """Close a connection whose Lua object was collected."""
         if connection := self._connections.get(handle):
             connection.shut()
 
@@ -201,9 +222,9 @@ class SqlBinding:
             connection.drop_cursor(cursor)
 
     def _forget(self, group: Hashable, handle: int) -> None:
-        mine = self._of_group[group]
-        mine.discard(self._connections.pop(handle))
-        if not mine:
+        connections = self._of_group[group]
+        connections.discard(self._connections.pop(handle))
+        if not connections:
             del self._of_group[group]
 
     def _full(self, path: bytes) -> str:
@@ -232,20 +253,6 @@ def _shape_of_result(result: Rows | int) -> LuaValues:
     return (result.cursor, result.columns, result.packed) if isinstance(result, Rows) else (result,)
 
 
-def _parameters(packed: bytes | None) -> list[Value] | dict[str, Value]:
-    """What `bind` was given: a list for {1: …, "n": count}, or values by their names.
-
-    Text comes as bytes, what is to be a blob as {"blob": bytes}.
-    """
-    if packed is None:
-        return []
-    fields: dict[Any, Any] = bridge.load(packed)
-    if b"count" in fields:
-        values = fields[b"values"]
-        return [_bound(values.get(at)) for at in range(1, fields[b"count"] + 1)]
-    return {from_utf8(name): _bound(value) for name, value in fields[b"values"].items()}
-
-
 def _bound(value: Any) -> Value:
     if isinstance(value, dict):
         return bytes(value[b"blob"])
@@ -254,14 +261,14 @@ def _bound(value: Any) -> Value:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
-        return value  # SQLite takes text in UTF-8 only
+        return value  # becomes a blob: SQLite accepts only UTF-8 as text
 
 
 def _make_folder(path: str) -> str:
     try:
         os.makedirs(path, DATA_MODE, exist_ok=True)
     except OSError as error:
-        return error.strerror or "it can't be made"
+        return error.strerror or "can't create the folder"
     return ""
 
 
@@ -273,7 +280,7 @@ _PARKING = "connect execute fetch column_types manual end prepare execute_all la
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `luasql`."""
+    """Install `luasql`."""
 
     def home() -> str:
         io = services.ios.get("home")

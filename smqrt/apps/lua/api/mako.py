@@ -1,4 +1,7 @@
-"""`mako`, `require "loadconf"` and the management of applications for Lua (spec: bas-api §3, runtime §1.2, §2.1)."""
+"""Python half of system functions, timers, `mako`, `loadconf` and application management.
+
+(spec: bas-api §3, §7, §8.1, runtime §1.2, §2.1, §6, §7)
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,20 @@ from smqrt.process.current_process import AppScope, current_app
 from smqrt.settings.limits import Limit, in_force
 from smqrt.workers.worker_rpc import worker_place
 
-# ---- The server process as Lua sees it: version, clock, trace and output, and work beside the request: ba.timer,
-# ba.thread, ba.sleep, ba.exec (spec: bas-api §7, §8.1, runtime §6, §7).
+# ---- System functions: version, clock, trace and output
 
-BAS_VERSION = 5803  # the most that an application is known to demand; a higher one promises functions we don't know
+BAS_VERSION = 5803  # the highest version that known applications require; a higher one would promise more functions
 BUILD_DATE = b"2026-11-21"
-SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
+SHOWN_PRIORITY = 7  # the lowest priority that is logged; 0 is the highest
 
 
 def now() -> tuple[int, int]:
-    """Unix time: seconds and nanoseconds."""
+    """Return the Unix time: seconds and nanoseconds."""
     return divmod(time.time_ns(), 1_000_000_000)
 
 
 def same_address(first: bytes, second: bytes) -> bool:
-    """Whether two texts are the same IP address; an IPv4 address equals its IPv6-mapped form."""
+    """Return whether two texts are the same IP address; an IPv4 address equals its IPv6-mapped form."""
     try:
         return _plain(first) == _plain(second)
     except ValueError:
@@ -57,8 +59,8 @@ def _plain(text: bytes) -> object:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
-class _LastResort(logging.StreamHandler[TextIO]):
-    """Writes traces to stderr until logging is set up."""
+class _StderrFallback(logging.StreamHandler[TextIO]):
+    """Writes traces to stderr until logging is configured."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -66,10 +68,13 @@ class _LastResort(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes, bool], None]:
-    """What `trace` writes to: the log, and stderr when nobody set up logging."""
+def install_system(vm: Vm, services: Services) -> None:
+    """Install trace and output, `ba.version`, `ba.cmpaddr`, `ba.datetime`, the byte order functions of `ba.socket`,
+    `ba.timer`, `ba.thread`, `ba.sleep`, `ba.clock` and `ba.exec`.
+    """
+    trace_log = services.log
     if not trace_log.hasHandlers():
-        handler = _LastResort()
+        handler = _StderrFallback()
         handler.setFormatter(PrintableFormatter())
         trace_log.addHandler(handler)
         trace_log.setLevel(logging.INFO)
@@ -79,37 +84,38 @@ def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes, bool], None]:
             extra = {FOR_VIEWERS: True} if is_for_viewers else None
             trace_log.info("%s", text.decode("utf-8", "replace"), extra=extra)
 
-    return trace
-
-
-def install_system(vm: Vm, services: Services) -> None:
-    """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
-    `ba.socket`."""
-    vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": services.output})
-
     def version() -> tuple[int, int, bytes]:
         return BAS_VERSION, vm.number, BUILD_DATE
 
     def port(secure: bool) -> int | None:
         return (services.https_port if secure else services.http_port) or None
 
+    def soon(ref: int, handle: int) -> None:
+        get_hub().loop.run_callback(vm.start, ref, handle)
+
+    vm.namespace("ba.trace", {"trace": trace, "print": services.output})
     system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": port}
     vm.namespace("ba.system", system)
     vm.namespace("ba.socket", {})
     vm.namespace("ba.datetime", {"now": now})
-    _install_scheduling(vm)
+    timers = Timers(vm)
+    vm.namespace("ba.timer", methods(timers, "start stop active"))
+    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"exec": execute}, parking={"sleep": sleep_ms})
 
 
-MIN_INTERVAL_MS = 1.0
-MAX_OUTPUT_BYTES = 64 * 1024
+# ---- Timers and shell commands
 
+MIN_INTERVAL_MS = 1.0  # a shorter interval would occupy the loop
+MAX_OUTPUT_BYTES = 64 * 1024  # documented limit of `ba.exec`
 
-APP_TIMERS = Limit("app_timers", "limits.app_timers", "an application has as many active timers as it may")
+APP_TIMERS = Limit("app_timers", "limits.app_timers", "active timers of an application")
 
 
 class Timers:
-    """The active timers by handle. The watchers of the loop repeat by themselves: a late callback delays no later
-    one."""
+    """Active timers by handle.
+
+    The timers of the event loop repeat by themselves, so a late callback does not delay the next one.
+    """
 
     def __init__(self, vm: Vm) -> None:
         self._vm = vm
@@ -118,31 +124,33 @@ class Timers:
         self._counts: Counter[AppScope | None] = Counter()
 
     def start(self, handle: int, tick_ref: int, interval_ms: float, now: bool) -> None:
-        """Call the Lua function `tick_ref` with `handle` every `interval_ms`; with `now` in the next turn of the loop
-        too.
+        """Start a timer that calls the Lua function `tick_ref` with `handle`.
+
+        Args:
+            handle: of the timer; an active timer with this handle is replaced.
+            tick_ref: reference of the function.
+            interval_ms: time between two calls.
+            now: whether to call the function in the next iteration of the loop too.
 
         Raises:
-            ArgumentError: the application has as many as it may.
+            ArgumentError: the application has too many active timers.
         """
         self.stop(handle)
-        self._count(handle)
+        # Only pages and .preload have a current application. Timers that callbacks start are counted together.
+        owner, max_timers = current_app.get(), in_force().app_timers
+        if max_timers is not None and self._counts[owner] >= max_timers:
+            name = owner.name if owner is not None else ""
+            APP_TIMERS.refused(f"a timer of {name or 'an application'}")
+            raise ArgumentError(f"timer:set: {max_timers} timers are active; see the setting limits.app_timers")
+        self._owners[handle] = owner
+        self._counts[owner] += 1
         seconds = max(interval_ms, MIN_INTERVAL_MS) / 1000
         watcher = get_hub().loop.timer(0.0 if now else seconds, seconds)
         watcher.start(self._vm.start, tick_ref, handle)
         self._watchers[handle] = watcher
 
-    def _count(self, handle: int) -> None:
-        """Count a timer for the application whose page or .preload sets it; those of callbacks count together."""
-        owner, most = current_app.get(), in_force().app_timers
-        if most is not None and self._counts[owner] >= most:
-            name = owner.name if owner is not None else ""
-            APP_TIMERS.refused(f"a timer of {name or 'an application'}")
-            raise ArgumentError(f"timer:set: {most} timers are active; see the setting limits.app_timers")
-        self._owners[handle] = owner
-        self._counts[owner] += 1
-
     def stop(self, handle: int) -> bool:
-        """End a timer; whether it was active."""
+        """Stop a timer; return whether it was active."""
         watcher = self._watchers.pop(handle, None)
         if watcher is None:
             return False
@@ -155,7 +163,7 @@ class Timers:
         return True
 
     def active(self, handle: int) -> bool:
-        """Whether the timer is active."""
+        """Return whether the timer is active."""
         return handle in self._watchers
 
 
@@ -168,7 +176,7 @@ def execute(command: bytes) -> LuaValues:
         try:
             assert process.stdout is not None
             output: bytes = process.stdout.read(MAX_OUTPUT_BYTES)
-            while process.stdout.read(MAX_OUTPUT_BYTES):  # the rest, so that the command never waits for a reader
+            while process.stdout.read(MAX_OUTPUT_BYTES):  # discard the rest: the command would block on a full pipe
                 pass
             code = process.wait()
         except BaseException:
@@ -177,28 +185,19 @@ def execute(command: bytes) -> LuaValues:
     return (output, code) if code == 0 else (None, code, output)
 
 
-def _install_scheduling(vm: Vm) -> None:
-    """Give Lua `ba.timer`, `ba.thread`, `ba.sleep`, `ba.clock` and `ba.exec`."""
-    timers = Timers(vm)
-
-    def soon(ref: int, handle: int) -> None:
-        get_hub().loop.run_callback(vm.start, ref, handle)
-
-    vm.namespace("ba.timer", {"start": timers.start, "stop": timers.stop, "active": timers.active})
-    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"exec": execute}, parking={"sleep": sleep_ms})
-
+# ---- `loadconf` and `mako`
 
 log = logging.getLogger("smqrt.lua")
 
-MAX_CONF_BYTES = 1 << 20
+MAX_CONF_BYTES = 1 << 20  # against reading a large file by mistake
 
 
 def install_loadconf(vm: Vm, services: Services) -> Callable[[], LuaValues]:
-    """Give Lua `require "loadconf"`.
+    """Install `loadconf`.
 
     Returns:
-        a function that runs the file: it returns its variables (see `table_codec`), or None and the message of the
-        error. It may block.
+        A function that runs mako.conf and returns its variables (see `bridge.load`), or None and the error message. It
+        may block.
     """
     refs: list[int] = []
 
@@ -211,7 +210,7 @@ def install_loadconf(vm: Vm, services: Services) -> Callable[[], LuaValues]:
 
 
 def _read_conf(path: Path) -> LuaValues:
-    """Return the text of the file and its chunk name; None without a file, with a reason when it can't be read."""
+    """Return the text of the file and its chunk name, None if there is no file, or None and an error message."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_CONF_BYTES + 1)
@@ -225,10 +224,10 @@ def _read_conf(path: Path) -> LuaValues:
 
 
 def install_mako(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:
-    """Give Lua the `mako` table.
+    """Install the `mako` table.
 
     Returns:
-        a function that runs the functions of `mako.onexit` in the order of their registration. It may block; errors
+        A function that runs the functions of `mako.onexit` in the order of their registration. It may block; errors
         are logged.
     """
     refs: list[int] = []
@@ -236,8 +235,8 @@ def install_mako(vm: Vm, services: Services, dirs: DirsBinding | None = None) ->
 
     def load_certificates(in_thread: bool) -> LuaValues:
         load = services.load_certificates
-        reason = load(in_thread) if load else "there are no certificates to read again"
-        return (True,) if reason is None else fail(reason)
+        error = load(in_thread) if load else "there are no certificates to read again"
+        return (True,) if error is None else fail(error)
 
     functions: dict[str, Function] = {
         "argv": lambda: tuple(utf8(word) for word in services.argv),
@@ -305,14 +304,16 @@ class ManagementBinding(Generic[A]):
     """Management functions; Lua refers to an application by its number. All but `apps` may block.
 
     Args:
-        home: the folder where relative paths begin.
+        applications: the applications of the server.
+        files: the io objects of Lua.
+        home: returns the folder to which paths are relative.
     """
 
     def __init__(self, applications: ApplicationList[A], files: FilesBinding, home: Callable[[], Path]) -> None:
         self._applications, self._files, self._home = applications, files, home
 
     def apps(self) -> LuaValues:
-        """Return number, name, path, priority, whether it runs, and error or None of each application."""
+        """Return the number, name, path, priority, running state and error of each application."""
         found: list[LuaValue] = []
         for one in self._applications.all:
             error = utf8(one.error) if one.error else None
@@ -320,7 +321,7 @@ class ManagementBinding(Generic[A]):
         return tuple(found)
 
     def create(self, name: bytes, priority: int, path: bytes, io: int | None, start: bool) -> LuaValues:
-        """Make an application of a path or an io; return its number, or None and the reason."""
+        """Create an application from a path or an io; return its number, or None and the error."""
         if any(one.name == from_utf8(name) for one in self._applications.all):
             return fail("exist")
         if io is None:
@@ -335,7 +336,7 @@ class ManagementBinding(Generic[A]):
             try:
                 folder = Path(own_io.realpath())
             except IoError:
-                folder = Path("io")
+                folder = Path("io")  # a name for messages: this io has no path
             application = self._applications.make(from_utf8(name), folder, lambda: own_io, priority)
         if start:
             application.load()
@@ -392,7 +393,7 @@ def _not_now(application: ManagedApplication | None) -> LuaValues:
 
 
 def install_management(vm: Vm, services: Services, applications: ApplicationList[A], files: FilesBinding) -> None:
-    """Give Lua the management of applications."""
+    """Install the functions that manage applications."""
 
     def home() -> Path:
         io = services.ios.get("home")

@@ -1,7 +1,7 @@
-"""`require"mqttc"` and `require"mqtt3c"`: MQTT for Lua applications (spec: smq §8, §9).
+"""Python half of `mqttc`, `mqtt3c` and `SparkplugB` (spec: smq §8, §9, bas-api §12).
 
-Lua knows a client by an integer; the other half is lib/ba/mqtt.lua. Callbacks run either in the greenlet of the client
-(`create`), or in the activity that calls `run` (`connect`), which takes them from a `LuaInbox`.
+Lua refers to a client by an integer. The callbacks of a client that `create` makes run in the client's greenlet. Those
+of a client that `connect` makes wait in a `LuaInbox` until the activity that calls `run` takes them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
 log = logging.getLogger("smqrt.mqtt")
 
 _NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
-_JOBS_PER_TAKE = 4  # six values each; what crosses to Lua at once is limited
+_CALLS_PER_TAKE = 4  # six values each, since a call from Lua can't return an unlimited number of values
 
 Properties = Mapping[str, object] | bytes | None
-"""Of a message or an acknowledgement; a status has them encoded."""
+"""Properties of a message or an acknowledgement; those of a status are packed."""
 
 MqttEvent = tuple[Any, ...]
-"""The arguments of a callback: topic, payload, properties and flags of a message; topic, code and properties of an
+"""Arguments of a callback: topic, payload, properties and flags of a message, or topic, code and properties of an
 acknowledgement."""
 
 
@@ -52,10 +52,11 @@ class LuaCall(InboxCall):
     """A callback in Lua.
 
     Args:
-        event_ref: the Lua function for all that happens.
+        vm: the runtime.
+        event_ref: reference of the Lua function that dispatches events.
         number: of the client.
         kind: "pub", "ack" or "status".
-        ref: of the application's function, None for that of the client; given back when this is unused.
+        ref: reference of the application's function, owned by this object; None for the function of the client.
     """
 
     __slots__ = ("_event_ref", "_function", "_kind", "_number", "_ref", "_vm")
@@ -66,7 +67,7 @@ class LuaCall(InboxCall):
         self._function = None if ref is None else LuaFunction(vm, ref)
 
     def __call__(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> object:
-        """Call it in this greenlet; the first value it returns, NotImplemented after an error, which is logged."""
+        """Run the callback in this greenlet; return its first value, or NotImplemented after a logged error."""
         try:
             values = self._vm.run(self._event_ref, self._number, *self.values(first, second, third, fourth))
         except LuaError as error:
@@ -75,25 +76,25 @@ class LuaCall(InboxCall):
         return values[0] if values else None
 
     def values(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> LuaValues:
-        """Kind and reference, then the four arguments of an event: properties are encoded, None when there are none."""
+        """Return the kind, the reference and the four arguments of an event, with packed properties or None."""
         if self._kind == b"status":
             return b"status", self._ref, encoded(first), second, cast(bytes, third), None
         return self._kind, self._ref, encoded(first), second, bridge.dump(third) if third else None, fourth
 
     def size_bytes(self, arguments: MqttEvent) -> int:
-        """Of the message among the arguments."""
+        """Return the size of the message's payload; 0 for other events."""
         return len(arguments[1]) if self._kind == b"pub" else 0
 
 
 class LuaInbox(Inbox):
-    """An inbox whose calls an activity takes."""
+    """An inbox from which an activity takes the calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self._taking: Deferred[LuaValues] | None = None
 
     def take(self) -> LuaResult:
-        """Up to four calls, six values each; nil and a word when nothing more will come. Parks until there is one."""
+        """Return up to four calls of six values each, or nil and an error word at the end; parks until then."""
         if self.has_something:
             return self._values()
         self._taking = Deferred()
@@ -111,7 +112,7 @@ class LuaInbox(Inbox):
 
     def _values(self) -> LuaValues:
         found: LuaValues = ()
-        for _ in range(_JOBS_PER_TAKE):
+        for _ in range(_CALLS_PER_TAKE):
             waiting = self.pop()
             if waiting is None:
                 break
@@ -121,7 +122,7 @@ class LuaInbox(Inbox):
 
 
 class MqttBinding:
-    """MQTT clients by their integers."""
+    """MQTT clients by number."""
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm, self._services = vm, services
@@ -132,7 +133,7 @@ class MqttBinding:
         self._event_ref = 0
 
     def on_event(self, ref: int) -> None:
-        """Set the Lua function that gets what happens: `f(number, kind, ref, ...)`."""
+        """Set the Lua function that dispatches events: `f(number, kind, ref, ...)`."""
         self._event_ref = ref
 
     def _call(self, number: int, kind: str, ref: int | None = None) -> LuaCall:
@@ -141,48 +142,48 @@ class MqttBinding:
     def _optional(self, number: int, kind: str, ref: int | None) -> LuaCall | None:
         return None if ref is None else self._call(number, kind, ref)
 
-    # ---- clients that connect by themselves
+    # ---- clients that connect and reconnect automatically
 
     def create(self, address: bytes | None, socket: int | None, options: bytes) -> int:
-        """Make a client that connects in the background.
+        """Create a client that connects in the background, and return its number.
 
         Args:
-            address: None: to the `socket`, or, without one, by the application's function.
-            options: a flat table; see `_options`.
+            address: of the broker; None to use `socket`.
+            socket: number of a connected socket; None if the application's function makes the connections.
+            options: a packed table; see `_options`.
         """
         number = self._next()
-        where: Any = partial(self._open, number)
+        target: Any = partial(self._open, number)
         if address is not None:
-            where = _reachable(address.decode("utf-8", "replace"))
+            target = _checked_target(address.decode("utf-8", "replace"))
         elif socket is not None:
-            where = self._stream(socket)
-        status = self._call(number, "status")
-        chosen = self._options(options)
-        client = MqttClient(
-            where,
-            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), bridge.dump(more))),
-            self._call(number, "pub"),
-            resubscribe=False,
-            **chosen,
-        )
-        self._keep(number, client)
-        return number
+            target = self._stream(socket)
+        call_status = self._call(number, "status")
 
-    def _keep(self, number: int, client: MqttClient) -> None:
+        def status(kind: str, code: str, more: Mapping[str, object]) -> object:
+            answer: Any = call_status(kind.encode(), code.encode(), bridge.dump(more))
+            if answer is NotImplemented or answer is None or isinstance(answer, bool):
+                return answer
+            return answer or _SOON_S  # a number, which is true in Lua even when it is 0
+
+        chosen = self._options(options)
+        client = MqttClient(target, status, self._call(number, "pub"), resubscribe=False, **chosen)
         self._clients[number] = client
         client.on_end(lambda: self._forget(number))
+        return number
 
     def _forget(self, number: int) -> None:
         self._clients.pop(number, None)
         self._vm.start(self._event_ref, number, b"end")
 
     def _options(self, packed: bytes) -> dict[str, Any]:
-        """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
+        """Return the keyword arguments of `MqttClient`; in Lua, times are in milliseconds and TLS objects numbers."""
         chosen: dict[str, Any] = {key.decode(): value for key, value in bridge.load(packed).items()}
         for name, value in chosen.items():
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
         chosen = bridge.for_options(options_of(MqttOptions), chosen)
+        # `publish` is called with Lua on the C stack, so it can't wait.
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
@@ -203,7 +204,7 @@ class MqttBinding:
     # ---- connections that the application makes
 
     def _open(self, number: int) -> Stream:
-        """Have Lua make a connection in a cosocket, and wait for it."""
+        """Run the application's connect function in a cosocket, and wait for its connection."""
         opening: AsyncResult[Stream] = AsyncResult()
         self._openings[number] = opening
         self._vm.start(self._event_ref, number, b"open")
@@ -215,7 +216,7 @@ class MqttBinding:
             self._openings.pop(number, None)
 
     def opened(self, number: int, socket: int | None, word: bytes | None) -> LuaResult:
-        """Lua has made the connection, or not. Parks until it is over."""
+        """Continue the client's connection attempt with a socket or an error; parks until the connection is closed."""
         opening = self._openings.pop(number, None)
         if socket is None or opening is None:
             if opening is not None:
@@ -234,7 +235,11 @@ class MqttBinding:
     # ---- connections that the application runs
 
     def connect(self, socket: int, options: bytes) -> LuaResult:
-        """Talk MQTT over a connected socket; blocks until the broker has accepted. What comes waits for `take`."""
+        """Create a client on a connected socket; blocks until Connack. Its calls wait for `take`.
+
+        Returns:
+            The number of the client; nil, the error and a text; or nil, a reason code and true.
+        """
         number, inbox = self._next(), LuaInbox()
         client, is_accepted = start(
             self._stream(socket), self._call(number, "pub"), inbox, self._options_of_connect(options)
@@ -246,21 +251,21 @@ class MqttBinding:
         return number
 
     def check(self, options: bytes) -> None:
-        """Raise ArgumentError for options that `connect` would refuse, before it connects."""
+        """Raise ArgumentError for options that `connect` would reject; called before the socket is connected."""
         make(MqttOptions, self._options_of_connect(options))
 
     def _options_of_connect(self, packed: bytes) -> dict[str, Any]:
         chosen = self._options(packed) | {"resubscribe": False}
-        del chosen["properties"]
+        del chosen["properties"]  # `start` sets its own
         return chosen
 
     def take(self, number: int) -> LuaResult:
-        """What has come, see `Inbox.take`; parks."""
+        """Return the next calls; see `LuaInbox.take`."""
         inbox = self._inboxes.get(number)
         return fail("socketclosed") if inbox is None else inbox.take()
 
     def dropped(self, number: int) -> None:
-        """Lua's object is gone, or `run` has returned."""
+        """Disconnect a client whose `run` has returned or whose Lua object was collected."""
         inbox = self._inboxes.pop(number, None)
         if inbox is not None:
             inbox.discard()
@@ -273,7 +278,7 @@ class MqttBinding:
     def publish(
         self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
     ) -> LuaResult:
-        """`mqtt:publish`: whether connected; nil, "full" when the queue has no room; nil, "toolarge"."""
+        """See `mqtt:publish`; return whether the client is connected, or nil and "full" or "toolarge"."""
         client = self._clients.get(number)
         if client is None:
             return False
@@ -298,7 +303,7 @@ class MqttBinding:
         retainhandling: int,
         properties: bytes | None,
     ) -> LuaResult:
-        """`mqtt:subscribe`: whether connected; nil, "full" when the queue has no room."""
+        """See `mqtt:subscribe`; return whether the client is connected, or nil and "full"."""
         return self._ask(
             number,
             MqttClient.subscribe,
@@ -322,7 +327,7 @@ class MqttBinding:
             return False
 
     def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> LuaResult:
-        """`mqtt:unsubscribe`: whether connected; nil, "full" when the queue has no room."""
+        """See `mqtt:unsubscribe`; return whether the client is connected, or nil and "full"."""
         return self._ask(
             number,
             MqttClient.unsubscribe,
@@ -332,19 +337,22 @@ class MqttBinding:
         )
 
     def setwill(self, number: int, will: bytes | None) -> None:
-        """`mqtt:setwill`."""
+        """See `mqtt:setwill`."""
         if client := self._clients.get(number):
             client.setwill(_will(bridge.load(will)) if will else None)
 
     def discard(self, number: int) -> None:
-        """Forget what waits to be sent."""
+        """Discard the queued messages."""
         if client := self._clients.get(number):
             client.discard()
 
     def end_with_app(self, number: int, reason: int, application: int | None) -> None:
-        """Have a client end with its application, and say this reason to the broker then, or when the server stops.
+        """Disconnect a client when its application ends or the server stops.
 
-        application: see `Services.scope_of`.
+        Args:
+            number: of the client.
+            reason: the reason code of Disconnect.
+            application: see `Services.scope_of`.
         """
         client = self._clients[number]
         client.last_reason = reason
@@ -352,50 +360,42 @@ class MqttBinding:
             scope.add(client)
 
     def disconnect(self, number: int, reason: int) -> bool:
-        """`mqtt:disconnect`: whether it was connected."""
+        """See `mqtt:disconnect`; return whether the client was connected."""
         client = self._clients.get(number)
         return client is not None and client.disconnect(reason)
 
     def status(self, number: int) -> tuple[int, bool, bool, int, int]:
-        """`mqtt:status`: queued, connected, disconnected, dropped, refused."""
+        """Return the values of `mqtt:status`: queued, connected, disconnected, dropped, refused."""
         client = self._clients.get(number)
         return (0, False, True, 0, 0) if client is None else (*client.status(), client.dropped, client.refused)
 
     def shutdown(self) -> None:
-        """The server stops: whoever has a connection is told "sysshutdown"."""
+        """Disconnect all clients when the server stops; their status callbacks get "sysshutdown"."""
         for client in list(self._clients.values()):
             client.shutdown()
 
     def wait_ended(self, timeout_s: float) -> None:
-        """Wait until all have said what they had to say, at most so long."""
+        """Wait until all connections are closed, at most `timeout_s`."""
         with suppress(gevent.Timeout), gevent.Timeout(timeout_s):
             for client in list(self._clients.values()):
                 client.wait_closed()
 
 
-def _decision(answer: Any) -> Any:
-    """Lua's answer, where nothing but nil and false is false; NotImplemented when there is none."""
-    if answer is NotImplemented or answer is None or isinstance(answer, bool):
-        return answer
-    return answer or _SOON_S
-
-
-_SOON_S = 0.0001
+_SOON_S = 0.0001  # replaces a delay of 0 seconds, which Python would take for False: no reconnect
 
 
 def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
-    """Properties as Python knows them; the values of a list in their order."""
+    """Return the properties of a table that was unpacked; lists keep their order."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
-        found[name] = list(value.values()) if isinstance(value, dict) else _property(name, value)
+        if isinstance(value, dict):
+            found[name] = list(value.values())
+        elif name in NUMBERS and isinstance(value, bytes):
+            found[name] = bridge.as_number(value.decode("latin-1"))
+        else:
+            found[name] = bridge.as_text(value) if name in TEXTS else value
     return found
-
-
-def _property(name: str, value: Any) -> Any:
-    if name in NUMBERS and isinstance(value, bytes):
-        return bridge.as_number(value.decode("latin-1"))
-    return bridge.as_text(value) if name in TEXTS else value
 
 
 def _will(table: dict[bytes, Any]) -> dict[str, Any]:
@@ -412,51 +412,51 @@ _BLOCKING = "connect"
 _PARKING = "opened take"
 
 
-def _reachable(address: str) -> str | Callable[[], Stream]:
-    """The address of a broker, or, when it can't be one, a function that fails as a connection to it does."""
+def _checked_target(address: str) -> str | Callable[[], Stream]:
+    """Return a valid address; for an invalid one, a function that fails like a connection to an unknown host."""
     try:
         parse_address(address)
     except ArgumentError as error:
-        sentence = str(error)
+        detail = str(error)
     else:
         return address
 
     def fail_to_connect() -> Stream:
-        raise StreamError("cannotresolve", sentence)
+        raise StreamError("cannotresolve", detail)
 
     return fail_to_connect
 
 
 def install_mqtt(vm: Vm, services: Services) -> None:
-    """Give Lua what `mqttc` and `mqtt3c` are made of."""
+    """Install the module `ba.mqtt`, which `mqttc` and `mqtt3c` use."""
     services.mqtt = binding = MqttBinding(vm, services)
     parking = methods(binding, _PARKING)
     vm.namespace("ba.mqtt", methods(binding, _DIRECT), methods(binding, _BLOCKING), parking=parking)
 
 
-# ---- Sparkplug B for Lua: `require "SparkplugB"` (spec: bas-api §12).
+# ---- Sparkplug B: the Python half of `SparkplugB`
 
-SHORT_BYTES = 4096  # worked off at once; longer ones let others run in between
-
-
-def encode(fields: bytes, breathe: Callable[[], object] = bool) -> bytes:
-    """A payload of a packed table. Raises ArgumentError."""
-    return sparkplug.encode(_named(bridge.load(fields)), breathe)
+SHORT_BYTES = 4096  # larger payloads are processed in portions, with a greenlet switch in between
 
 
-def decode(data: bytes, breathe: Callable[[], object] = bool) -> LuaValues:
-    """The packed table of a payload; None and a sentence when it is none."""
+def encode(fields: bytes, yield_if_due: Callable[[], object] = bool) -> bytes:
+    """Return the payload of a packed table. Raises ArgumentError."""
+    return sparkplug.encode(_named(bridge.load(fields)), yield_if_due)
+
+
+def decode(data: bytes, yield_if_due: Callable[[], object] = bool) -> LuaValues:
+    """Return the packed table of a payload; None and a message if it is invalid."""
     try:
-        payload = sparkplug.decode(data, breathe)
+        payload = sparkplug.decode(data, yield_if_due)
     except ArgumentError as error:
         return fail(str(error))
-    metrics = bridge.dump_list(map(_signed, payload.pop("metrics")), breathe)
+    metrics = bridge.dump_list(map(_signed, payload.pop("metrics")), yield_if_due)
     packed = {name: bridge.dump(_signed(value)) for name, value in payload.items()}
     return (bridge.dump_packed(packed | {"metrics": metrics}),)
 
 
 def _named(value: Any) -> Any:
-    """Tables with names as text; values stay bytes."""
+    """Return a value with the field names of tables as text and with fields of the types that Sparkplug expects."""
     if not isinstance(value, dict):
         return value
     items = value.items()
@@ -466,7 +466,11 @@ def _named(value: Any) -> Any:
     for name in _TEXTS & fields.keys():
         fields[name] = bridge.as_text(fields[name])
     if "value" in fields:
-        fields["value"] = _of_type(fields.get("datatype", fields.get("type")), fields["value"])
+        kind, item = fields.get("datatype", fields.get("type")), fields["value"]
+        if kind in _OF_TEXT:
+            fields["value"] = bridge.as_text(item)
+        elif isinstance(kind, bytes) and _OF_NUMBER.fullmatch(kind):
+            fields["value"] = _number(item)
     return fields
 
 
@@ -477,21 +481,15 @@ _OF_NUMBER = re.compile(rb"U?Int\d+|Float|Double|DateTime")
 
 
 def _number(value: Any) -> Any:
-    """The number that a text is; a float without a fraction is an integer."""
+    """Convert the text of a number to the number, and a float without a fraction to an integer."""
     found = bridge.as_number(value.decode("latin-1")) if isinstance(value, bytes) else value
     if isinstance(found, bytes | str):
         return value
     return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
-def _of_type(kind: Any, value: Any) -> Any:
-    if kind in _OF_TEXT:
-        return bridge.as_text(value)
-    return _number(value) if isinstance(kind, bytes) and _OF_NUMBER.fullmatch(kind) else value
-
-
 def _signed(value: Any) -> Any:
-    """Integers of 64 bits as Lua has them: from 2^63 on they are negative."""
+    """Convert unsigned 64-bit integers to Lua's signed ones: from 2^63 on they become negative."""
     if isinstance(value, dict):
         return {key: _signed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -500,13 +498,16 @@ def _signed(value: Any) -> Any:
 
 
 def install_sparkplug(vm: Vm, services: Services) -> None:
-    """Give Lua the encoder and the decoder."""
+    """Install the encoder and decoder of Sparkplug B."""
 
     def encode_long(fields: bytes) -> LuaValue:
         return encode(fields, Turn().yield_if_due)
 
     def decode_long(data: bytes) -> LuaValues:
         return decode(data, Turn().yield_if_due)
+
+    def prepare() -> None:
+        in_thread(payload_class)  # loads protobuf, which takes about 40 ms
 
     names = tuple(map(utf8, TYPES))
     direct: dict[str, Function] = {
@@ -515,10 +516,5 @@ def install_sparkplug(vm: Vm, services: Services) -> None:
         "types": lambda: names,
         "short": lambda: SHORT_BYTES,
     }
-    blocking: dict[str, Function] = {"encode_long": encode_long, "decode_long": decode_long, "prepare": _prepare}
+    blocking: dict[str, Function] = {"encode_long": encode_long, "decode_long": decode_long, "prepare": prepare}
     vm.namespace("ba.sparkplug", direct, blocking)
-
-
-def _prepare() -> None:
-    """Load protobuf, in a thread: it takes some 40 ms."""
-    in_thread(payload_class)

@@ -1,7 +1,7 @@
-"""`require"mqttbroker"`: MQTT's codec for the broker that is written in Lua; the Lua half is lib/mqttbroker/codec.lua.
+"""MQTT codec and logins of the broker that is written in Lua (lib/mqttbroker).
 
-What is called for every message stays in Lua, where it costs less than a call into Python does: cutting the stream, and
-PUBLISH without properties.
+Splitting the stream into packets and parsing PUBLISH without properties are done in Lua, where they cost less than a
+call of Python per message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from smqrt.wire.mqtt.packets import (
     SubscribeAnswer,
     SubscribePacket,
     UnsubscribePacket,
-    WillMessage,
     connect_version,
     decode,
     encode,
@@ -40,7 +39,7 @@ from smqrt.wire.mqtt.packets import (
 from smqrt.wire.mqtt.server import check_message_properties
 
 Refusal = tuple[None, int, bytes]
-"""None, the reason code, and an English reason."""
+"""None, the reason code and a message."""
 
 _FORWARDED = frozenset(
     ("payloadformatindicator", "messageexpiryinterval", "contenttype", "responsetopic", "correlationdata")
@@ -52,7 +51,13 @@ def _refusal(error: MqttError) -> Refusal:
 
 
 def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
-    """A packet of a client, PUBLISH aside, as a flat table."""
+    """Return the fields of a client's packet other than PUBLISH as a packed table.
+
+    Args:
+        first: the first byte of the packet.
+        body: the packet after the fixed header.
+        version: the protocol version of the connection.
+    """
     try:
         return bridge.dump(_table(decode(first, body, version, True)))
     except MqttError as error:
@@ -61,13 +66,26 @@ def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
 
 def _table(packet: Packet) -> dict[str, object]:
     if isinstance(packet, ConnectPacket):
+        will = None
+        if packet.will is not None:
+            check_message_properties(packet.will.properties)
+            block = packet.will.property_bytes
+            will = {
+                "topic": packet.will.topic,
+                "payload": packet.will.payload,
+                "qos": packet.will.qos,
+                "retain": packet.will.retain,
+                "properties": packet.will.properties,
+                # The delay is for the broker; the other properties are forwarded with the message.
+                "forwarded": cut_property(block, "willdelayinterval") if block else b"",
+            }
         return {
             "version": packet.version,
             "clean": packet.clean_start,
             "keepalive_s": packet.keepalive_s,
             "properties": packet.properties,
             "id": packet.client_identifier,
-            "will": None if packet.will is None else _will_table(packet.will),
+            "will": will,
             "username": packet.username,
             "password": packet.password,
         }
@@ -83,21 +101,8 @@ def _table(packet: Packet) -> dict[str, object]:
     return {"code": packet.code, "properties": packet.properties} if isinstance(packet, DisconnectPacket) else {}
 
 
-def _will_table(will: WillMessage) -> dict[str, object]:
-    check_message_properties(will.properties)
-    block = will.property_bytes
-    return {
-        "topic": will.topic,
-        "payload": will.payload,
-        "qos": will.qos,
-        "retain": will.retain,
-        "properties": will.properties,
-        "forwarded": cut_property(block, "willdelayinterval") if block else b"",
-    }
-
-
 def has_alias(properties: bytes) -> bool | Refusal:
-    """Whether the properties of a PUBLISH packet, their length left out, have a topic alias. All are checked."""
+    """Check the properties of a PUBLISH packet, without their length field; return whether one is a topic alias."""
     try:
         found = unpack_properties(properties, 0, len(properties), PacketType.PUBLISH)
         check_message_properties(found)
@@ -107,15 +112,19 @@ def has_alias(properties: bytes) -> bool | Refusal:
 
 
 def message_table(forwarded: bytes) -> bytes:
-    """Properties that go with a message, packed, as a flat table for applications. Of several user properties with one
-    name it has the last one."""
+    """Return the forwarded properties of a message as a packed table.
+
+    If several user properties have the same name, the table contains the last one.
+    """
     found = unpack_properties(forwarded, 0, len(forwarded), PacketType.PUBLISH)
     return bridge.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
 
 
 def pack_message(values: bytes) -> bytes:
-    """The properties that an application gives a message, packed. What the standard has for other packets is left
-    out."""
+    """Return the properties of an application's message in wire format.
+
+    Properties that MQTT defines for other packets are omitted. Unknown names become user properties.
+    """
     given = _named(values)
     found = {name: given.pop(name, None) for name in NAMES}
     kept = {name: value for name, value in found.items() if name in _FORWARDED and value is not None}
@@ -128,45 +137,45 @@ def _named(values: bytes) -> dict[str, object]:
 
 
 def connack(version: int, code: int, values: bytes) -> bytes:
-    """CONNACK without a session; the properties in the order of their numbers."""
+    """Return a CONNACK without a session, with the properties in the order of their identifiers."""
     found = _named(values)
     return encode(ConnackPacket(False, code, {name: found[name] for name in NAMES if name in found}), version)
 
 
 def suback(version: int, number: int, codes: bytes) -> bytes:
-    """SUBACK."""
+    """Return a SUBACK for the packet `number`."""
     return encode(SubscribeAnswer(PacketType.SUBACK, number, codes), version)
 
 
 def unsuback(version: int, number: int, codes: bytes) -> bytes:
-    """UNSUBACK."""
+    """Return an UNSUBACK for the packet `number`."""
     return encode(SubscribeAnswer(PacketType.UNSUBACK, number, codes), version)
 
 
 def disconnect(code: int, text: bytes | None) -> bytes:
-    """DISCONNECT, for MQTT 5."""
+    """Return a DISCONNECT for MQTT 5."""
     return encode(DisconnectPacket(code, {"reasonstring": text} if text is not None else {}), 5)
 
 
 class MqttIdentities:
-    """The clients of MQTT brokers that the server's identity service has let in, by numbers."""
+    """Clients that the server's identity service has authenticated, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._known: dict[int, Identity] = {}
-        self._followed: IdentityService | None = None
+        self._observed: IdentityService | None = None  # whose changes increment the generation
         self._generation = 0
 
     def fault_of_server(self) -> bytes | None:
-        """Why the server can't tell who clients are."""
+        """Return the message if the server has no identity service; None if it has one."""
         return None if server_identity_service() is not None else _NO_USERS.encode()
 
     def _service(self) -> IdentityService:
         service = server_identity_service()
         if service is None:
             raise ArgumentError(_NO_USERS)
-        if service is not self._followed:
-            self._followed = service
+        if service is not self._observed:
+            self._observed = service
             service.changed.append(self._changed)
             service.expiring.append(self._end_expired)
         return service
@@ -180,8 +189,11 @@ class MqttIdentities:
             self._changed()
 
     def login(self, client_id: bytes, name: bytes | None, password: bytes | None, address: bytes) -> LuaResult:
-        """The number of a client that may come in; else nil, whether it may try again later, and why. Blocks. A token
-        is the password of any user name, as brokers of MQTT have it."""
+        """Authenticate a client and return its number; blocks.
+
+        After a rejection, returns nil, whether the client may try again later, and the message.
+        """
+        # A token may be the password of any user name: MQTT clients have no other field for it.
         token = password if password is not None and TOKEN.match(password) else None
         user = None if name is None or token is not None else name.decode("utf-8", "replace")
         shown = PresentedCredentials(address.decode("ascii", "replace"), client_id, user, password, token)
@@ -197,7 +209,7 @@ class MqttIdentities:
         return self._known[number].user.encode("utf-8", "surrogateescape")
 
     def same(self, number: int, other: int) -> bool:
-        """Whether two clients are of one user."""
+        """Return whether two clients have the same user."""
         return self._known[number].user == self._known[other].user
 
     def may_publish(self, number: int, topic: bytes) -> bool:
@@ -207,7 +219,7 @@ class MqttIdentities:
         return self._known[number].may_filter(topic_filter, Action.READ)
 
     def fault(self, number: int) -> bytes | None:
-        """Why a client may not stay."""
+        """Return the reason why a client must be disconnected; None if it may stay connected."""
         fault = self._service().revalidate(self._known[number])
         return None if fault is None else fault.encode()
 
@@ -215,16 +227,16 @@ class MqttIdentities:
         self._known.pop(number, None)
 
     def generation(self) -> int:
-        """Another number after each change of users or rules."""
+        """Return a number that changes with the users and rules."""
         return self._generation
 
 
-_NO_USERS = "auth: the server has no users; name a file of them in the setting auth.users"
+_NO_USERS = "auth: the server has no users; set auth.users to a file with users"
 _DIRECT = "fault_of_server user same may_publish may_subscribe fault leave generation"
 
 
 def install(vm: Vm, _services: Services) -> None:
-    """Give Lua the codec, and the way to the server's users."""
+    """Install the codec and the identity service."""
     identities = MqttIdentities()
     vm.namespace("mqttbroker.identity", methods(identities, _DIRECT), methods(identities, "login"))
     functions = (decode_packet, has_alias, message_table, pack_message, connack, suback, unsuback, disconnect)

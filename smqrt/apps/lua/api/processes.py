@@ -1,6 +1,4 @@
-"""Child processes on a pseudo terminal for Lua: `ba.forkpty` (spec: bas-api §7, §17). The other half is
-lib/ba/forkpty.lua.
-"""
+"""Python half of `ba.forkpty` and of the blocking functions of `io` and `os` (spec: bas-api §7, §17)."""
 
 from __future__ import annotations
 
@@ -36,20 +34,21 @@ from smqrt.http.open_files import disks
 from smqrt.loop import greenlets, threads
 from smqrt.process.current_process import AppScope
 
-# ---- `io.popen`, `os.execute`, `os.tmpname`, `os.remove` and `os.rename` of plain Lua, so that they hold nobody. The
-# other half is lib/ba/plain.lua.
+# ---- `io.popen`, `os.execute`, `os.tmpname`, `os.remove` and `os.rename`, which park the activity. The Lua half is
+# lib/ba/plain.lua.
 #
-# lupa's Lua is built for every system, without POSIX: its own have no pipes, no exit codes and make no file.
+# lupa builds Lua without POSIX. The functions of its `io` and `os` support neither pipes nor exit codes, and its
+# `os.tmpname` creates no file.
 
 
 def _failed(error: OSError, name: bytes = b"") -> LuaValues:
-    """What plain Lua gives: nil, the message with the name before it, the number."""
+    """Return the results of a failed function of plain Lua: nil, "name: message" and the error number."""
     text = (error.strerror or str(error)).encode()
     return None, b"%s: %s" % (name, text) if name else text, error.errno or errno.EIO
 
 
 def _with_numbers(function: Callable[..., LuaResult]) -> Callable[..., LuaResult]:
-    """`function` with failures as plain Lua tells them."""
+    """Wrap a function so that an OSError or StreamError becomes the results of a failed function of plain Lua."""
 
     @wraps(function)
     def call(*args: Any) -> LuaResult:
@@ -64,11 +63,11 @@ def _with_numbers(function: Callable[..., LuaResult]) -> Callable[..., LuaResult
 
 
 class ShellBinding:
-    """The commands that run, those with a pipe by their numbers.
+    """Shell commands. Those with a pipe have a number.
 
     Args:
         processes: counts the children of applications.
-        services: know the applications.
+        services: the parts of the server.
     """
 
     def __init__(self, processes: ProcessBinding, services: Services) -> None:
@@ -78,12 +77,12 @@ class ShellBinding:
         self._places: WeakKeyDictionary[AppScope, int] = WeakKeyDictionary()
 
     def place(self, application: int | None) -> int:
-        """A number for the application whose code is running, another one at each of its starts; 0 for none."""
+        """Return a number for the application whose code is running; 0 for none. It changes at each start."""
         owner = self._scope_of(application)
         return 0 if owner is None else self._places.setdefault(owner, self._next())
 
     def popen(self, command: bytes, mode: bytes, application: int | None) -> LuaResult:
-        """Start a command with a pipe: its number. Blocks for a moment."""
+        """Start a command with a pipe and return its number; blocks briefly."""
         try:
             child = self._start(command, mode.decode("latin-1"), application)
         except OSError as error:
@@ -93,13 +92,13 @@ class ShellBinding:
         return number
 
     def execute(self, command: bytes, application: int | None) -> LuaResult:
-        """Run a command and give its exit status, below 0 the number of a signal. Blocks until it has ended."""
+        """Run a command and return its exit status, or the negative number of a signal; blocks until it exits."""
         return self._waited(self._start(command, "", application))
 
     def _start(self, command: bytes, mode: str, application: int | None) -> ShellChild:
         owner = self._scope_of(application)
         inherited = threads.in_thread(inheritable_descriptors)
-        if message := self._processes.refusal(owner):  # after the switch, so that none comes in between
+        if message := self._processes.refusal(owner):  # after `in_thread`, during which other children may start
             raise OSError(errno.EAGAIN, message)
         child = ShellChild(command, mode, inherited)
         self._processes.keep(child, owner)
@@ -108,18 +107,18 @@ class ShellBinding:
     def _waited(self, child: ShellChild) -> int:
         try:
             return child.wait()
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # the activity was killed
             child.close()
             raise
 
     def read(self, number: int) -> LuaResult:
-        """The next output, empty at the end."""
+        """Return the next output; empty at the end."""
         child = self._pipes[number]
         data = child.read_now()
         return greenlets.call(_with_numbers(child.read)) if data is None else data
 
     def read_now(self, number: int) -> LuaResult:
-        """The same, False when that would have to be waited for."""
+        """As `read`, but return False if it would block."""
         data = self._pipes[number].read_now()
         return False if data is None else data
 
@@ -133,24 +132,24 @@ class ShellBinding:
         return True
 
     def write_now(self, number: int, data: bytes) -> LuaResult:
-        """Write what it takes at once: how many bytes."""
+        """Write without blocking; return the number of bytes written."""
         return self._pipes[number].write_now(data)
 
     def close(self, number: int) -> LuaResult:
-        """Close the pipe, wait until the command has ended, and give its status as `execute` does."""
+        """Close the pipe, wait until the command exits, and return its status like `execute`."""
         child = self._pipes.pop(number)
         child.close_pipe()
         return self._waited(child)
 
     def drop(self, number: int) -> None:
-        """Lua's handle is gone: the command goes on without it."""
+        """Close the pipe of a command whose Lua object was collected; the command continues."""
         child = self._pipes.pop(number, None)
         if child is not None:
             child.close_pipe()
 
 
 def make_temporary() -> LuaResult:
-    """Make an empty file for this user only: its name, None when that is impossible."""
+    """Create an empty file that only this user can access; return its name, None on failure."""
     try:
         fd, name = tempfile.mkstemp(prefix=b"lua_")
     except OSError:
@@ -177,7 +176,7 @@ def _rename(old: bytes, new: bytes) -> LuaResult:
 
 
 def _on_disk(function: Callable[..., LuaResult]) -> Function:
-    """`function` in a thread of the disk where its first argument lies."""
+    """Wrap a function so that it runs in a thread of the disk of its first argument, a path."""
 
     def call(name: bytes, *more: bytes) -> LuaResult:
         place = os.path.abspath(from_utf8(name))
@@ -187,7 +186,7 @@ def _on_disk(function: Callable[..., LuaResult]) -> Function:
 
 
 def install_plain(vm: Vm, services: Services) -> None:
-    """Give Lua `io.popen` and what waits in `os`."""
+    """Install `io.popen` and the blocking functions of `os`."""
     binding = ShellBinding(services.processes, services)
     direct: dict[str, Function] = {"has_shell": has_shell, "make_temporary_here": make_temporary}
     direct |= methods(binding, "drop place") | methods(binding, "read_now write_now", _with_numbers)
@@ -197,10 +196,12 @@ def install_plain(vm: Vm, services: Services) -> None:
     vm.namespace("ba.plain", direct, blocking, parking=parking | methods(binding, "read write", _with_numbers))
 
 
+# ---- `ba.forkpty`. The Lua half is lib/ba/forkpty.lua.
+
 MAX_PER_APP = 32
 """Children of one application."""
 MAX_IN_ALL = 128
-_POLL_S = 0.02
+_POLL_S = 0.02  # of `shutdown`, when most of the server has ended
 
 
 class Child(Protocol):
@@ -212,31 +213,51 @@ class Child(Protocol):
 
 
 class ProcessBinding:
-    """The children on a terminal by their numbers, and all children with their owners.
+    """Children on a pseudo terminal by number, and all children with their applications.
 
     Args:
         vm: runs the callbacks.
-        services: know the applications.
+        services: the parts of the server.
     """
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm, self._scope_of = vm, services.scope_of
         self._next = count(1).__next__
         self._ptys: dict[int, Pty] = {}
-        self._alive: dict[Child, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
+        self._alive: dict[Child, AppScope | None] = {}  # with their owners; also children without a Lua object
         self._callback_ref = 0
-        self._running: dict[int, int] = {}  # callbacks that run: the progress when they began
+        self._running: dict[int, int] = {}  # running callbacks: `Pty.progress` when they began
 
     def attach(self, callback_ref: int) -> None:
-        """The Lua function that calls the callback of the child with a number."""
+        """Set the Lua function that runs the callback of a child, which it gets by number."""
         self._callback_ref = callback_ref
 
     def fork(self, words: bytes, options: bytes, is_async: bool, application: int | None) -> LuaResult:
-        """Start a child: its number. words, options: tables as bytes. application: see `Services.scope_of`."""
+        """Start a child and return its number; nil, "mem" and a message if a limit is reached.
+
+        Args:
+            words: the command and its arguments, a packed table.
+            options: a packed table with `env`, `arg0` and `stty`.
+            is_async: whether a callback reads the output, and standard error separately.
+            application: see `Services.scope_of`.
+        """
         owner = self._scope_of(application)
         if message := self.refusal(owner):
             return fail("mem", message)
-        pty = Pty(_command(words, options, is_async))
+        given = load(options)
+        environment = {
+            from_utf8(name): from_utf8(value) if isinstance(value, bytes) else None
+            for name, value in given.get(b"env", {}).items()
+        }
+        name, stty = given.get(b"arg0"), given.get(b"stty")
+        command = PtyCommand(
+            [from_utf8(word) for word in load(words).values()],
+            None if name is None else from_utf8(name),
+            environment,
+            None if stty is None else from_utf8(stty).split(),
+            is_async,
+        )
+        pty = Pty(command)
         number = self._next()
         self._ptys[number] = pty
         self.keep(pty, owner)
@@ -245,7 +266,7 @@ class ProcessBinding:
         return number
 
     def refusal(self, owner: AppScope | None) -> str:
-        """Why an application must not have one more child; empty when it may."""
+        """Return the message if the limits permit no more child of an application; empty if they do."""
         self._alive = {child: its for child, its in self._alive.items() if child.status is None}
         of_owners = Counter(self._alive.values())
         if len(self._alive) < MAX_IN_ALL and of_owners[owner] < MAX_PER_APP:
@@ -253,16 +274,16 @@ class ProcessBinding:
         return f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all"
 
     def keep(self, child: Child, owner: AppScope | None) -> None:
-        """Count a child, and let it end with its application and with the server."""
+        """Count a child, and close it when its application ends or the server stops."""
         self._alive[child] = owner
         if owner is not None:
             owner.add(child)
 
-    # ---- callbacks: called at the beginning, then whenever something arrived while none runs
+    # ---- callbacks: called once at the start, then for each arrival of output while no callback of the child runs
 
     def start(self, number: int) -> None:
-        """Begin to call the callback."""
-        self._running[number] = -1
+        """Run the callback for the first time."""
+        self._running[number] = -1  # nothing was read when it begins
         self._vm.start(self._callback_ref, number)
 
     def _advance(self, number: int) -> None:
@@ -271,8 +292,7 @@ class ProcessBinding:
             self._vm.start(self._callback_ref, number)
 
     def again(self, number: int) -> bool:
-        """A callback has returned: whether it is to be called once more: it has read some, or
-        more arrived meanwhile."""
+        """Return whether to run a callback that has returned again: it has read some output, or more has arrived."""
         pty, seen = self._ptys.get(number), self._running.pop(number, 0)
         if pty is None or not pty.unread or pty.progress == max(seen, 0):
             return False
@@ -280,13 +300,16 @@ class ProcessBinding:
         return True
 
     def over(self, number: int) -> bool:
-        """Whether nothing more will arrive."""
+        """Return whether no more output will arrive."""
         return number not in self._ptys or self._ptys[number].ended
 
     # ---- methods
 
     def read(self, number: int, timeout_ms: float | None) -> PtyRead:
-        """What there is, and whether it is of standard error; None at the end, False when the time is over."""
+        """Read the available output; resolves to it and whether it is of standard error.
+
+        Resolves to None at the end, to False after the timeout.
+        """
         return self._ptys[number].read(None if timeout_ms is None else timeout_ms / 1000)
 
     def write(self, number: int, data: bytes) -> bool:
@@ -318,14 +341,14 @@ class ProcessBinding:
         return self._ptys[number].status
 
     def drop(self, number: int) -> None:
-        """Lua's object is gone."""
+        """Close a child whose Lua object was collected."""
         pty = self._ptys.pop(number, None)
         self._running.pop(number, None)
         if pty is not None:
             pty.close()
 
     def shutdown(self) -> None:
-        """Close all, and wait until they have ended; blocks for some seconds at most."""
+        """Close all children and wait until they exit, at most `HANG_UP_S` plus `KILL_S`; blocks."""
         for child in (*self._ptys.values(), *self._alive):
             child.close()
         until_s = monotonic() + HANG_UP_S + KILL_S
@@ -333,25 +356,8 @@ class ProcessBinding:
             sleep(_POLL_S)
 
 
-def _command(words: bytes, options: bytes, apart: bool) -> PtyCommand:
-    given = load(options)
-    environment = {
-        from_utf8(name): from_utf8(value) if isinstance(value, bytes) else None
-        for name, value in given.get(b"env", {}).items()
-    }
-    name = given.get(b"arg0")
-    stty = given.get(b"stty")
-    return PtyCommand(
-        [from_utf8(word) for word in load(words).values()],
-        None if name is None else from_utf8(name),
-        environment,
-        None if stty is None else from_utf8(stty).split(),
-        apart,
-    )
-
-
 def install_processes(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.forkpty`."""
+    """Install `ba.forkpty`."""
     binding = services.processes = ProcessBinding(vm, services)
     direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_error_words)
     blocking = methods(binding, "fork write close_and_wait terminate", with_error_words)

@@ -1,8 +1,7 @@
-"""`require"smq.client"`: SMQ clients for Lua applications (spec: smq §3). The other half is
-lib/smq/client.lua.
+"""Python half of `smq.client` and of `smq.mtl`, `smq.conn` and `smq.cluster` (spec: smq §3, §6).
 
-Lua knows a client by an integer. Its callbacks run one after the other in the greenlet of the client's dispatcher, so
-they may block; `create` and all methods return at once.
+Lua refers to a client by an integer. The callbacks of a client run one at a time in its dispatcher greenlet, so they
+may block. `create` and all methods return immediately.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ _PROXY = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 
 
 class UntrustedHint:
-    """Tells once how to reach a broker whose certificate nobody vouches for."""
+    """Log, once per client, how to connect to a broker with an untrusted certificate."""
 
     def __init__(self) -> None:
-        self._was_told = False
+        self._is_logged = False
 
-    def tell(self, end: ConnectionEnd | None) -> None:
-        """A connection has ended."""
-        if end is None or end.word != "sslnottrusted" or self._was_told:
+    def check(self, end: ConnectionEnd | None) -> None:
+        """Log the hint if the certificate is the reason why a connection was closed."""
+        if end is None or end.word != "sslnottrusted" or self._is_logged:
             return
-        self._was_told = True
-        log.error("SMQ client: %s; to connect nevertheless: create(url, {trusted = false})", end)
+        self._is_logged = True
+        log.error("SMQ client: %s; to connect without this check: create(url, {trusted = false})", end)
 
 
 class SmqClientBinding:
-    """The Python binding: clients by their integers."""
+    """SMQ clients by number."""
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm = vm
@@ -65,7 +64,7 @@ class SmqClientBinding:
         self._on_event: LuaFunction | None = None
 
     def on_event(self, ref: int) -> None:
-        """Set the Lua function that gets what concerns a client as a whole: `f(number, event, ...)`."""
+        """Set the Lua function that runs the callbacks of clients: `f(number, event, ...)`."""
         self._on_event = LuaFunction(self._vm, ref)
 
     def _event(self, number: int, event: str, *arguments: LuaValue | str) -> LuaValue:
@@ -73,12 +72,12 @@ class SmqClientBinding:
         return self._on_event.run(f"on{event} of an SMQ client", number, event, *arguments)
 
     def create(self, url: bytes | None, *options: LuaValue) -> int:
-        """Make a client that connects in the background.
+        """Create a client that connects in the background, and return its number.
 
         Args:
-            url: None when the application makes the connections, see `opened`.
-            options: keys and values in turn; `header:NAME` is a header field, times are seconds, `shark` is the number
-                of a TLS client, and the proxy has the names of httpc.
+            url: None if the application makes the connections; see `opened`.
+            options: alternating keys and values; `header:NAME` is a header field, times are in seconds, `shark` is the
+                number of a TLS client. The options of the proxy have the same names as in httpc.
         """
         chosen = options_of(options)
         fields = [key for key in chosen if key.startswith(_HEADER)]
@@ -106,7 +105,7 @@ class SmqClientBinding:
         return number
 
     def _open(self, number: int, timeout_s: float) -> Stream:
-        """Have Lua make a connection."""
+        """Run the application's connect function, and return the connection that it passes to `opened`; blocks."""
         opening: AsyncResult[Stream] = AsyncResult()
         self._openings[number] = opening
         try:
@@ -119,11 +118,12 @@ class SmqClientBinding:
         return stream
 
     def opened(self, number: int, socket: int | None, word: bytes | None, detail: bytes | None) -> bool:
-        """Lua has made a connection, or not. False: nobody waits for it any more.
+        """Continue the client's connection attempt with a socket or an error; False if the attempt was abandoned.
 
         Args:
-            socket: the number of a bare socket; None when there is none.
-            word: what went wrong; with a socket, what was received from it already.
+            socket: the number of a socket without TLS or WebSocket; None after a failure.
+            word: the error word; with a socket, the bytes that were already received from it.
+            detail: the details of the error.
         """
         opening = self._openings.pop(number, None)
         if opening is None:
@@ -140,11 +140,11 @@ class SmqClientBinding:
         return True
 
     def _on_close(self, number: int, word: str | None, can_reconnect: bool, hint: UntrustedHint) -> bool | float | None:
-        """What Lua's onclose decides: seconds until the next attempt, True for the usual delays, False to stay away;
-        None when it failed: an error must not lose the client.
+        """Call Lua's onclose, and return the seconds until the next attempt, True for the default delays or False for
+        no attempt. None after an error in onclose, so that the client reconnects nevertheless.
         """
         end = self._clients[number].end
-        hint.tell(end)
+        hint.check(end)
         by_broker = end is not None and end.by_broker
         answer = self._event(number, "close", None if by_broker else word, can_reconnect, word if by_broker else None)
         assert not isinstance(answer, bytes)
@@ -155,7 +155,7 @@ class SmqClientBinding:
         self._event(number, "end")
 
     def _of(self, number: int) -> SmqClient | None:
-        """The client, None when it is not connected, or has been closed."""
+        """Return the client; None if it is closed or not connected."""
         client = self._clients.get(number)
         return client if client is not None and client.connected and not client.closing else None
 
@@ -163,7 +163,7 @@ class SmqClientBinding:
         return None if ref is None else LuaFunction(self._vm, ref, f"{name} of an SMQ client")
 
     def number_topic(self, number: int, topic: bytes | int, onack_ref: int | None) -> bool:
-        """`smq:create`: whether there is a connection."""
+        """See `smq:create`; return whether the client is connected."""
         onack = self._function(onack_ref, "onack of create")
         if (client := self._of(number)) is None:
             return False
@@ -171,7 +171,7 @@ class SmqClientBinding:
         return True
 
     def number_subtopic(self, number: int, subtopic: bytes, onack_ref: int | None) -> bool:
-        """`smq:createsub`: whether there is a connection."""
+        """See `smq:createsub`; return whether the client is connected."""
         onack = self._function(onack_ref, "onack of createsub")
         if (client := self._of(number)) is None:
             return False
@@ -186,7 +186,7 @@ class SmqClientBinding:
         onmsg_ref: int | None,
         onack_ref: int | None,
     ) -> bool:
-        """`smq:subscribe`: whether there is a connection."""
+        """See `smq:subscribe`; return whether the client is connected."""
         settings = {
             "onmsg": self._function(onmsg_ref, "onmsg of subscribe"),
             "onack": self._function(onack_ref, "onack of subscribe"),
@@ -197,62 +197,62 @@ class SmqClientBinding:
         return True
 
     def publish(self, number: int, data: bytes, topic: bytes | int, subtopic: bytes | int | None) -> bool:
-        """`smq:publish`: False without a connection, or when the send queue is full."""
+        """See `smq:publish`; return False if the client is not connected or its send queue is full."""
         client = self._of(number)
         return client is not None and client.publish(data, topic, subtopic)
 
     def unsubscribe(self, number: int, topic: bytes | int) -> None:
-        """`smq:unsubscribe`."""
+        """See `smq:unsubscribe`."""
         if client := self._of(number):
             client.unsubscribe(topic)
 
     def observe(self, number: int, topic: bytes | int, ref: int) -> None:
-        """`smq:observe`."""
+        """See `smq:observe`."""
         onchange = LuaFunction(self._vm, ref, "the function of observe of an SMQ client")
         if client := self._of(number):
             client.observe(topic, onchange)
 
     def unobserve(self, number: int, topic: bytes | int) -> None:
-        """`smq:unobserve`."""
+        """See `smq:unobserve`."""
         if client := self._of(number):
             client.unobserve(topic)
 
     def gettid(self, number: int) -> int | None:
-        """One's own ETID, None while not connected."""
+        """Return the client's own ETID; None if it is not connected."""
         client = self._of(number)
         return client.gettid() if client else None
 
     def topic2tid(self, number: int, topic: bytes) -> int | None:
-        """The number of a topic this client knows."""
+        """Return the number of a topic; None if the client has not registered the topic or is not connected."""
         client = self._of(number)
         return client.topic2tid(topic) if client else None
 
     def tid2topic(self, number: int, tid: int) -> LuaValue:
-        """The name of a topic this client knows."""
+        """Return the name of a topic; None if unknown."""
         client = self._of(number)
         return encoded(client.tid2topic(tid)) if client else None
 
     def subtopic2tid(self, number: int, subtopic: bytes) -> int | None:
-        """The number of a sub-topic this client knows."""
+        """Return the number of a sub-topic; None if unknown."""
         client = self._of(number)
         return client.subtopic2tid(subtopic) if client else None
 
     def tid2subtopic(self, number: int, stid: int) -> LuaValue:
-        """The name of a sub-topic this client knows."""
+        """Return the name of a sub-topic; None if unknown."""
         client = self._of(number)
         return encoded(client.tid2subtopic(stid)) if client else None
 
     def close(self, number: int) -> None:
-        """`smq:close`: after what was published; the client does not come back."""
+        """See `smq:close`: send the queued messages, then close the connection permanently."""
         if client := self._clients.get(number):
             client.disconnect()
 
-    def end(self, most_s: float) -> None:
-        """The server stops: close every client, and wait until the brokers have what was published."""
+    def end(self, timeout_s: float) -> None:
+        """Close every client on shutdown; block until the queued messages are sent, at most `timeout_s`."""
         clients = list(self._clients.values())
         for client in clients:
             client.disconnect()
-        with gevent.Timeout(most_s, False):  # type: ignore[arg-type]  # False: leave the block quietly
+        with gevent.Timeout(timeout_s, False):  # type: ignore[arg-type]  # False: no exception at the timeout
             for client in clients:
                 client.wait_closed()
 
@@ -268,30 +268,29 @@ def _text(value: bytes | None) -> str:
 
 
 def install_smq_client(vm: Vm, services: Services) -> None:
-    """Give Lua `smq.client`."""
+    """Install `smq.client`."""
     binding = SmqClientBinding(vm, services)
     vm.namespace("smq.client", methods(binding, _FUNCTIONS))
 
 
-# ---- `require"smq.mtl"`, `require"smq.conn"` and `require"smq.cluster"`: hubs of several processes that work as one
-# (spec: smq §6). The other halves are lib/smq/mtl.lua, conn.lua and cluster.lua.
+# ---- `smq.mtl`, `smq.conn` and `smq.cluster`: hubs of several processes that work as one.
 #
-# Lua knows links, the places where they come from, clusters and channels by integers. They live until the application
-# ends, channels until they are closed.
+# Lua refers to links, their listeners, clusters and channels by integers. They exist until the application ends,
+# channels until they are closed.
 
 T = TypeVar("T")
 
 
-class _Ending:
-    """What ends with its application."""
+class _CloseWithApp:
+    """Calls a function when the application ends."""
 
-    def __init__(self, end: Callable[[], object]) -> None:
-        self.close = end
+    def __init__(self, close: Callable[[], object]) -> None:
+        self.close = close
         current_process.close_with_app(self)
 
 
 class ClusterBinding:
-    """The Python half: functions over integers."""
+    """Links, listeners, clusters and channels by number."""
 
     def __init__(self, vm: Vm, services: Services, hubs: HubBinding) -> None:
         self._vm, self._services, self._hubs = vm, services, hubs
@@ -300,18 +299,18 @@ class ClusterBinding:
         self._conns: dict[int, Conn] = {}
         self._clusters: dict[int, Cluster] = {}
         self._channels: dict[int, AppChannel] = {}
-        self._endings: list[_Ending] = []
+        self._with_app: list[_CloseWithApp] = []  # the application's scope has weak references to them
 
-    def _function(self, ref: int | None, what: str) -> Callable[..., object]:
-        """A function of the application. Empty texts are nil there."""
+    def _function(self, ref: int | None, name: str) -> Callable[..., object]:
+        """Return a function that calls a Lua function of the application, with nil for empty texts."""
         if not ref:
             return ignore_event
         vm, function = self._vm, LuaFunction(self._vm, ref)
 
-        def tell(*given: LuaValue | str) -> object:
-            return ask(vm, function.ref, what, (), *(None if one == "" else encoded(one) for one in given))
+        def call(*given: LuaValue | str) -> object:
+            return ask(vm, function.ref, name, (), *(None if one == "" else encoded(one) for one in given))
 
-        return tell
+        return call
 
     def _keep(self, kind: dict[int, Any], made: Any, end: Callable[[], object]) -> int:
         number = next(self._numbers)
@@ -321,25 +320,25 @@ class ClusterBinding:
             kind.pop(number, None)
             end()
 
-        self._endings.append(_Ending(close))
+        self._with_app.append(_CloseWithApp(close))
         return number
 
     # ---- mtl
 
     def mtl(self, password: bytes, ping_s: float, silence_s: float, node: int, *refs: int | None) -> int:
-        """Make links; see `Mtl`. The functions are onstatus, roundtripCB and log."""
+        """Create links; see `Mtl`. `refs` are the functions onstatus, roundtripCB and log."""
         names = ("onstatus of smq.mtl", "roundtripCB of smq.mtl", "log of smq.mtl")
         functions = [self._function(ref, name) for ref, name in zip(refs, names, strict=True)]
-        made = Mtl(password, MtlOptions(ping_s, silence_s, node, *functions))
-        return self._keep(self._mtls, made, made.shutdown)
+        mtl = Mtl(password, MtlOptions(ping_s, silence_s, node, *functions))
+        return self._keep(self._mtls, mtl, mtl.shutdown)
 
     def server(self) -> int:
-        """The links of the server; see `Links`."""
-        made = Links(process_cluster.opened())
-        return self._keep(self._mtls, made, made.shutdown)
+        """Return the number of the server's own links; see `Links`."""
+        links = Links(process_cluster.opened())
+        return self._keep(self._mtls, links, links.shutdown)
 
     def commence(self, number: int, socket: int, ref: int | None) -> bool:
-        """Make a link of a socket that the application has connected; see `Mtl.commence`."""
+        """Turn a socket that the application has connected into a link; see `Mtl.commence`."""
         links = own(_of(self._mtls, number))
         stream = self._services.sockets.stream(socket)
         host, port = stream.peername()
@@ -370,14 +369,14 @@ class ClusterBinding:
         """Open a channel; see `Links.open`."""
         status = self._function(status_ref, "the status function of a channel")
         data = self._function(data_ref, "the data function of a channel")
-        made = _of(self._mtls, number).open(name, status, data)
-        current_process.close_with_app(made)
+        channel = _of(self._mtls, number).open(name, status, data)
+        current_process.close_with_app(channel)
         number = next(self._numbers)
-        self._channels[number] = made
+        self._channels[number] = channel
         return number
 
     def forget(self, number: int) -> None:
-        """Lua has no object for a channel any more, which may still be open."""
+        """Forget a channel whose Lua object was collected; it may still be open."""
         self._channels.pop(number, None)
 
     def send(self, number: int, data: bytes, node: int | None) -> LuaResult:
@@ -385,12 +384,12 @@ class ClusterBinding:
         return self._channels[number].send(data, node)
 
     def channel_nodes(self, number: int) -> LuaResult:
-        """Numbers of nodes and where their links go, in turn."""
+        """Return `number, address, ...`: the nodes and the addresses of their links."""
         nodes = self._channels[number].nodes()
         return tuple(part for node, via in nodes.items() for part in (node, via.encode()))
 
     def counts(self, number: int) -> LuaResult:
-        """Names and figures in turn."""
+        """Return `name, value, ...` of the channel's counters."""
         counts = self._channels[number].counts()
         return tuple(part for name, count in counts.items() for part in (name.encode(), count))
 
@@ -403,13 +402,13 @@ class ClusterBinding:
     def conn(
         self, mtl: int, port: int | None, host: bytes, shark: int | None, sshark: int | None, ref: int | None
     ) -> LuaResult:
-        """Take links at a port: its number and the port, or nil and the reason."""
+        """Listen for links; return the number of the listener and its port, or nil and the error."""
         tls = self._services.tls
         client, server = tls[shark] if shark else None, tls[sshark] if sshark else None
         status = self._function(ref, "onstatus of smq.conn")
         links = own(_of(self._mtls, mtl))
         try:
-            made = Conn(
+            conn = Conn(
                 links,
                 PORT if port is None else port,
                 from_utf8(host),
@@ -419,10 +418,10 @@ class ClusterBinding:
             )
         except StartError as error:
             return fail(str(error))
-        return self._keep(self._conns, made, made.shutdown), made.port
+        return self._keep(self._conns, conn, conn.shutdown), conn.port
 
     def setlist(self, number: int, *names_and_ports: bytes | int) -> bool:
-        """See `Conn.setlist`; names and ports in turn, 0 for the port of the Conn."""
+        """See `Conn.setlist`; alternating names and ports, 0 for the port of the Conn."""
         pairs = zip(names_and_ports[::2], names_and_ports[1::2], strict=True)
         _of(self._conns, number).setlist([(from_utf8(bytes(name)), int(port)) for name, port in pairs])
         return True
@@ -433,7 +432,7 @@ class ClusterBinding:
         return True
 
     def status(self, number: int) -> LuaResult:
-        """Names and whether each is linked, in turn."""
+        """Return `name, is_linked, ...` of the nodes."""
         status = _of(self._conns, number).status()
         return tuple(part for name, up in status.items() for part in (name.encode(), up))
 
@@ -445,9 +444,9 @@ class ClusterBinding:
     # ---- cluster
 
     def cluster(self, hub: int, mtl: int | None, name: bytes) -> int:
-        """Take a hub into a cluster; see `Cluster`."""
-        made = Cluster(self._hubs.of(hub), _of(self._mtls, mtl) if mtl else None, from_utf8(name))
-        return self._keep(self._clusters, made, made.close)
+        """Add a hub to a cluster; see `Cluster`."""
+        cluster = Cluster(self._hubs.of(hub), _of(self._mtls, mtl) if mtl else None, from_utf8(name))
+        return self._keep(self._clusters, cluster, cluster.close)
 
     def publish(self, number: int, data: bytes, subtopic: Name | None, ptid: int | None) -> int:
         """See `Cluster.publish`."""
@@ -458,7 +457,7 @@ class ClusterBinding:
         return _of(self._clusters, number).pubon(data, ptid, topic, subtopic)
 
     def nodes(self, number: int) -> LuaResult:
-        """Numbers of nodes and of their clients, in turn."""
+        """Return `number, clients, ...`: the nodes and the counts of their clients."""
         return tuple(part for pair in _of(self._clusters, number).nodes().items() for part in pair)
 
     def node(self, number: int) -> int:
@@ -491,7 +490,7 @@ _FUNCTIONS_SMQ_CLUSTER = {
 
 
 def install_smq_cluster(vm: Vm, services: Services, hubs: HubBinding) -> None:
-    """Give Lua `smq.mtl`, `smq.conn` and `smq.cluster`."""
+    """Install `smq.mtl`, `smq.conn` and `smq.cluster`."""
     binding = ClusterBinding(vm, services, hubs)
     for name, functions in _FUNCTIONS_SMQ_CLUSTER.items():
         vm.namespace(name, methods(binding, functions))

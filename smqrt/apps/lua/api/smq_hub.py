@@ -1,6 +1,6 @@
-"""Brokers for Lua applications: `require"smq.hub"` (spec: smq §2). The Lua half is lib/smq/hub.lua.
+"""Python half of `smq.hub` (spec: smq §2).
 
-Lua addresses brokers and clients by integers. A client gets one at its first use in a callback or in `peers()`.
+Lua refers to brokers and clients by integers. A client gets an integer at its first use in a callback or in `peers()`.
 """
 
 from __future__ import annotations
@@ -48,53 +48,64 @@ _DISCONNECT_HOOKS = ("onclose", "onmoved", "onvanish")
 _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
 
 
-def ask(vm: Vm, ref: int, what: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
-    """Return the results of the Lua callback `what`, or a `Deferred`. After an error, which is logged, `otherwise`."""
-    try:
-        answer = vm.call(ref, *arguments)
-    except LuaError as error:
-        _log_error(what, error)
-        return otherwise
-    if not isinstance(answer, Deferred):
-        return answer
-    later: Outcome = Deferred()
-
-    def settled(values: LuaValues | None, error: BaseException | None) -> None:
-        if error is not None:
-            _log_error(what, error)
-        later.resolve(otherwise if error is not None else values)
-
-    answer.then(settled)
-    return later
-
-
-_limits: defaultdict[str, ErrorLimit] = defaultdict(ErrorLimit)
-"""By the names of the callback and of its hub, so the table stays small."""
-
-
-def _log_error(what: str, error: object) -> None:
-    if (others := _limits[what].others()) is not None:
-        log.error("error in %s%s: %s", what, others, error)
-
-
-def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `function(answer)`, as a `Deferred` when the answer is one."""
-    if not isinstance(answer, Deferred):
-        return function(answer)
-    later: Deferred[Any] = Deferred()
-    answer.then(lambda value, error: later.resolve(function(value)))
-    return later
-
-
-class ClientTable:
-    """The clients of Lua's brokers by their integers.
+def ask(vm: Vm, ref: int, name: str, default: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
+    """Call a Lua callback.
 
     Args:
         vm: the runtime.
-        sockets: gives numbers to the sockets of clients.
+        ref: reference of the callback.
+        name: name of the callback in the log.
+        default: the result after an error, which is logged.
+        arguments: of the callback.
+
+    Returns:
+        The values of the callback, or a `Deferred` of them if it blocks.
+    """
+    try:
+        answer = vm.call(ref, *arguments)
+    except LuaError as error:
+        _log_error(name, error)
+        return default
+    if not isinstance(answer, Deferred):
+        return answer
+    result: Outcome = Deferred()
+
+    def settled(values: LuaValues | None, error: BaseException | None) -> None:
+        if error is not None:
+            _log_error(name, error)
+        result.resolve(default if error is not None else values)
+
+    answer.then(settled)
+    return result
+
+
+_limits: defaultdict[str, ErrorLimit] = defaultdict(ErrorLimit)
+"""Limits of log lines by the names of the callback and its hub, so the table stays small."""
+
+
+def _log_error(name: str, error: object) -> None:
+    if (others := _limits[name].others()) is not None:
+        log.error("error in %s%s: %s", name, others, error)
+
+
+def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
+    """Return `function(answer)`, or a `Deferred` of it if the answer is a `Deferred`."""
+    if not isinstance(answer, Deferred):
+        return function(answer)
+    result: Deferred[Any] = Deferred()
+    answer.then(lambda value, error: result.resolve(function(value)))
+    return result
+
+
+class ClientTable:
+    """Clients of Lua's brokers by integer.
+
+    Args:
+        vm: the runtime.
+        sockets: assigns numbers to the sockets of clients.
 
     Attributes:
-        numbers: the integers of clients and brokers come from the same counter.
+        numbers: the counter for the integers of clients and brokers.
         sessions: the sessions of the clients by their integers.
     """
 
@@ -109,7 +120,7 @@ class ClientTable:
         self._forget_ref = ref
 
     def handle(self, session: BrokerPeer) -> int:
-        """Return the integer of a client, a new one at its first use."""
+        """Return the integer of a client; assign one at its first use."""
         number: int | None = session.extra
         if number is None:
             number = session.extra = self.draw(session)
@@ -137,7 +148,7 @@ class ClientTable:
         return self.sessions.get(number)
 
     def peer(self, number: int) -> LuaValues | None:
-        """Return `(etid, uid, info)`, and the number of its node for a client of another node; None without it."""
+        """Return `(etid, uid, info)`, and for a client of another node also its number; None if disconnected."""
         session = self.sessions.get(number)
         if session is None:
             return None
@@ -164,10 +175,10 @@ class ClientTable:
         return bridge.utf8(identity.user), bridge.utf8(",".join(identity.groups))
 
     def origin(self, number: int) -> LuaValues:
-        """Return what is known of the request that opened a connection.
+        """Return the properties of the request that opened a connection.
 
-        Seed, argument, path, the user of the page, the length of the query, and the name/value pairs of the query and
-        the header fields.
+        These are seed, argument, path, the user of the page, the length of the query, and the names and values of the
+        query and the header fields.
         """
         session = self.sessions[number]
         request = session.origin.request if session.origin else None
@@ -182,7 +193,7 @@ class ClientTable:
         return session.seed, arg, *facts, len(query), *query, *head
 
     def session(self, number: int) -> int | None:
-        """Return the number of the browser session of the request that opened a connection."""
+        """Return the number of the HTTP session of the request that opened a connection; None if it has none."""
         origin = self.sessions[number].origin
         find = origin.request.env.get("find_session") if origin and origin.request else None
         session = find(origin.request) if find else None
@@ -198,8 +209,8 @@ class LuaBroker:
 
     Args:
         vm: the runtime.
-        clients: gives clients their integers.
-        refs: callback name to Lua reference.
+        clients: assigns integers to clients.
+        refs: references of the callbacks by name.
         options: the other options.
         journal: the option `journal`.
         label: suffix of callback names in the log, which names the hub.
@@ -209,7 +220,7 @@ class LuaBroker:
         self, vm: Vm, clients: ClientTable, refs: dict[str, int], options: HubOptions, journal: object, label: str
     ) -> None:
         self._vm, self._clients, self._refs, self.label = vm, clients, refs, label
-        # Always set: `onclose` releases the client's integer; `log` writes to the log without a callback, as in Python.
+        # `onclose` is always set, to release the client's integer, and `log`, which has a default as in Python.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose", "log"}}
         made_at = label.removeprefix(" of the hub made at ")
         self.broker = GeventBroker(Hooks(**adapters, onmoved=clients.forget, onvanish=clients.forget), options, made_at)
@@ -221,26 +232,26 @@ class LuaBroker:
             raise
 
     def close(self) -> None:
-        """Close the clients without a Disconnect packet, and finish the journal. Blocks."""
+        """Close the clients without a Disconnect packet, and close the journal; blocks."""
         self.broker.close()
         self._journal.close()
 
     def _end_with_app(self) -> None:
-        """Close the hub at the end of its application; with `keep` its clients stay connected for a reload."""
+        """Close the hub at the end of its application; with `keep`, its clients stay connected during a reload."""
         self.broker.keep_clients()
         self.close()
 
     @property
     def journal(self) -> JournalWriter | None:
-        """The writer of the journal; None without a journal, and while another process writes it."""
+        """The writer of the journal; None without a journal or while another process writes it."""
         return self._journal.writer
 
     def handle(self, session: BrokerPeer) -> int:
         """Return the integer of a client."""
         return self._clients.handle(session)
 
-    def _ask(self, name: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
-        return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
+    def _ask(self, name: str, default: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
+        return ask(self._vm, self._refs[name], name + self.label, default, *arguments)
 
     def _authenticate(self, credentials: bytes, session: BrokerClient) -> Any:
         def verdict(answer: Any) -> Any:
@@ -268,15 +279,15 @@ class LuaBroker:
         self._clients.forget(session)
         return None
 
-    def _onpublish(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> Any:
-        answer = self._ask("onpublish", (b"",), run, tid, ptid, self._clients.handle(session))
-        return _mapped(answer, lambda values: run if values[0] is True else values[0])
+    def _onpublish(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> Any:
+        answer = self._ask("onpublish", (b"",), batch, tid, ptid, self._clients.handle(session))
+        return _mapped(answer, lambda values: batch if values[0] is True else values[0])
 
-    def _ondrop(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
-        self._ask("ondrop", (), run, tid, ptid, self._clients.handle(session))
+    def _ondrop(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
+        self._ask("ondrop", (), batch, tid, ptid, self._clients.handle(session))
 
-    def _onnode(self, number: int, event: str, why: str) -> Any:
-        return self._ask("onnode", (), number, event.encode(), bridge.utf8(why))
+    def _onnode(self, number: int, event: str, reason: str) -> Any:
+        return self._ask("onnode", (), number, event.encode(), bridge.utf8(reason))
 
     def _log(self, session: BrokerPeer | None, text: str) -> None:
         if "log" not in self._refs:
@@ -287,17 +298,17 @@ class LuaBroker:
 
 
 class PythonHub:
-    """A hub created by the `.preload.py` of a folder, for its Lua applications.
+    """A hub that the `.preload.py` of a folder has created, for the Lua applications there.
 
-    Its clients have a `Peer` in `extra`, so their integers are kept here.
+    The `extra` of its clients is a `Peer`, so their integers are stored here.
 
     Args:
-        clients: draws and releases the integers.
+        clients: assigns and releases the integers.
         smq: the hub.
         label: suffix of callback names in the log, which names the hub.
 
     Attributes:
-        is_over: the application has ended, so its callbacks are not called any more.
+        is_over: whether the application has ended, so that its callbacks are no longer called.
     """
 
     def __init__(self, clients: ClientTable, smq: Smq, label: str) -> None:
@@ -312,25 +323,25 @@ class PythonHub:
 
     @property
     def journal(self) -> JournalWriter | None:
-        """The writer of the journal; None without a journal, and while another process writes it."""
+        """The writer of the journal; None without a journal or while another process writes it."""
         return self._smq.journal
 
     def close(self) -> None:
-        """Close the hub. Blocks."""
+        """Close the hub; blocks."""
         self._smq.close()
 
     def handle(self, session: BrokerPeer) -> int:
         """Return the integer of a client."""
         number = self._numbers.get(session)
         if number is None:
-            peer_of(session)  # makes the broker report the end of a phantom, too
+            peer_of(session)  # so that the broker also reports when a client of another node disconnects
             number = self._numbers[session] = self._clients.draw(session)
         return number
 
     def unload(self) -> None:
-        """Restore the hooks, stop calling Lua callbacks and release the integers at the end of the Lua application.
+        """Disconnect the hub from the Lua application, which ends; the hub stays open.
 
-        The hub stays open. A second call does nothing.
+        Restores the hooks, releases the integers and stops the callbacks. A second call does nothing.
         """
         self.is_over = True
         for name, wrapped in self._wrapped.items():
@@ -348,7 +359,7 @@ class PythonHub:
 class ForgettingHook:
     """A hook that also releases the integer of the client.
 
-    Applications that share a hub wrap its hooks one around the other, and end in any order.
+    Applications that share a hub wrap its hooks one around the other, and may end in any order.
 
     Args:
         inner: the hook; None for none.
@@ -365,7 +376,7 @@ class ForgettingHook:
         return answer
 
     def unwrap(self, hooks: Hooks, name: str) -> None:
-        """Remove this from the chain of hooks with that name."""
+        """Remove this object from the chain of hooks with that name."""
         outer = getattr(hooks, name)
         if outer is self:
             setattr(hooks, name, self.inner)
@@ -377,15 +388,12 @@ class ForgettingHook:
 
 
 class HubBinding:
-    """Lua's brokers by their integers.
+    """Lua's brokers by integer.
 
     Args:
         vm: the runtime.
         exchanges: the requests of directory functions.
-        clients: the clients of all these brokers.
-
-    Attributes:
-        clients: see above.
+        clients: the clients of all brokers.
     """
 
     def __init__(self, vm: Vm, exchanges: Exchanges, clients: ClientTable) -> None:
@@ -396,9 +404,9 @@ class HubBinding:
         """Create a broker and return its integer.
 
         Args:
-            shared: made by a module that all applications share; it is not closed with an application.
+            shared: whether a module of all applications creates it; else it is closed with its application.
             label: see `LuaBroker`.
-            names_and_values: names and values in turn: callbacks as references, options as values.
+            names_and_values: alternating names and values: callbacks as references, options as values.
         """
         given = bridge.options_of(names_and_values)
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
@@ -425,24 +433,24 @@ class HubBinding:
             gevent.spawn(broker.close)
 
     def unload(self, number: int) -> None:
-        """Disconnect Lua from a Python hub at the end of an application; Lua may still have the object."""
+        """See `PythonHub.unload`; Lua may still have the object."""
         broker = self._brokers.get(number)
         if isinstance(broker, PythonHub):
             broker.unload()
 
     def share(self, smq: Smq, label: str) -> int:
-        """Return an integer for a hub created in Python; `label`: see `PythonHub`."""
+        """Return an integer for a hub created in Python; see `PythonHub` for `label`."""
         number = next(self.clients.numbers)
         self._brokers[number] = PythonHub(self.clients, smq, label)
         return number
 
     def journal(self, number: int) -> LuaValues | None:
-        """Return `counter, value, ...` of the journal; None without one."""
+        """Return `name, value, ...` of the journal's counters; None without a journal."""
         journal = self._brokers[number].journal
         return _flat(journal.stats()) if journal else None
 
     def close(self, number: int) -> None:
-        """Close a broker. Blocks."""
+        """Close a broker; blocks."""
         self._brokers[number].close()
 
     def of(self, number: int) -> GeventBroker:
@@ -450,9 +458,9 @@ class HubBinding:
         return self._brokers[number].broker
 
     def connect(self, number: int, exchange: int, arg: LuaValue) -> None:
-        """Turn a request into an SMQ connection. Blocks until the handshake has ended.
+        """Turn a request into an SMQ connection; blocks during the handshake.
 
-        `arg` is a Lua reference; for a hub created in Python it is the value.
+        `arg` is a Lua reference, or for a hub created in Python a value.
         """
         if isinstance(arg, bytes):
             arg = text_of(arg)  # type: ignore[assignment]  # passed on to Python
@@ -468,18 +476,18 @@ class HubBinding:
         if not ref:
             return None
         owner = self._brokers[number]
-        vm, function, what = self._vm, LuaFunction(self._vm, ref), name + owner.label
+        vm, function, logged_name = self._vm, LuaFunction(self._vm, ref), name + owner.label
         if isinstance(owner, LuaBroker):
-            return lambda *arguments: ask(vm, function.ref, what, (), *arguments)
+            return lambda *arguments: ask(vm, function.ref, logged_name, (), *arguments)
         hub = owner
-        return lambda *arguments: () if hub.is_over else ask(vm, function.ref, what, (), *arguments)
+        return lambda *arguments: () if hub.is_over else ask(vm, function.ref, logged_name, (), *arguments)
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Deliver a message to the global handler."""
         self.of(number).server.deliver_default(data, ptid, tid, stid)
 
     def belongs(self, number: int, client: int) -> bool:
-        """Return whether this is a client of this broker."""
+        """Return whether a client belongs to a broker."""
         session = self.clients.find(client)
         return session is not None and session.broker is self.of(number)
 
@@ -497,7 +505,7 @@ class HubBinding:
 
         def with_result(number: int, *arguments: Any) -> Any:
             owner = brokers[number]
-            return convert(owner, call(owner.broker, *arguments))  # type: ignore[misc]  # used only with one
+            return convert(owner, call(owner.broker, *arguments))  # type: ignore[misc]  # used only if not None
 
         takes_function = any(one.kind is Kind.FUNCTION for one in method.arguments)
         made = with_function if takes_function else with_result if convert else plain
@@ -512,12 +520,12 @@ def _handles(owner: LuaBroker | PythonHub, sessions: Iterator[BrokerPeer]) -> by
 
 
 def _flat(counts: Mapping[str, int]) -> LuaValues:
-    """Return names and values in turn."""
+    """Return `name, value, ...`."""
     return tuple(part for word, count in counts.items() for part in (word.encode(), count))
 
 
 def _packed(names: Iterator[tuple[int, bytes]]) -> bytes:
-    """Return id, length and name of each topic in one string."""
+    """Return the id, length and name of each topic in one string."""
     return b"".join(_ID_AND_LENGTH.pack(tid, len(name)) + name for tid, name in names)
 
 
@@ -530,7 +538,7 @@ _RESULTS: dict[Kind, Callable[[Any, Any], LuaValue | LuaValues]] = {
 """Conversions of results that are not plain values: functions of the owner of the broker and the result."""
 _CLIENT_FUNCTIONS = "on_forget peer peer_topics peer_dropped peer_user origin session socket"
 _BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs"
-_IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua has one thread
+_IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua code has no threads
 
 
 def _declaration(name: bytes) -> tuple[Any, ...]:
@@ -544,16 +552,16 @@ def _declaration(name: bytes) -> tuple[Any, ...]:
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
-    """Make `smq.hub` available to Lua."""
+    """Install `smq.hub`."""
     clients = ClientTable(vm, services.sockets)
     binding = HubBinding(vm, exchanges, clients)
     functions: dict[str, Function] = methods(clients, _CLIENT_FUNCTIONS) | methods(binding, _BROKER_FUNCTIONS)
     functions |= {method.name: binding.bound(method) for method in _IN_LUA}
     functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()
     functions["method"] = _declaration
-    functions["log_error"] = lambda what, message: _log_error(from_utf8(what), from_utf8(message))
+    functions["log_error"] = lambda name, message: _log_error(from_utf8(name), from_utf8(message))
     blocking: dict[str, Function] = {"connect": binding.connect, "close": binding.close}
-    # Callbacks of a hub created in Python may block: no Lua may be on the C stack when one is called.
+    # Callbacks of a hub created in Python may block, so no Lua may be on the C stack when they are called.
     blocking |= {f"python_{method.name}": binding.bound(method) for method in _IN_LUA}
     blocking |= {"python_subscribe": binding.subscribe, "python_deliver_default": binding.deliver_default}
     vm.namespace("smq.hub", functions, blocking)

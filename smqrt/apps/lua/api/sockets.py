@@ -1,8 +1,8 @@
-"""`ba.socket`, socket objects and TLS objects for Lua: the Python half (spec: bas-api §8, §10).
+"""Python half of `ba.socket`, sockets and TLS objects (spec: bas-api §8, §10).
 
-Lua refers to a socket by a number. An activity that waits in one (a read, an accept, a full queue) is parked: it needs
-no greenlet. `services.tls` has TLS clients and servers by the number that Lua has for them; sockets, HTTP and MQTT look
-them up there. The Lua halves are lib/ba/sockets.lua and its neighbours, and lib/ba/tls.lua.
+Lua refers to a socket by a number. An activity that waits for a socket (to read, to accept, for room in the queue) is
+parked and needs no greenlet. `services.tls` contains TLS clients and servers by their numbers in Lua; sockets, HTTP and
+MQTT use it. The Lua halves are lib/ba/sockets.lua, cosockets.lua, connections.lua and tls.lua.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
 
 
 def describe(data: bytes | None) -> bytes | None:
-    """Return what `certificates.describe` does as JSON text, from which the Lua half makes a table."""
+    """Return the result of `tls_contexts.describe` as JSON, from which the Lua half creates a table."""
     fields = tls_contexts.describe(data)
     return json.dumps(fields).encode() if fields else None
 
 
 class TlsBinding:
-    """Certificate stores, certificates, TLS clients and TLS servers by the numbers that Lua has for them."""
+    """Certificate stores, certificates, TLS clients and TLS servers by number."""
 
     def __init__(self, services: Services) -> None:
         self._tls = services.tls
@@ -58,20 +58,20 @@ class TlsBinding:
         self._next = itertools.count(1).__next__
 
     def new_store(self) -> int:
-        """Make an empty store."""
+        """Create an empty store; return its number."""
         number = self._next()
         self._stores[number] = CertStore()
         return number
 
     def add_to_store(self, number: int, data: bytes) -> LuaResult:
-        """Trust the certificates in `data`; return how many there are, or nil and the reason."""
+        """Add the certificates in `data`; return their count, or nil, "failed" and a message."""
         try:
             return self._stores[number].add(data)
         except ArgumentError as error:
             return fail("failed", str(error))
 
     def new_identity(self, certificate: bytes, key: bytes, password: bytes | None) -> LuaResult:
-        """Make a certificate with its key; return nil and the reason when that fails."""
+        """Load a certificate with its key; return its number, or nil, "failed" and a message."""
         try:
             identity = Identity(certificate, key, password)
         except ArgumentError as error:
@@ -81,24 +81,24 @@ class TlsBinding:
         return number
 
     def default_client(self) -> int:
-        """Make a client that trusts the certificate authorities of this machine."""
+        """Create a client that trusts the certificate authorities of this machine."""
         return self._keep(ClientTls())
 
     def new_client(self, store: int | None) -> int:
-        """Make a client that trusts a store; without one it trusts no certificate."""
+        """Create a client that trusts a store; without a store it trusts no certificate."""
         return self._keep(ClientTls(CertStore() if store is None else self._stores[store]))
 
     def new_server(self, store: int | None) -> int:
-        """Make a server; with a store, it asks clients for a certificate."""
+        """Create a server. If a store is given, clients must present a certificate that it trusts."""
         return self._keep(ServerTls(None if store is None else self._stores[store]))
 
     def add_identity(self, tls: int, identity: int) -> bool:
-        """Present a certificate from now on."""
+        """Add a certificate that the TLS client or server presents in new connections."""
         self._tls[tls].add_identity(self._identities[identity])
         return True
 
     def drop(self, number: int) -> None:
-        """Forget an object that Lua has collected; connections that use it keep it."""
+        """Forget an object that Lua has collected; existing connections still use it."""
         for kind in (self._stores, self._identities, self._tls):
             kind.pop(number, None)
 
@@ -112,7 +112,7 @@ _TLS_FUNCTIONS = "new_store add_to_store new_identity default_client new_client 
 
 
 class SocketBinding:
-    """Sockets by the numbers that Lua has for them."""
+    """Sockets by number."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -158,8 +158,8 @@ class SocketBinding:
         tls: int | None,
         *alpn: bytes,
     ) -> LuaResult:
-        """Connect, with TLS when `tls` is the number of a TLS client; blocks."""
-        _protocols(alpn)
+        """Connect, with TLS if `tls` is the number of a TLS client; blocks."""
+        _protocols(alpn)  # raises before the connection is made
         name = host.decode("utf-8", "replace")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         stream = Stream.connect(name, port, timeout_s, source.decode("ascii", "replace") if source else None, ipv6)
@@ -178,7 +178,7 @@ class SocketBinding:
     def udp(
         self, host: bytes | None, port: int | None, local_port: int | None, intf: bytes | None, ipv6: bool
     ) -> LuaResult:
-        """Make a UDP socket; blocks for the lookup of a name."""
+        """Create a UDP socket; blocks during the lookup of a name."""
         peer = None
         if host is not None:
             peer = resolve(host.decode("utf-8", "replace"), port or 0, ipv6)[0]
@@ -193,15 +193,19 @@ class SocketBinding:
     def take_request(
         self, request: Request, raw: bool, subprotocol: bytes | None = None, written: bytes | None = None
     ) -> LuaResult:
-        """Take the connection of a request over from HTTP: a WebSocket when the request asks for one.
+        """Take over the connection of a request from HTTP, as a WebSocket if the request is an upgrade.
 
-        After a flush of the response, the socket continues its body, in chunks unless `raw`.
+        If the response has begun, data written to the socket continues its body, in chunks unless `raw`.
 
         Args:
-            written: data in Lua's buffer, sent first; None when the response must not have begun.
+            request: the request.
+            raw: whether to ignore WebSocket upgrades and the chunked encoding.
+            subprotocol: the WebSocket sub-protocol to select; None for none.
+            written: the data in Lua's buffer, which is sent first; None if the response must not have begun.
 
         Returns:
-            the number of the socket, and the data that was received already.
+            The number of the socket, and the data that was already received; nil and "iscommitted" if the response
+            must not have begun.
 
         Raises:
             HttpError: the client does not offer the sub-protocol.
@@ -212,7 +216,7 @@ class SocketBinding:
             taken = request.detach(within=key is None and written is not None, more=written or b"")
         except RuntimeError:
             return fail("iscommitted")
-        taken.watcher.close()
+        taken.watcher.close()  # the stream creates its own
         if key is None:
             stream = Stream(taken.transport)
             stream.push_or_forget(taken.unsent)
@@ -223,7 +227,7 @@ class SocketBinding:
         return self.add(WebSocketHandle(stream, False, server=taken.server)), None
 
     def give_request(self, number: int, data: bytes) -> LuaResult:
-        """Give a connection back to HTTP, which reads `data` first."""
+        """Return a connection to HTTP, which first processes `data`."""
         handle = self.handle(number)
         server = getattr(handle, "server", None) or self._services.http_server
         if (
@@ -240,9 +244,9 @@ class SocketBinding:
         return True
 
     def take_http(self, client: int) -> LuaResult:
-        """Take the connection of an HTTP client over, with the data that was received already; blocks.
+        """Take over the connection of an HTTP client, with the data that was already received; blocks.
 
-        It is a WebSocket after a response with status 101.
+        After a response with the status 101, the socket is a WebSocket.
         """
         taken = self._services.http_clients[client].release()
         if taken.websocket:
@@ -253,7 +257,7 @@ class SocketBinding:
     # ---- Read and write
 
     def read(self, number: int, timeout_ms: float | None) -> LuaResult:
-        """Read what arrives next, see `SocketHandle.receive`; parks."""
+        """Read the next data; see `SocketHandle.receive`. Parks."""
         handle = self.handle(number)
         if handle.reading is not None:
             return fail("incorrectuse")
@@ -264,8 +268,9 @@ class SocketBinding:
         """Send or queue data.
 
         Returns:
-            true; false when the writer must wait in `drain` afterwards; true, "turn" when it should, if it can;
-            nil, "full" when it must wait first: nothing was taken.
+            True if it is done. False if the caller must call `drain` afterwards. True and "turn" if it should call
+            `drain`, to yield to others. Nil and "full" if the data was not accepted, so that it must call `drain`
+            first.
         """
         handle = self.handle(number)
         stream = handle.stream
@@ -275,7 +280,7 @@ class SocketBinding:
         return (True, b"turn") if has_room and share().spent() else has_room
 
     def offer(self, number: int, data: bytes, is_text: bool) -> LuaResult:
-        """Send or queue data; return nil and the length of the queue when it is full: nothing was taken."""
+        """Send or queue data. If the queue is full, accept nothing; return nil and the length of the queue."""
         handle = self.handle(number)
         stream = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
@@ -284,8 +289,9 @@ class SocketBinding:
         return True
 
     def drain(self, number: int, timeout_ms: float | None = None) -> LuaResult:
-        """Park until the queue has room, or for this time; when it has room, until a later turn of the loop."""
+        """Park until the queue has room, at most `timeout_ms`; if it has room, until a later iteration of the loop."""
         stream = self.handle(number).stream
+        # Half of the limit: at the limit itself, a writer would be resumed after each packet.
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return QueueDrain(stream, None if timeout_ms is None else timeout_ms / 1000)
         turn: Deferred[bool] = Deferred()
@@ -308,7 +314,7 @@ class SocketBinding:
         return True if handle.ping(data) else (None, handle.stream.queued_bytes)
 
     def pause(self, number: int, is_paused: bool) -> LuaResult:
-        """Pause or resume reading; return false when it is in that state already."""
+        """Pause or resume reading; return False if the socket already is in that state."""
         handle = self.handle(number)
         if handle.paused is is_paused:
             return False
@@ -316,7 +322,10 @@ class SocketBinding:
         return True
 
     def close(self, number: int, code: int | None = None, text: bytes = b"") -> LuaResult:
-        """Close; return false when it was closed before."""
+        """Close a socket; return False if it was closed before.
+
+        `code` and `text` are those of the Close frame of a WebSocket.
+        """
         handle = self._handles.pop(number, None)
         if handle is None:
             return False
@@ -324,7 +333,7 @@ class SocketBinding:
             handle.close(code, text)
         else:
             handle.close()
-        handle.end_reading("socketclosed")
+        handle.end_reading("socketclosed")  # after `close`: the activity that reads may run at once
         return True
 
     def drop(self, number: int) -> None:
@@ -334,11 +343,11 @@ class SocketBinding:
     # ---- Properties
 
     def peername(self, number: int) -> LuaResult:
-        """Return address, port and whether it is IPv6, of the remote side."""
+        """Return the address and port of the remote side, and whether it is IPv6."""
         return address(*self.handle(number).peername())
 
     def sockname(self, number: int) -> LuaResult:
-        """Return the same of the local side."""
+        """As `peername`, for the local side."""
         return address(*self.handle(number).sockname())
 
     def setoption(self, number: int, name: bytes, *values: LuaValue) -> LuaResult:
@@ -354,19 +363,19 @@ class SocketBinding:
         return isinstance(self._handles.get(number), WebSocketHandle)
 
     def state(self, number: int) -> LuaResult:
-        """Return the word of `sock:state()`, and whether there is a connection."""
+        """Return the word of `sock:state()`, and whether the socket is connected."""
         handle = self.handle(number)
         return handle.state.encode(), handle.state == "connected"
 
     def queuelen(self, number: int, limit_bytes: int | None) -> LuaResult:
-        """Return the bytes in the send queue; set its limit."""
+        """Return the number of bytes in the send queue; with `limit_bytes`, also set its limit."""
         stream = self.stream(number)
         if limit_bytes is not None:
             stream.queue_limit_bytes = limit_bytes
         return stream.queued_bytes
 
     def maxsize(self, number: int, size_bytes: int) -> LuaResult:
-        """Set the maximum size of a WebSocket message that is received."""
+        """Set the maximum size of received WebSocket messages."""
         handle = self.handle(number)
         if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
@@ -374,18 +383,18 @@ class SocketBinding:
         return True
 
     def count(self) -> int:
-        """Return how many sockets there are."""
+        """Return the number of sockets."""
         return len(self._handles)
 
 
 class SocketTlsBinding:
-    """TLS of sockets, by the numbers that Lua has for the sockets."""
+    """TLS functions of sockets, by the numbers of the sockets."""
 
     def __init__(self, services: Services, sockets: SocketBinding) -> None:
         self._services, self._sockets = services, sockets
 
     def upgrade(self, number: int, tls: int, *alpn: bytes) -> LuaResult:
-        """Start TLS; blocks until the handshake is done. The socket is closed when it fails."""
+        """Start TLS; blocks during the handshake. A failure closes the socket."""
         handle = self._sockets.handle(number)
         if type(handle) is not StreamHandle or handle.stream.tls or handle.reading:
             raise StreamError("incorrectuse")
@@ -393,11 +402,11 @@ class SocketTlsBinding:
         return True
 
     def trusted(self, number: int, name: bytes | None) -> LuaResult:
-        """Return true, or nil and what is wrong with the certificate of the remote side."""
+        """Return True if the certificate of the remote side is trusted; else nil and an error word."""
         handle = self._sockets.handle(number)
         tls = self._layer(number)
         if not isinstance(handle, StreamHandle) or not isinstance(handle.tls, ClientTls):
-            # OpenSSL has rejected untrusted certificates of clients in the handshake.
+            # The remote side is a client; OpenSSL rejects untrusted certificates of clients in the handshake.
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
         host = handle.host if name is None else name.decode("utf-8", "replace")
         trust = handle.tls.store.judge(tls.peer_chain(), host)
@@ -408,7 +417,7 @@ class SocketTlsBinding:
         return describe(self._layer(number).peer_certificate())
 
     def cipher(self, number: int) -> LuaResult:
-        """Return the name of the cipher, and the version of TLS."""
+        """Return the name of the cipher and the TLS version."""
         cipher = self._layer(number).cipher()
         return (cipher[0].encode(), cipher[1].encode()) if cipher else None
 
@@ -438,14 +447,14 @@ def _start_tls(handle: StreamHandle, tls: ClientTls | ServerTls, alpn: tuple[byt
 
 
 def _local_address(intf: bytes | None) -> str | None:
-    """Return the address in `intf`. Only localhost is accepted as a name: `bind` can't wait for a lookup."""
+    """Return the address in `intf`. The only name is "localhost", since `bind` can't wait for a lookup."""
     if not intf:
         return None
     text = "127.0.0.1" if intf == b"localhost" else intf.decode("ascii", "replace")
     try:
         ip_address(text)
     except ValueError:
-        raise StreamError("bind", f"intf {text!r}: an address of this machine is needed") from None
+        raise StreamError("bind", f"intf {text!r}: must be an IP address of this machine") from None
     return text
 
 
@@ -465,7 +474,7 @@ _PARKING = "read drain"
 
 
 class ListenerBinding:
-    """Listening ports of `ba.create.servcon` by the numbers that Lua has for them."""
+    """Listening ports of `ba.create.servcon` by number."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -473,15 +482,17 @@ class ListenerBinding:
         self._next = itertools.count(1).__next__
 
     def open(self, port: int, tls: int | None, intf: bytes | None, ipv6: bool) -> LuaResult:
-        """Serve HTTP on another port; return its number, or nil and the reason.
+        """Serve HTTP on another port; return its number, or nil, an error word and a message.
 
         Args:
-            tls: number of a TLS server, None for plain HTTP.
-            intf: address to listen on; all by default.
+            port: the port; 0 for any free one.
+            tls: number of a TLS server; None for plain HTTP.
+            intf: address to listen on; None for all.
+            ipv6: whether to listen on all IPv6 addresses by default.
         """
         server = self._services.http_server
         if server is None:
-            return fail("failed", "there is no HTTP server here")
+            return fail("failed", "no HTTP server is running")
         host = intf.decode("ascii", "replace") if intf else "::" if ipv6 else "0.0.0.0"
         try:
             if tls is None:
@@ -496,12 +507,12 @@ class ListenerBinding:
         return number
 
     def port(self, number: int) -> int | None:
-        """Return the port, None when it is closed."""
+        """Return the port; None if it is closed."""
         listener = self._listeners.get(number)
         return listener.address[1] if listener else None
 
     def close(self, number: int) -> bool:
-        """Close a port; its connections stay open. Return false when it was closed before."""
+        """Close a port but not its connections; return False if it was closed before."""
         listener = self._listeners.pop(number, None)
         if listener is None:
             return False
@@ -510,7 +521,7 @@ class ListenerBinding:
 
 
 def install(vm: Vm, services: Services) -> SocketBinding:
-    """Give Lua `ba.socket`, `ba.bytearray`, `ba.create.servcon` and the objects of TLS."""
+    """Install `ba.socket`, `ba.bytearray`, `ba.create.servcon` and the TLS objects."""
     vm.namespace("ba.tls", methods(TlsBinding(services), _TLS_FUNCTIONS) | {"describe": describe})
     services.sockets = binding = SocketBinding(services)
     tls = SocketTlsBinding(services, binding)
@@ -520,7 +531,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
 
     def take_request(exchange: int, raw: bool, subprotocol: bytes | None, written: bytes | None) -> LuaResult:
         if services.exchanges is None:
-            raise ArgumentError("req2sock: there are no requests here")
+            raise ArgumentError("req2sock: no HTTP server is running")
         taken = services.exchanges.of(exchange)
         try:
             taken.request.access.check_origin(taken.request)

@@ -1,11 +1,10 @@
-"""`ba.create.upload`: the Python half (spec: bas-api §4, §17)."""
+"""Python half of `ba.create.upload` (spec: bas-api §4, §17)."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from contextlib import suppress
-from functools import partial
 from socket import SHUT_RDWR, socket
 
 from smqrt.apps.lua.api.exchange import DeferredBinding, DeferredResponse, Exchanges, url_of
@@ -20,19 +19,19 @@ from smqrt.http.sessions import RequestSessions
 from smqrt.process.current_process import close_with_app
 from smqrt.settings.limits import Limit
 
-_BUSY = "So many uploads at once are not taken here; try again in a second."
-_NO_ANSWER = "The application gave no answer to the upload."
+_BUSY = "Too many uploads are in progress; try again in a second."
+_NO_ANSWER = "The application did not respond to the upload."
 
 
 class LuaUpload:
-    """An upload in progress, in the greenlet of its request.
+    """An upload in progress, which the greenlet of its request runs.
 
     Args:
-        binding: tells Lua.
-        number: by which Lua knows it, and its response.
-        request: whose body it is.
-        io: gets the file.
-        name: of the file, as given; then as it is.
+        binding: calls the functions in Lua.
+        number: its number in Lua, also that of its response.
+        request: the request with the body.
+        io: where the file is stored.
+        name: the name of the file that the application chose; then that of the file being received.
     """
 
     def __init__(self, binding: UploadsBinding, number: int, request: Request, io: Io, name: str) -> None:
@@ -43,118 +42,125 @@ class LuaUpload:
         self._is_closed = False
 
     def run(self) -> None:
-        """Receive it, tell the application, and wait for its answer.
+        """Receive the upload, call the functions of the application, and wait for its response.
 
         Raises:
-            HttpError: 500, there was none.
-            ClientGoneError: the client went away, or the answer was aborted.
+            HttpError: 500, the application did not respond.
+            ClientGoneError: the client closed the connection, or the response was aborted.
         """
         try:
-            self._receive()
+            receive(self.request, self._io, self.name, self)
+        except UploadError as error:
+            self._notify(b"failed", utf8(error.word), utf8(error.detail))
+        except ClientGoneError as error:
+            self._notify(b"failed", b"socketclosed", str(error).encode())
+            raise
         finally:
             self._binding.ended(self)
         if self.response is None:
             raise HttpError(500, _NO_ANSWER, close=True)
         self.response.wait()
 
-    def _receive(self) -> None:
-        try:
-            receive(self.request, self._io, self.name, self)
-        except UploadError as error:
-            self._tell(b"failed", utf8(error.word), utf8(error.detail))
-        except ClientGoneError as error:
-            self._tell(b"failed", b"socketclosed", str(error).encode())
-            raise
-
-    # Watcher
+    # UploadWatcher
 
     def begin(self, name: str) -> bool:
-        """See `Watcher.begin`."""
+        """See `UploadWatcher.begin`."""
         self.name = name
-        return self._tell(b"started") and self.wants_more()
+        return self._notify(b"started") and self.wants_more()
 
     def wants_more(self) -> bool:
-        """See `Watcher.wants_more`: until the application has given its answer."""
+        """See `UploadWatcher.wants_more`; False once the application has responded or ended."""
         return not (self._is_closed or (self.response is not None and self.response.closed.is_set()))
 
     def end(self) -> None:
-        """See `Watcher.end`."""
-        self._tell(b"done")
+        """See `UploadWatcher.end`."""
+        self._notify(b"done")
 
-    def _tell(self, what: bytes, *more: LuaValue) -> bool:
-        return not self._is_closed and self._binding.tell(self.number, what, *more)
+    def _notify(self, event: bytes, *more: LuaValue) -> bool:
+        return not self._is_closed and self._binding.notify(self.number, event, *more)
 
     def close(self) -> None:
-        """The application ends: its functions are called no more, and the connection is cut."""
+        """Call no more functions of the application, which ends, and shut down the connection."""
         self._is_closed = True
-        _cut(self.request)
+        # Not `close`: the request's greenlet may be reading from the connection, and then reads its end.
+        with suppress(OSError), socket(fileno=os.dup(self.request.transport.fileno())) as duplicate:
+            duplicate.shutdown(SHUT_RDWR)
 
 
-def _cut(request: Request) -> None:
-    """End the connection of a request, whose worker may be waiting for it and sees the end of the stream then."""
-    with suppress(OSError), socket(fileno=os.dup(request.transport.fileno())) as twin:
-        twin.shutdown(SHUT_RDWR)
-
-
-UPLOADS = Limit("uploads", "maxuploads of the uploader", "so many uploads of one uploader are under way already")
+UPLOADS = Limit("uploads", "maxuploads of the uploader", "uploads in progress of one uploader")
 
 
 class UploadsBinding:
-    """Uploads by the numbers that Lua has for them."""
+    """Uploads by number."""
 
     def __init__(
         self, vm: Vm, exchanges: Exchanges, files: FilesBinding, deferred: DeferredBinding, sessions: RequestSessions
     ) -> None:
         self._vm, self._exchanges, self._io_of = vm, exchanges, files.io
         self._deferred, self._sessions = deferred, sessions
-        self._tell = self._forget = 0
+        self._notify_ref = self._forget_ref = 0
         self._uploads: dict[int, LuaUpload] = {}
         self._next_uploader = itertools.count(1).__next__
-        self._under_way: dict[int, int] = {}  # uploader -> how many
+        self._counts: dict[int, int] = {}  # uploader -> number of its uploads
         self._uploader_of: dict[int, int] = {}
 
-    def attach(self, tell: int, forget: int) -> None:
-        """Take the references of the Lua functions that tell the application and that forget an upload."""
-        self._tell, self._forget = tell, forget
+    def attach(self, notify_ref: int, forget_ref: int) -> None:
+        """Set the references of the Lua functions that notify the application and that forget an upload."""
+        self._notify_ref, self._forget_ref = notify_ref, forget_ref
 
     def new_uploader(self) -> int:
-        """The number of an uploader."""
+        """Return the number of a new uploader."""
         return self._next_uploader()
 
-    def take(self, uploader: int, most: int, handle: int, io: int, name: bytes) -> bool:
-        """Make the request an upload, which begins when its page has ended; False when there are too many."""
+    def take(self, uploader: int, max_uploads: int, handle: int, io: int, name: bytes) -> bool:
+        """Turn a request into an upload, which begins when its page has ended.
+
+        Args:
+            uploader: number of the uploader.
+            max_uploads: limit of the uploads of the uploader.
+            handle: of the exchange.
+            io: handle of the io where the file is stored.
+            name: of the file.
+
+        Returns:
+            False if the uploader has too many uploads; the client then receives 503.
+
+        Raises:
+            ArgumentError: the response has begun, or the request is not an upload.
+        """
         exchange = self._exchanges.of(handle)
         request = exchange.request
+        # The greenlet of the request receives the upload after the page, so the page can't have begun a response.
         if request.response.committed or exchange.wait is not None:
             raise ArgumentError("upload: iscommitted; an upload begins before the response")
         if request.method != "PUT" and not (request.method == "POST" and is_form(request)):
             raise exchange.mismatched(405, "upload: the request is neither PUT nor a POST of a form with files")
-        if self._under_way.get(uploader, 0) >= most:
-            UPLOADS.refused("an upload", f"{most} of its uploader are under way already")
+        if self._counts.get(uploader, 0) >= max_uploads:
+            UPLOADS.refused("an upload", f"{max_uploads} uploads of its uploader are in progress")
             exchange.refusal = HttpError(503, _BUSY, headers={"Retry-After": "1"}, close=True)
             return False
         upload = self._uploads[handle] = LuaUpload(self, handle, request, self._io_of(io), from_utf8(name))
-        self._under_way[uploader] = self._under_way.get(uploader, 0) + 1
+        self._counts[uploader] = self._counts.get(uploader, 0) + 1
         self._uploader_of[handle] = uploader
-        exchange.wait = partial(upload.run)
+        exchange.wait = upload.run
         close_with_app(upload)
         return True
 
-    def tell(self, number: int, what: bytes, *more: LuaValue) -> bool:
+    def notify(self, number: int, event: bytes, *more: LuaValue) -> bool:
         """Call a function of the application; return whether it succeeded. Lua logs its error."""
         try:
-            return self._vm.run(self._tell, number, what, *more) == (True,)
+            return self._vm.run(self._notify_ref, number, event, *more) == (True,)
         except LuaError:
             return False
 
     def ended(self, upload: LuaUpload) -> None:
-        """Forget an upload whose body was received, or failed."""
+        """Forget an upload that was received or has failed."""
         del self._uploads[upload.number]
         uploader = self._uploader_of.pop(upload.number)
-        self._under_way[uploader] -= 1
-        if not self._under_way[uploader]:
-            del self._under_way[uploader]
-        self._vm.start(self._forget, upload.number)
+        self._counts[uploader] -= 1
+        if not self._counts[uploader]:
+            del self._counts[uploader]
+        self._vm.start(self._forget_ref, upload.number)
 
     def name(self, number: int) -> bytes:
         return utf8(self._of(number).name)
@@ -166,12 +172,12 @@ class UploadsBinding:
         return self._of(number).is_form
 
     def session(self, number: int) -> int | None:
-        """The number of the client's session."""
+        """Return the number of the client's HTTP session; None if it has none."""
         session = self._sessions.of(self._of(number).request)
         return None if session is None else session.number
 
     def respond(self, number: int) -> None:
-        """Make the deferred response; its handle is the upload's."""
+        """Create the deferred response; its handle is the number of the upload."""
         upload = self._of(number)
         if upload.response is None:
             upload.response = self._deferred.open(number, upload.request.response)
@@ -186,9 +192,9 @@ class UploadsBinding:
 _DIRECT = "attach new_uploader take name url is_multipart session respond"
 
 
-def install(
+def install_uploads(
     vm: Vm, exchanges: Exchanges, files: FilesBinding, deferred: DeferredBinding, sessions: RequestSessions
 ) -> None:
-    """Give Lua `ba.create.upload`."""
+    """Install `ba.create.upload`."""
     binding = UploadsBinding(vm, exchanges, files, deferred, sessions)
     vm.namespace("ba.uploads", methods(binding, _DIRECT))
