@@ -76,8 +76,7 @@ def python(port: int, qos: int, seconds: float) -> None:
 def lua(port: int, qos: int, seconds: float) -> None:
     """require"mqttc"."""
     from smqrt.apps.lua import api
-    from smqrt.apps.lua.services import Services
-    from smqrt.apps.lua.vm import Vm
+    from smqrt.apps.lua.vm import Services, Vm
 
     total = 0
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from smqrt.pipeline import discover, runner
-from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.runner import RunOptions
 
 
 def main(app: str, trigger: str, settings: str) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import gevent
 from gevent import get_hub
 
-from smqrt.auth import acl, users
-from smqrt.auth.acl import AclRights
+from smqrt.auth import identity as acl
+from smqrt.auth import users
 from smqrt.auth.credentials import (
     CertificateError,
     FetchDocument,
@@ -34,7 +34,7 @@ from smqrt.auth.credentials import (
     load_keys,
     load_lists,
 )
-from smqrt.auth.identity import Action, Identity, Method
+from smqrt.auth.identity import AclRights, Action, Identity, Method
 from smqrt.auth.throttle import Throttle
 from smqrt.auth.users import BusyError, Passwords
 from smqrt.crypto.tokens import VerifyKey

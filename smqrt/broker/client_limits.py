@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from smqrt.auth.acl import SERVER
-from smqrt.auth.identity import Action, Identity
+from smqrt.auth.identity import SERVER, Action, Identity
 from smqrt.broker.outbox import Drop, Outbox, frame_ends
 from smqrt.broker.state import BrokerClient, BrokerPeer, BrokerState, describe_client
 from smqrt.broker.topics import PublishLimits, Route, Topic

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import click
 
-from smqrt.auth import acl as lists
+from smqrt.auth import identity as lists
 from smqrt.auth import users
-from smqrt.auth.acl import why
-from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault
+from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault, why
 from smqrt.auth.users import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
 from smqrt.errors import ArgumentError
 from smqrt.settings.server_settings import FILE_NAME

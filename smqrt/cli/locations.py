@@ -20,7 +20,7 @@ from smqrt.journal import files
 if TYPE_CHECKING:
     from smqrt.journal.reader import Journal, Offsets
     from smqrt.pipeline.discover import Catalog
-    from smqrt.pipeline.run_context import RunOptions
+    from smqrt.pipeline.runner import RunOptions
 
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
 _MOMENT = "earliest, latest, 2h (two hours ago), an ISO time (UTC) or a sequence number."
@@ -220,7 +220,7 @@ class PipelineLocations:
 
     def options(self, **more: object) -> RunOptions:
         """Return RunOptions for these locations; `more` are additional fields."""
-        from smqrt.pipeline.run_context import RunOptions
+        from smqrt.pipeline.runner import RunOptions
 
         given = {"token": self.token, "cafile": self.cafile, "tables": self.tables, **more}
         return RunOptions(self.journal, self.app, self.state, **cast("dict[str, Any]", given))

@@ -424,7 +424,8 @@ def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
 
     The next run then starts it as a new query.
     """
-    from smqrt.pipeline import resume, tables
+    from smqrt.pipeline import query as resume
+    from smqrt.pipeline import tables
 
     location = None
     if not keep_output:

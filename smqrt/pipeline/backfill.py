@@ -24,7 +24,7 @@ from smqrt.pipeline.checkpoint import Offsets, QueryStart, Ranges
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource
-from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.runner import RunOptions
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:

@@ -278,8 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
             from pyspark import SparkConf
 
             from smqrt.pipeline.discover import load
-            from smqrt.pipeline.run_context import RunOptions
-            from smqrt.pipeline.runner import run
+            from smqrt.pipeline.runner import RunOptions, run
 
             jvm.start()  # SparkConf needs it to read the settings of spark-submit
             options = RunOptions(

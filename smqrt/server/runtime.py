@@ -20,8 +20,7 @@ from smqrt.apps.app_spec import AppSpec
 from smqrt.apps.lua import api
 from smqrt.apps.lua.api import smq_client, smq_hub
 from smqrt.apps.lua.applications import Applications
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.apps.lua.watchdog import LoopWatchdog
 from smqrt.auth import service as identity
 from smqrt.auth.service import IdentityService, accepted_logins
@@ -42,10 +41,10 @@ from smqrt.journal.service import JournalService
 from smqrt.loop.greenlets import limit_errors_of_greenlets
 from smqrt.loop.scheduling import GarbageCollector
 from smqrt.manual.web import ApplicationList, Manual
-from smqrt.operations.access_log import AccessLog
 from smqrt.operations.all_workers import AllWorkers, serve_other_workers
-from smqrt.operations.console.mount import mount as mount_console
+from smqrt.operations.console.console import mount as mount_console
 from smqrt.operations.context import Health, Parts
+from smqrt.operations.logs import AccessLog
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
 from smqrt.server.applications import Compactions, Pipelines, ServerApplications, shown_name

@@ -37,7 +37,7 @@ from smqrt.wire.addresses import NoProxyHeader, parse
 # ---- Trusted proxies
 #
 # No proxy is trusted by default. A connection from a trusted network may name the client behind the proxy: by the PROXY
-# protocol at listeners that require it, or by HTTP header fields (`smqrt.http.forwarded`).
+# protocol at listeners that require it, or by HTTP header fields (`smqrt.http.access`).
 
 HEADER_S = 5.0
 """Time limit for a PROXY header."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.auth.acl import SERVER
-from smqrt.auth.identity import Action, Identity
+from smqrt.auth.identity import SERVER, Action, Identity
 from smqrt.broker import client_limits as module
 from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.sessions import Session

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from smqrt.manual import pages as manual
 from smqrt.manual.pages import all_sections, find
-from smqrt.manual.site import write_site
+from smqrt.manual.render import write_site
 from tests.conftest import Served
 
 NewPage = Callable[..., Any]

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from smqrt.apps.lua import api as lua_api
 from smqrt.apps.lua.check import check_application, read_table, tokens
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.cli.check import check
 
 TABLE = """

@@ -21,11 +21,11 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from smqrt.auth import acl, credentials, users
+from smqrt.auth import credentials, identity, users
 from smqrt.auth.identity import Action, Identity, name_fault
 from smqrt.crypto import tokens
 from smqrt.errors import ArgumentError, CryptoError, StartError
-from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies
+from smqrt.http.access import AUTO, FORWARDED, X_FORWARDED, Proxies
 from smqrt.http.headers import BadRequest
 from smqrt.server.restart import old_process
 from smqrt.server.restart.new_process import TakeOver
@@ -145,12 +145,12 @@ _FILTERS = ((b"a/#", (b"a", b"a/b", b"a/ops/c-1")), (b"+/b", (b"a/b", b"/b")), (
 def access_list(data: bytes) -> None:
     """An access list: the tree decides as reading line after line does; a filter is allowed when all of its are."""
     text = data.decode("utf-8", "replace")
-    rules = outcome(lambda: acl.parse(text, "list"), ArgumentError)
+    rules = outcome(lambda: identity.parse(text, "list"), ArgumentError)
     if isinstance(rules, ArgumentError):
         assert re.match(r"list:\d+: ", str(rules))
         return
     for line in rules.lines:
-        assert acl.parse("\n" * (line.number - 1) + str(line), "list").lines == (line,)
+        assert identity.parse("\n" * (line.number - 1) + str(line), "list").lines == (line,)
     names = {*_NAMES, *(line.pattern.replace(b"%u", b"ann").replace(b"+", b"x") for line in rules.lines[:8])}
     for client in _CLIENTS:
         for action in Action:
@@ -161,13 +161,13 @@ def access_list(data: bytes) -> None:
                     assert all(rules.decide(client, action, name).allowed for name in fitting), topic_filter
 
 
-def _in_order(rules: acl.Acl, client: Identity, action: Action, name: bytes) -> acl.Decision:
+def _in_order(rules: identity.Acl, client: Identity, action: Action, name: bytes) -> identity.Decision:
     """The first line that fits decides."""
     called = {client.user or "anonymous", "*", *(f"@{group}" for group in client.groups)}
     for line in rules.lines:
         if action in line.actions and not called.isdisjoint(line.who) and _fits(line.pattern, name, client, action):
-            return acl.Decision(line.allows, line)
-    return acl.Decision(action is Action.CREATE, None)
+            return identity.Decision(line.allows, line)
+    return identity.Decision(action is Action.CREATE, None)
 
 
 def _fits(pattern: bytes, name: bytes, client: Identity, action: Action) -> bool:

@@ -16,8 +16,7 @@ from smqrt.journal.commit import MAX_COMMIT_ROWS, encode
 from smqrt.journal.committed import MAX_PARTS
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.readers import MAX_NODES
-from smqrt.journal.service import BODY_BYTES
-from smqrt.journal.tokens import MAX_TOPICS, TOKENS_FILE
+from smqrt.journal.service import BODY_BYTES, MAX_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.waiting import wait_until
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.auth.acl import SERVER, Acl, parse
-from smqrt.auth.identity import Action, Identity, name_fault
+from smqrt.auth.identity import SERVER, Acl, Action, Identity, name_fault, parse
 from smqrt.errors import ArgumentError
 
 ANN = Identity("ann", ("operators", "night"), client_id=b"panel-1")

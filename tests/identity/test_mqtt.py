@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from smqrt.apps.lua import api
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.mqtt import MqttClient
 from tests.identity.conftest import USERS, Guarded, user_line
 from tests.sites import patience

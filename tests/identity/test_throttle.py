@@ -6,8 +6,8 @@ import pytest
 
 from smqrt.auth import throttle as module
 from smqrt.auth.throttle import LOGINS, GuessLimit, Throttle, site_of
-from smqrt.http.logins import tickets
-from smqrt.http.logins.tickets import Nonces, Seeds, State
+from smqrt.http.logins import registry
+from smqrt.http.logins.registry import Nonces, Seeds, State
 
 
 class Clock:
@@ -114,7 +114,7 @@ def test_a_nonce_and_its_counts(clock: Clock):
     assert nonces.state(nonce, 3) is State.STALE
     assert nonces.use(nonce, 10_000)
     assert nonces.state(nonce, 4) is State.STALE, "too far behind to tell"
-    clock.now_s += tickets.NONCE_LIFETIME_S + 1
+    clock.now_s += registry.NONCE_LIFETIME_S + 1
     assert nonces.state(nonce, 10_001) is State.STALE
 
 
@@ -136,7 +136,7 @@ def test_a_nonce_that_was_logged_out_with(clock: Clock):
 
 
 def test_nonces_that_had_to_make_room_are_not_good_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tickets, "_MAX_KEPT", 3)
+    monkeypatch.setattr(registry, "_MAX_KEPT", 3)
     nonces = Nonces(clock)
     issued = []
     for _ in range(5):
@@ -158,5 +158,5 @@ def test_a_seed_is_good_for_one_login(clock: Clock):
     assert [seeds.use(seed, key) for _ in range(2)] == [True, False]
     assert not seeds.is_good(seed, key)
     late, its_key = seeds.issue()
-    clock.now_s += tickets.SEED_LIFETIME_S + 1
+    clock.now_s += registry.SEED_LIFETIME_S + 1
     assert not seeds.is_good(late, its_key)

@@ -18,7 +18,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.readers import ResultRows
 from smqrt.journal.record import Flag
 from smqrt.journal.segment import STEP
-from smqrt.pipeline.run_context import lag_rows, lag_seconds
+from smqrt.pipeline.runner import lag_rows, lag_seconds
 from tests.device import Site
 from tests.journal import written
 

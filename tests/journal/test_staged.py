@@ -11,7 +11,7 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, tokens
+from smqrt.journal import committed, service
 from smqrt.journal.commit import commit_staged, encode, last_batch, stage
 from smqrt.journal.committed import StagedResults
 from smqrt.journal.files import HubAddress
@@ -97,11 +97,11 @@ def test_names_that_are_none(shelf: Shelf, part: str) -> None:
 
 
 def test_no_token_stages_for_others(shelf: Shelf) -> None:
-    path = shelf.writer.path / tokens.TOKENS_FILE
+    path = shelf.writer.path / service.TOKENS_FILE
     path.write_text("site1 writer-of-some-topics write site1/#\n")
     path.chmod(0o600)
     where = f"main/stage?query=q&batch=0&part={PART}"
-    gevent.sleep(tokens.LOOK_S)
+    gevent.sleep(service.LOOK_S)
     assert "may not write to 't'" in shelf.refused(
         403, where, "POST", data=record(b"t", b"x"), token="writer-of-some-topics"
     )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import files, readers, tokens
+from smqrt.journal import files, readers, service
 from smqrt.journal.commit import commit, report_progress
 from smqrt.journal.files import HubAddress
-from smqrt.journal.tokens import Grant, Tokens
+from smqrt.journal.service import Grant, Tokens
 from tests.journal.shelf import Shelf, record
 
 READER, WRITER, BOTH = "reader-of-everything", "writer-of-some-topics", "both-reader-and-writer"
@@ -26,14 +26,14 @@ app          {BOTH}      read write
 
 
 def put(folder: Path, text: str, mode: int = 0o600) -> None:
-    path = folder / tokens.TOKENS_FILE
+    path = folder / service.TOKENS_FILE
     path.write_text(text)
     path.chmod(mode)
 
 
 @pytest.fixture(autouse=True)
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_tokens_are_changed_while_the_hub_runs(shelf: Shelf) -> None:
     put(shelf.writer.path, LINES.replace(READER, "a-new-token-for-all"))
     assert shelf.ask("main/stats", token="a-new-token-for-all").status_code == 200
     shelf.refused(401, "main/stats", token=READER)
-    (shelf.writer.path / tokens.TOKENS_FILE).unlink()
+    (shelf.writer.path / service.TOKENS_FILE).unlink()
     shelf.refused(401, "main/stats", token="a-new-token-for-all")
     assert shelf.ask("main/stats").status_code == 200
 
@@ -118,7 +118,7 @@ def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.M
     """A pipeline whose many tasks ask a hub that has just started must not hear that its token is wrong."""
     import gevent
 
-    monkeypatch.setattr(tokens, "LOOK_S", 60.0)
+    monkeypatch.setattr(service, "LOOK_S", 60.0)
     asked = [gevent.spawn(shelf.ask, "main/stats", token=READER) for _ in range(8)]
     assert [one.get().status_code for one in asked] == [200] * 8
 
@@ -141,13 +141,13 @@ def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
         (f"a {READER} write" + " t" * 33, "line 1: 'a' has more than 32 topics: use wildcards"),
         (f"a {READER} read\nb {READER} read", "the name 'b' or its token occurs twice."),
         (f"a {READER} read\na {WRITER} read", "the name 'a' or its token occurs twice."),
-        ("#" * (tokens.MAX_BYTES + 1), "has more than 65536 bytes."),
+        ("#" * (service.MAX_BYTES + 1), "has more than 65536 bytes."),
         ("ü", "can't be read: "),
     ],
 )
 def test_a_wrong_file(tmp_path: Path, text: str, sentence: str) -> None:
     broken = found(tmp_path, text)
-    assert str(tmp_path / tokens.TOKENS_FILE) in broken.fault
+    assert str(tmp_path / service.TOKENS_FILE) in broken.fault
     assert sentence in broken.fault
     assert READER not in broken.fault
     assert broken.grant(READER) is None
@@ -158,7 +158,7 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
 
 
 def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MAX_QUERIES", 2)
+    monkeypatch.setattr(service, "MAX_QUERIES", 2)
     grant = Grant("a")
     assert [grant.own("q"), grant.own("r"), grant.own("q")] == ["q@a", "r@a", "q@a"]
     with pytest.raises(ArgumentError, match="the token 'a' has created 2 query names already"):
@@ -167,7 +167,7 @@ def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MAX_QUERIES", 2)
+    monkeypatch.setattr(service, "MAX_QUERIES", 2)
     assert shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
     body = json.dumps({"query": "r", "offset": {"n1": 0}})
     assert shelf.ask("main/progress", "POST", data=body, token=BOTH).status_code == 200
@@ -194,7 +194,7 @@ def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
     assert first
     first.own("q")
     put(tmp_path, LINES.replace(READER, "another-token-of-it"))
-    os.utime(tmp_path / tokens.TOKENS_FILE, ns=(1, 1))
+    os.utime(tmp_path / service.TOKENS_FILE, ns=(1, 1))
     kept.refresh()
     again = kept.grant("another-token-of-it")
     assert again

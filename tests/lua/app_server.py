@@ -9,8 +9,7 @@ from gevent import socket
 
 from smqrt.apps.lua import api
 from smqrt.apps.lua.applications import Application, Applications
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.http.access import Access
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins

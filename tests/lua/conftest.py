@@ -17,8 +17,7 @@ import pytest
 from smqrt.apps.lua import api
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.activities import Activities
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
 

@@ -16,8 +16,7 @@ import pytest
 from smqrt import mqtt3c, mqttc
 from smqrt.apps.lua import api
 from smqrt.apps.lua.api import files
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.http.disk import DiskIo
 from tests.mqtt.scripted import (
     ScriptedBroker,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from smqrt.apps.lua import api
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from tests.http.cpu import seconds
 
 

@@ -7,8 +7,7 @@ import random
 import gevent
 import pytest
 
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 
 # RFC 8949, Appendix A: value in Lua, encoding. The encoder writes the same.
 SAME = """

@@ -11,8 +11,7 @@ import requests
 from smqrt.apps.lua import api
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.lupa_internals import interrupt_of
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.errors import StartError
 from smqrt.server.configuration import check_startable
 from smqrt.settings.server_settings import LuaSettings, Settings

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 
 # -- tokens
 

@@ -12,8 +12,7 @@ import pytest
 
 from smqrt.apps.lua import api
 from smqrt.apps.lua.api import files
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.http.disk import DiskIo
 from smqrt.mqtt import MqttClient
 from tests.conftest import Served

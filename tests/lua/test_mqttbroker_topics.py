@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
 from smqrt.apps.lua import api
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 
 TREE = """
 local tree = require "mqttbroker.tree".new()

@@ -16,8 +16,7 @@ import pytest
 
 from smqrt.apps.lua.api import processes
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.child_processes import processes as shell
 from smqrt.process.current_process import AppScope, running_app
 from tests.lua.app_server import AppServer

@@ -10,8 +10,7 @@ import pytest
 
 from smqrt.apps.lua.api import smq_client
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.client import SmqClient
 from smqrt.clients.reconnect import Backoff
 from smqrt.transport.tls_contexts import self_signed_pair

@@ -10,8 +10,7 @@ import gevent
 import pytest
 
 from smqrt.apps.lua.api import smq_client
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.clients.reconnect import Backoff
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type

@@ -11,8 +11,7 @@ import pytest
 import trustme
 from gevent import socket
 
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.recorder import Recorder
 from tests.pki import client_of, expired, gevent_context, server_of
 from tests.waiting import wait_until

@@ -12,8 +12,7 @@ import pytest
 from gevent import socket
 
 from smqrt.apps.lua import socket_handles
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import let_others_run, wait_until
 

@@ -12,8 +12,7 @@ import pytest
 
 from smqrt.apps.lua import api
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.clients.mqtt import sparkplug
 from smqrt.mqtt import MqttClient
 from tests.lua.app_server import AppServer

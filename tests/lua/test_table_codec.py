@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from smqrt.apps.lua import api, bridge
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 PLAIN = st.binary(max_size=20) | st.booleans() | INTEGERS | st.floats(allow_nan=False)

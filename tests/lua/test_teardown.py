@@ -9,7 +9,7 @@ SCRIPT = """
 import gc
 import gevent
 from smqrt.apps.lua import api
-from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Services
 from smqrt.apps.lua.vm import Vm
 
 def quiet_runtime():

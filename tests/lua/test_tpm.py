@@ -11,8 +11,7 @@ import pytest
 from gevent import socket, ssl
 
 from smqrt.apps.lua import api
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.crypto.keyfile import MAX_KEYS, KeyFile, default_path
 from smqrt.errors import CryptoError
 from tests.lua.app_server import AppServer

@@ -12,8 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from smqrt.manual import pages as manual
-from smqrt.manual.render import to_html
-from smqrt.manual.site import main, write_site
+from smqrt.manual.render import main, to_html, write_site
 from tests.conftest import REPOSITORY
 
 LONG = "# Title\n\nText.\n\n## One & `two`\n\n### Deep\n\n## Three\n\n#### No entry\n\n## Four\n"
@@ -161,7 +160,7 @@ def test_the_script_takes_a_folder_from_where_it_is_called(tmp_path: Path) -> No
     answer = subprocess.run(
         ["bash", "-c", shown, "docs", "site"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert answer.stdout.split() == ["-m", "smqrt.manual.site", str(tmp_path / "site")]
+    assert answer.stdout.split() == ["-m", "smqrt.manual.render", str(tmp_path / "site")]
 
 
 def test_marks_of_generated_tables_are_not_shown() -> None:

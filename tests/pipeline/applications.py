@@ -11,8 +11,7 @@ from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status
 from smqrt.pipeline.discover import Catalog, load
-from smqrt.pipeline.run_context import RunOptions
-from smqrt.pipeline.runner import Runner
+from smqrt.pipeline.runner import Runner, RunOptions
 from tests.pipeline.hubs import JournalingHub
 
 HEAD = (

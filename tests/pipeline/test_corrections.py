@@ -14,7 +14,8 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import backfill as backfills
-from smqrt.pipeline import checkpoint, resume, sinks, status, tables
+from smqrt.pipeline import checkpoint, sinks, status, tables
+from smqrt.pipeline import query as resume
 from smqrt.pipeline.backfill import Corrections
 from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application

@@ -16,7 +16,7 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.journal.delta_table import NEEDS_DELTA
-from smqrt.pipeline import api, checkpoint, delta, resume, tables
+from smqrt.pipeline import api, checkpoint, delta, query, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable
 from tests.pipeline import lakes
@@ -68,10 +68,10 @@ def test_a_lost_checkpoint_and_a_reset(app: LakeApplication) -> None:
     shutil.rmtree(app.state / "checkpoint")
     app.keep(2, start="latest")
     assert f"the checkpoint in {app.state} is missing. It continues where its table in {app.place} ends" in app.told[-1]
-    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
+    list(query.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(3, start="latest")
     assert kept(app) == [1, 2, 3]
-    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
+    list(query.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
     assert not app.place.exists()
     assert app.run() == 0, app.told
     assert kept(app) == [1, 2, 3]

@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import iceberg, lake_files, resume, tables
+from smqrt.pipeline import iceberg, lake_files, query, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.iceberg import IcebergTable
 from tests.pipeline import lakes
@@ -56,10 +56,10 @@ def test_each_row_once(app: LakeApplication) -> None:
     shutil.rmtree(app.state / "checkpoint")
     app.keep(6, start="latest")
     assert f"It continues where its table in {app.place} ends" in app.told[-1]
-    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
+    list(query.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(7, start="latest")
     assert kept(app) == list(range(8))
-    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
+    list(query.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
     assert app.run() == 0, app.told
     assert kept(app) == list(range(8))
 

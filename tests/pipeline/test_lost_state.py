@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.journal import retention
 from smqrt.journal.settings import JournalSettings
-from smqrt.pipeline import query, resume, tables
+from smqrt.pipeline import query, tables
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
 from tests.pipeline.recorded import Recorded
@@ -56,7 +56,7 @@ def kept(app: Application) -> list[int]:
 
 
 def forget(app: Application, name: str) -> None:
-    list(resume.reset(app.folder / ".pipelines", name, app.journal, None))
+    list(query.reset(app.folder / ".pipelines", name, app.journal, None))
 
 
 def send(app: Application, *numbers: int) -> None:
@@ -189,7 +189,7 @@ def test_a_query_that_was_given_up_says_what_is_gone(app: Application, tmp_path:
     assert (
         "Rows 20 to 49 of node n1 are gone (retention has removed them): the query was stopped for longer than" in told
     )
-    list(resume.reset(app.folder / ".pipelines", "late", app.journal, None))
+    list(query.reset(app.folder / ".pipelines", "late", app.journal, None))
     assert app.run() == 0
     assert "Later rows that retention has removed are missing." in app.told[1]
     found = tables.frame(app.spark, app.folder / ".tables" / "late")

@@ -13,8 +13,7 @@ from smqrt.pipeline import status
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import plans
 from smqrt.pipeline.query import Query
-from smqrt.pipeline.run_context import RunContext, RunOptions
-from smqrt.pipeline.runner import Runner
+from smqrt.pipeline.runner import RunContext, Runner, RunOptions
 from tests.pipeline.recorded import Recorded
 
 FILE = (

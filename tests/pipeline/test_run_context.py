@@ -13,7 +13,7 @@ from smqrt.journal import segment
 from smqrt.journal.record import Flag
 from smqrt.journal.segment import STEP
 from smqrt.pipeline import status
-from smqrt.pipeline.run_context import lag_rows, lag_seconds
+from smqrt.pipeline.runner import lag_rows, lag_seconds
 from smqrt.pipeline.status import StatusWriter
 from tests.journal import written
 from tests.pipeline.recorded import Recorded, message

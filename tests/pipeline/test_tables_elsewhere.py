@@ -11,8 +11,8 @@ import pytest
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.pipeline import tables
 from smqrt.pipeline.backfill import backfill
-from smqrt.pipeline.resume import reset
-from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.query import reset
+from smqrt.pipeline.runner import RunOptions
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 

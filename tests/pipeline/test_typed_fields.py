@@ -19,7 +19,7 @@ from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.history import Shredder
-from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.runner import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
 from tests.journal.sensor_rows import row, write
 

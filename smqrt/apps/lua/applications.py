@@ -18,8 +18,7 @@ from smqrt.apps.lua import api, bridge
 from smqrt.apps.lua.api import dirs, exchange, files, logins, luaio, luasocket, mako, uploads
 from smqrt.apps.lua.api import exchange as request
 from smqrt.apps.lua.bridge import LuaError, from_utf8
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.apps.python.application import PythonApplication
 from smqrt.apps.python.directory import PRELOAD, ApplicationDirectory
 from smqrt.errors import SmqrtError, StartError

@@ -17,8 +17,8 @@ from smqrt.http.logins.authenticator import (
     LoginGuard,
     LoginPage,
 )
+from smqrt.http.logins.credentials import Account, Answered, FunctionUsers, ServerUsers, Users, UserTable, server_users
 from smqrt.http.logins.registry import Login, Logins
-from smqrt.http.logins.users import Account, Answered, FunctionUsers, ServerUsers, Users, UserTable, server_users
 
 __all__ = [
     "Account",

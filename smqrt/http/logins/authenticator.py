@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smqrt.auth.throttle import Throttle
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import error_page
-from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_of, form_of
-from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login
-from smqrt.http.logins.tickets import State
-from smqrt.http.logins.users import (
+from smqrt.http.logins.credentials import (
     UNKNOWN_USER,
     Account,
     Answered,
+    Credentials,
+    Digest,
     ServerUsers,
     UserFunction,
     Users,
     UserTable,
     as_bytes,
+    basic_of,
+    digest_of,
+    form_of,
     users_of,
 )
+from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login, State
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -1,6 +1,6 @@
 """Web console for operators: its pages, and an SMQ hub that updates them.
 
-`smqrt.operations.console.mount` sets the name `server`, a `smqrt.operations.all_workers.AllWorkers`.
+`smqrt.operations.console.console` sets the name `server`, a `smqrt.operations.all_workers.AllWorkers`.
 """
 
 import json

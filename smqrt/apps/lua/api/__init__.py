@@ -6,8 +6,7 @@ The Lua halves are in smqrt/apps/lua/lib.
 from __future__ import annotations
 
 from smqrt.apps.lua.api import codec, crypto, httpc, luasocket, luasql, mako, mqtt, mqttbroker, processes, sockets
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 
 INSTALLERS = (
     mako.install_system,

@@ -24,8 +24,7 @@ from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
 from smqrt.apps.lua.bridge import Function, LuaValues, fail, methods
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.crypto import ciphers
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.forms import BLANKS

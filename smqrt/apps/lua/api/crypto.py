@@ -27,8 +27,7 @@ from smqrt.apps.lua.bridge import (
     methods,
     utf8,
 )
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.crypto import ciphers, keys, tokens
 from smqrt.crypto.keyfile import KeyFile
 from smqrt.errors import AcmeError, CryptoError

@@ -28,8 +28,7 @@ from smqrt.apps.lua.bridge import (
     options_of,
     utf8,
 )
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import LuaFunction, Vm
+from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.access import MAX_AGE_S
 from smqrt.http.dav.directory import MAX_LOCKS, MAX_UPLOADS, DavDirectory, WfsDirectory

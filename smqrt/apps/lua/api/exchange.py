@@ -29,8 +29,7 @@ from smqrt.apps.lua.bridge import (
     methods,
     utf8,
 )
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.forms import FORM_TYPE, Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.forms import Event as FormEvent

@@ -23,8 +23,7 @@ from weakref import WeakSet
 from gevent import get_hub
 
 from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, fail, from_utf8, methods, utf8
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.open_files import MAX_READ_BYTES, DiskFile, PipeFile, disks
 from smqrt.http.resources import Io, IoError, Stat

@@ -25,8 +25,7 @@ from smqrt.apps.lua.bridge import (
     utf8,
     with_error_words,
 )
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.http.client.client import (
     LARGE_BYTES,
     MAX_BODY_BYTES,

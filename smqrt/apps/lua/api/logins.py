@@ -16,8 +16,7 @@ from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.dirs import DirsBinding
 from smqrt.apps.lua.api.exchange import Exchange, Exchanges
 from smqrt.apps.lua.bridge import LuaResult, LuaValue, LuaValues, fail, from_utf8, methods, utf8
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.logins import (
     Account,
@@ -31,7 +30,7 @@ from smqrt.http.logins import (
     server_users,
 )
 from smqrt.http.logins.authenticator import DEFAULT_REALM
-from smqrt.http.logins.users import MAX_USERS
+from smqrt.http.logins.credentials import MAX_USERS
 from smqrt.http.message import Request
 from smqrt.http.sessions import HttpSession
 from smqrt.http.shared_sessions import LUA, SharedSession, SharedSessions, is_small

@@ -19,8 +19,7 @@ from gevent import get_hub
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.sockets import SocketBinding
 from smqrt.apps.lua.bridge import Function, LuaResult, Table, fail, from_utf8, methods, with_error_words
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
 from smqrt.loop.scheduling import TimedDeferred, Wait

@@ -16,9 +16,8 @@ from typing import Any
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaValue, LuaValues, fail, from_utf8, methods
-from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.sqlite import Connection, Database, Rows, SqlFailure, SqlJob, SqlScript, Value, full_path, quoted
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ClosedError
 from smqrt.loop.scheduling import Deadlines

@@ -22,8 +22,7 @@ import smqrt
 from smqrt.apps.lua.api.dirs import DirsBinding
 from smqrt.apps.lua.api.files import FilesBinding
 from smqrt.apps.lua.bridge import Function, LuaValue, LuaValues, fail, from_utf8, methods, utf8
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm, clock_ms, sleep_ms
+from smqrt.apps.lua.vm import Services, Vm, clock_ms, sleep_ms
 from smqrt.errors import ArgumentError
 from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError

@@ -20,8 +20,7 @@ from gevent.event import AsyncResult
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import Function, LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods, utf8
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import LuaFunction, Vm
+from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.clients.mqtt import sparkplug
 from smqrt.clients.mqtt.connect import MqttOptions, connect_error, parse_address

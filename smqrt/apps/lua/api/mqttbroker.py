@@ -11,8 +11,7 @@ import time
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaResult, methods
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.auth.identity import Action, Identity
 from smqrt.auth.service import (
     IdentityService,

@@ -17,8 +17,7 @@ from gevent import sleep
 
 from smqrt.apps.lua.api.files import LuaJob
 from smqrt.apps.lua.bridge import Function, LuaResult, LuaValues, fail, from_utf8, load, methods, with_error_words
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.child_processes.processes import (
     HANG_UP_S,
     KILL_S,

@@ -18,8 +18,7 @@ from gevent.event import AsyncResult
 from smqrt.apps.lua.api.httpc import proxy_of
 from smqrt.apps.lua.api.smq_hub import HubBinding, ask
 from smqrt.apps.lua.bridge import LuaResult, LuaValue, encoded, fail, from_latin1, from_utf8, methods, options_of
-from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.vm import LuaFunction, Vm
+from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import Name
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.clients.smq.connection import SmqClientOptions

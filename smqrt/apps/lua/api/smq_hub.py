@@ -21,9 +21,8 @@ from smqrt.apps.lua.activities import Outcome
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.api.sockets import SocketBinding
 from smqrt.apps.lua.bridge import Function, LuaError, LuaValue, LuaValues, from_utf8, methods
-from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.socket_handles import PeerHandle
-from smqrt.apps.lua.vm import LuaFunction, Vm
+from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks

@@ -12,7 +12,6 @@ import json
 from ipaddress import ip_address
 
 from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_error_words
-from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.socket_handles import (
     AGAIN,
     ChunkedHandle,
@@ -25,7 +24,7 @@ from smqrt.apps.lua.socket_handles import (
     Suspensions,
     WebSocketHandle,
 )
-from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.vm import Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, StartError, StreamError
 from smqrt.http.headers import HttpError
