@@ -420,10 +420,10 @@ def _is_local(request: CheckedRequest) -> bool:
 # ---- Client address, scheme, host and prefix from the header fields of trusted proxies.
 #
 # There are two families of fields: `X-Forwarded-For`, `-Proto`, `-Host`, `-Port`, `-Prefix`, and `Forwarded` (RFC
-# 7239). A proxy appends the address of its client. The addresses are read from the right, skipping trusted proxies. The
-# first other address is the client's; the client may have forged everything left of it. Reading stops at a malformed,
-# unknown or obfuscated address: then the last trusted proxy counts as the client. Scheme and host are those of the same hop if
-# there are as many of them as addresses, else the last ones, from the nearest proxy.
+# 7239). A proxy appends the address of its client. The addresses are read from the right, skipping trusted proxies.
+# The first other address is the client's; the client may have forged everything left of it. Reading stops at a
+# malformed, unknown or obfuscated address: then the last trusted proxy counts as the client. Scheme and host are
+# those of the same hop if there are as many of them as addresses, else the last ones, from the nearest proxy.
 #
 # A proxy that sets one family may forward the other one from the client. So if both are present they must not differ,
 # and only values in both count. The setting `proxy.headers` selects one family instead.
