@@ -60,7 +60,7 @@ class Throttle:
         anywhere: the limit for one name from all addresses that it has not logged in from before; None for none.
 
     Attributes:
-        tell: called with an id and an event, the arguments of `arrived` in the other workers of a server.
+        share: called with an id and an event, the arguments of `arrived` in the other workers of a server.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Throttle:
         self._name, self._address, self._anywhere = name, address, anywhere
         self._counts: OrderedDict[tuple[str, str | None], _Count] = OrderedDict()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self.tell: Callable[[bytes, bytes], object] = lambda name, event: None
+        self.share: Callable[[bytes, bytes], object] = lambda name, event: None
 
     def take(self, address: str, name: str) -> bool:
         """Take a guess; return False when none is left."""
@@ -121,7 +121,7 @@ class Throttle:
         _remember(self._known, (site, name), None)
 
     def _share(self, address: str, name: str, is_right: bool) -> None:
-        self.tell(token_bytes(16), json.dumps([site_of(address), _short_name(name), is_right]).encode())
+        self.share(token_bytes(16), json.dumps([site_of(address), _short_name(name), is_right]).encode())
 
     def arrived(self, _: bytes, event: bytes) -> None:
         """Count an attempt of another worker."""

@@ -67,7 +67,7 @@ class NodeEvents:
         if self._broker.hooks.onnode is None or self.is_off:
             return
         if len(self._waiting) >= MAX_WAITING:
-            if (suffix := self._complaints.others()) is not None:
+            if (suffix := self._complaints.line_suffix()) is not None:
                 log.warning("onnode is too slow: dropped the event that node %d %s%s", number, event, suffix)
             return
         self._waiting.append((number, event, why))

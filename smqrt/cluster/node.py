@@ -320,7 +320,7 @@ class Node:
             self._via.pop(link.peer.id, None)
             self.siblings_changed(link)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
-            if (suffix := self._complaints.others()) is not None:  # limited, since any client can cause it
+            if (suffix := self._complaints.line_suffix()) is not None:  # limited, since any client can cause it
                 text = f"a link to another node: {link.why}{suffix}"
                 log.warning("%s", text)
                 self.on_log(text, True)
@@ -339,7 +339,7 @@ class Node:
         key = text.partition(":")[0], link.number
         if key not in self._lines and len(self._lines) >= MAX_LOST:
             self._lines.clear()  # rare; at worst some lines are logged again
-        if (suffix := self._lines.setdefault(key, LineLimit()).others()) is not None:
+        if (suffix := self._lines.setdefault(key, LineLimit()).line_suffix()) is not None:
             log.log(level, "node %d at %s %s%s", link.number, self._via[node_id], text, suffix)
 
     def check_links(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:

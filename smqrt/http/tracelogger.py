@@ -285,7 +285,7 @@ class WorkerLines:
     """The lines of all workers, for the viewer of this worker.
 
     Args:
-        fleet: the workers.
+        worker_rpc: the workers.
         uri: returns the path of the trace logger, which identifies it in the other workers.
         claim: claim of the viewer.
         order: merges the lines.
@@ -295,7 +295,7 @@ class WorkerLines:
 
     def __init__(
         self,
-        fleet: WorkerRpc,
+        worker_rpc: WorkerRpc,
         uri: Callable[[], str],
         claim: Claim,
         order: MergedLines,
@@ -305,10 +305,10 @@ class WorkerLines:
         self._uri, self._claim, self._order = uri, claim, order
         self._missed, self._taken = missed, taken
         self._behind: dict[int, list[Any]] = {}
-        self._without_past = set(fleet.others)
+        self._without_past = set(worker_rpc.others)
         self._greenlets: list[gevent.Greenlet[..., None]] = [
-            gevent.spawn(fleet.follow, number, partial(self._question, number), partial(self._receive, number))
-            for number in fleet.others
+            gevent.spawn(worker_rpc.follow, number, partial(self._question, number), partial(self._receive, number))
+            for number in worker_rpc.others
         ]
         self._greenlets.append(gevent.spawn(self._begin))
 
@@ -398,7 +398,7 @@ class TraceLogger(Directory):
         name, priority: see `Directory`.
         server: server whose requests can be traced, or None.
         logger: name of the logger, which includes its children.
-        fleet: the workers of the server; None without other workers.
+        worker_rpc: the workers of the server; None without other workers.
 
     Attributes:
         options: parts of requests in the trace.
@@ -412,14 +412,14 @@ class TraceLogger(Directory):
         priority: int = 0,
         server: HttpServer | None = None,
         logger: str = "smqrt",
-        fleet: WorkerRpc | None = None,
+        worker_rpc: WorkerRpc | None = None,
     ) -> None:
         super().__init__(name, priority)
         self.options = TraceOptions()
         self.left_out = 0
         self.on_line: Callable[[Line], object] | None = None
         self._server = server
-        self._fleet, self._label = fleet, f"{fleet.place.label}: " if fleet else ""
+        self._worker_rpc, self._label = worker_rpc, f"{worker_rpc.place.label}: " if worker_rpc else ""
         self._history = Lines(HISTORY_BYTES)
         self._waiting = Lines(WAITING_BYTES)
         self._viewer: _Viewer | RemoteViewer | None = None
@@ -552,11 +552,11 @@ class TraceLogger(Directory):
         taken = request.detach()
         taken.watcher.close()
         stream = Stream(taken.transport, taken.data)
-        viewer = _Viewer(self, stream, (monotonic(), self._fleet.place.number if self._fleet else 0))
+        viewer = _Viewer(self, stream, (monotonic(), self._worker_rpc.place.number if self._worker_rpc else 0))
         self._replace_viewer(viewer)
         stream.push_or_forget(websocket.switching_protocols(key, lines))
         viewer.send(HELLO + b"smqrt\n")
-        if self._fleet is None:
+        if self._worker_rpc is None:
             self._waiting = self._history.copy(WAITING_BYTES)
         else:
             merged = MergedLines(self._add_waiting, HISTORY_BYTES, WAITING_BYTES)
@@ -564,7 +564,7 @@ class TraceLogger(Directory):
                 merged.add(line)
             replaced = partial(viewer.end, is_taken=True)
             self._worker_lines = WorkerLines(
-                self._fleet, self.baseuri, viewer.claim, merged, self._count_dropped, replaced
+                self._worker_rpc, self.baseuri, viewer.claim, merged, self._count_dropped, replaced
             )
         self._flush()
 

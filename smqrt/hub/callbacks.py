@@ -176,7 +176,7 @@ class Guard:
 
     def log_error(self, what: str, error: BaseException | bool = True) -> None:
         """Log an exception of a callback with its traceback, within the rate limit of such errors."""
-        if (others := self._limit.others()) is not None:
+        if (others := self._limit.line_suffix()) is not None:
             log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
 
@@ -235,7 +235,7 @@ class CallbackHooks:
         """Return the code and the reason for what `authenticate` returned; None and invalid answers deny access."""
         code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
         if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
-            if answer is not None and (suffix := self._invalid_answers.others()) is not None:
+            if answer is not None and (suffix := self._invalid_answers.line_suffix()) is not None:
                 log.error(
                     "authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r%s", answer, suffix
                 )

@@ -26,7 +26,7 @@ _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of both in bytes
 _MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
-MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
+MAX_PAYLOAD_BYTES, MAX_NAME_BYTES = 0xFFF0, 0xFFF7
 """Limits of a message's payload, and of a topic or subtopic, which come from the size of a frame (`smqrt.wire.smq`)."""
 MAX_COMMIT_ROWS = 4096
 """Maximum number of rows of one commit: a hub stores them without a pause, so its clients wait (some 20 ms)."""

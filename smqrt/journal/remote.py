@@ -30,7 +30,7 @@ RETRY_S = 60.0
 _BLOCK_BYTES = 1 << 20
 _CACHED_INDEXES = 64
 _CACHED_PAGES = 32
-MOST_WAIT_S = 20.0
+MAX_WAIT_S = 20.0
 """A hub answers a waiting request after this time, even without new rows: less than the timeout of a connection."""
 
 
@@ -106,7 +106,7 @@ class RemoteJournal(Journal):
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
         """Return as `Journal.wait`: the hub answers once there are more rows."""
-        seconds = min(timeout_s, MOST_WAIT_S)
+        seconds = min(timeout_s, MAX_WAIT_S)
         return self._hub.ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
 
 

@@ -48,7 +48,7 @@ from smqrt.journal.durability import Unconfirmed
 from smqrt.journal.files import MIN_TOKEN_CHARS, MOVED, journal_token
 from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.planning import Filter
-from smqrt.journal.remote import MOST_WAIT_S
+from smqrt.journal.remote import MAX_WAIT_S
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
@@ -398,7 +398,7 @@ class JournalService(Directory):
                 wait_s = float(values.get("wait_s", "0"))
             except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
                 raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
-            found = ends.after(after, max(0.0, min(wait_s, MOST_WAIT_S)))
+            found = ends.after(after, max(0.0, min(wait_s, MAX_WAIT_S)))
         _finish(request, "application/json", _as_json({"end": found}))
 
     def _state(self, journal: OpenJournal) -> _ServedState:

@@ -320,7 +320,7 @@ class ErrorLimit:
         self._second_ends_s = 0.0
         self._shown = self._suppressed = 0
 
-    def others(self) -> str | None:
+    def line_suffix(self) -> str | None:
         """Return a suffix for the line of an error, with the number of suppressed ones; None to suppress this error."""
         now_s = monotonic()
         if now_s >= self._second_ends_s:
@@ -344,7 +344,7 @@ def limit_errors_of_greenlets() -> None:
             innermost = innermost.tb_next
         # A program has a bounded number of lines, so this dictionary is bounded as well.
         raised_at = (innermost.tb_frame.f_code, innermost.tb_lineno) if innermost is not None else None
-        if (suffix := limits[raised_at].others()) is not None:
+        if (suffix := limits[raised_at].line_suffix()) is not None:
             print_all(f"{context!r}{suffix}" if suffix else context, kind, error, traceback)
 
     hub.print_exception = print_exception

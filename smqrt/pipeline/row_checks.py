@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal import payload_schema
-from smqrt.journal.commit import MOST_PAYLOAD_BYTES
+from smqrt.journal.commit import MAX_PAYLOAD_BYTES
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.api import Declaration, Expectation, spark_duration
 from smqrt.pipeline.discover import column, quoted
@@ -170,7 +170,7 @@ def _dead_letters(topic: str, frame: DataFrame) -> DataFrame:
         short.append(F.substring(F.to_json("row", _LETTER_JSON), 1, _SHOWN_CHARACTERS).alias("row_begin"))
     letter = F.to_json(F.struct(F.col(REASON), *whole), _LETTER_JSON).alias("payload")
     letters = frame.select(F.struct(*(column(name) for name in frame.columns)).alias("row"), letter)
-    fits = F.octet_length("payload") <= MOST_PAYLOAD_BYTES
+    fits = F.octet_length("payload") <= MAX_PAYLOAD_BYTES
     payload = F.when(fits, F.col("payload")).otherwise(F.to_json(F.struct(*short), _LETTER_JSON))
     return letters.select(F.lit(topic).alias("topic"), payload.alias("payload"))
 
@@ -187,7 +187,7 @@ def letter_text(origin: Mapping[str, object], payload: bytes) -> str:
     except UnicodeDecodeError:
         fields = {"payload_base64": base64.b64encode(payload).decode()}
     whole = _LETTER_ENCODER.encode({**origin, **fields})
-    if len(whole.encode()) <= MOST_PAYLOAD_BYTES:
+    if len(whole.encode()) <= MAX_PAYLOAD_BYTES:
         return whole
     cut = {name: value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value for name, value in origin.items()}
     return _LETTER_ENCODER.encode({**cut, "payload_bytes": len(payload)})

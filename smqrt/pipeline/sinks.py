@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
-from smqrt.journal.commit import MOST_NAME_BYTES, MOST_PAYLOAD_BYTES, OutRow
+from smqrt.journal.commit import MAX_NAME_BYTES, MAX_PAYLOAD_BYTES, OutRow
 from smqrt.journal.files import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import checkpoint, status
@@ -285,9 +285,7 @@ def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int
     # NULL is published as empty. It is replaced here, because Spark sorts NULL and empty values separately.
     whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
     names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
-    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (
-        names > MOST_NAME_BYTES
-    )  # the same rule as `is_too_long`
+    unfit = (F.octet_length("payload") > MAX_PAYLOAD_BYTES) | (names > MAX_NAME_BYTES)  # the same rule as `is_too_long`
     # The rows are counted before the filter: Spark moves filters forward, and would compute each payload twice.
     counted = Observation()
     kept = whole.observe(counted, F.count(F.lit(1)).alias("rows"), F.count_if(unfit).alias("unfit"))
@@ -323,7 +321,7 @@ FITS_MESSAGE = "fits a message"
 
 _SHOWN_CHARACTERS = 100
 _TOO_LONG = (
-    f'{{"reason":"a message carries at most {MOST_PAYLOAD_BYTES} bytes, and a name {MOST_NAME_BYTES}",'
+    f'{{"reason":"a message carries at most {MAX_PAYLOAD_BYTES} bytes, and a name {MAX_NAME_BYTES}",'
     '"topic":"%s","topic_bytes":%d,"payload_bytes":%d}'
 )
 _NOT_IN_JSON = r'[\x00-\x1f"\\]'
@@ -333,7 +331,7 @@ def is_too_long(row: OutRow) -> bool:
     """Return whether a row is too long for a message."""
     topic, subtopic, payload = row
     names = max(len(topic), len(subtopic or b""))
-    return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
+    return len(payload) > MAX_PAYLOAD_BYTES or names > MAX_NAME_BYTES
 
 
 class TableSink:

@@ -229,7 +229,7 @@ class Server:
             http_server=self.http,
             conf=self._conf.path if self._conf else None,
             tracelogger=settings.tracelogger,
-            fleet=self._worker_rpc,
+            worker_rpc=self._worker_rpc,
         )
 
     @property

@@ -34,7 +34,7 @@ from smqrt.settings.option_types import Path as SettingPath
 from smqrt.settings.option_types import value_at, with_values
 from smqrt.settings.server_settings import Settings
 from smqrt.transport.admission import BalanceSockets
-from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message, WorkerPlace, anew
+from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message, WorkerPlace, next_place
 
 # ---- limits of the whole server, divided among the workers
 
@@ -308,7 +308,7 @@ class Supervisor:
         """Start the process of a worker. Raises OSError."""
         ports = {name: sockets for name, sockets in self._ports.items() if name != ADMIN or number == 0}
         worker = WorkerProcess(self._places[number], ports, self._balance.filenos(), self._on_message, take_over)
-        self._places[number] = anew(self._places[number])
+        self._places[number] = next_place(self._places[number])
         return worker
 
     def replace(self, number: int, worker: WorkerProcess) -> None:

@@ -236,7 +236,7 @@ class LineLimit:
     def __init__(self) -> None:
         self._next_line_s, self._suppressed = 0.0, 0
 
-    def others(self) -> str | None:
+    def line_suffix(self) -> str | None:
         """Return None to suppress a line, else its suffix with the number of lines suppressed before it."""
         now_s = monotonic()
         if now_s < self._next_line_s:
@@ -248,7 +248,7 @@ class LineLimit:
 
     def warn(self, sentence: str) -> None:
         """Log a warning, unless there was one in the last second."""
-        if (suffix := self.others()) is not None:
+        if (suffix := self.line_suffix()) is not None:
             log.warning("%s%s", sentence, suffix)
 
 
@@ -314,7 +314,7 @@ class Limit:
         """
         self.count += times
         self._last, self._last_s = what, time()
-        if (suffix := self.lines.others()) is not None:
+        if (suffix := self.lines.line_suffix()) is not None:
             log.warning("%s%s", self.sentence(what, rule), suffix)
 
     def state(self) -> LimitState:

@@ -272,7 +272,7 @@ def record(hub: int, session: Session, reason: CloseReason, detail: str) -> None
     level = logging.WARNING if explanation_of(reason).is_trouble else logging.INFO
     if len(_line_limits) >= _MAX_LINE_LIMITS:  # those of closed hubs are never removed otherwise
         _line_limits.clear()
-    others = _line_limits[hub, reason].others() if log.isEnabledFor(level) else None
+    others = _line_limits[hub, reason].line_suffix() if log.isEnabledFor(level) else None
     if others is not None:
         log.log(level, "%s%s", sentence(closed), others, extra={"event": "close", "fields": fields(closed)})
 

@@ -30,14 +30,14 @@ log = logging.getLogger("smqrt")
 
 READ, WRITE = 1, 2
 
-LARGE_RUN_BYTES = 4096
+LARGE_BATCH_BYTES = 4096
 """Batches of at least this size are sent from the receive buffer instead of being copied into queues."""
 SMALL_READ_BYTES = 200
 """Up to this size a loop in Python is faster than calling the scan kernel."""
 MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
 MANY_BATCHES = 16
 """With more batches in one receive, sorting them by subscriber is faster."""
-RUNS_AT_ONCE = 8
+BATCHES_PER_CHECK = 8
 """Batches between two readings of the clock. They take 5 ms with 10,000 subscribers, 24 ms with 1,000 slow ones."""
 GATHERED_BATCHES = 64
 """Longer queues are joined; shorter ones with a large batch are sent by one gathering system call."""
@@ -123,7 +123,9 @@ class SocketOutbox(Outbox):
         queue = self.queue
         if len(queue) == 1:  # the usual case: no copy
             data: Any = queue[0]
-        elif len(queue) < GATHERED_BATCHES and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
+        elif len(queue) < GATHERED_BATCHES and (
+            len(queue[0]) >= LARGE_BATCH_BYTES or len(queue[-1]) >= LARGE_BATCH_BYTES
+        ):
             self._gather(queue)
             return
         else:
@@ -436,7 +438,7 @@ class RawConnection(SocketOutbox):
         return size
 
     def _route_batches(self, size: int) -> int:
-        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
+        if backlog or (size >= LARGE_BATCH_BYTES and time() >= data_path.defer_at_s()):
             self.defer()  # queues wait to be flushed, and bulk messages would fill them; or the turn is over
             return 0
         session = self.session
@@ -444,12 +446,12 @@ class RawConnection(SocketOutbox):
         waits: bool | None = False
         cached = session.routes.get
         batches, used, bad = scan(size, at)
-        until_s = data_path.defer_at_s() if batches > RUNS_AT_ONCE else _NEVER_S
-        for first in range(0, batches, RUNS_AT_ONCE):
-            if batches > RUNS_AT_ONCE and time() >= until_s:
+        until_s = data_path.defer_at_s() if batches > BATCHES_PER_CHECK else _NEVER_S
+        for first in range(0, batches, BATCHES_PER_CHECK):
+            if batches > BATCHES_PER_CHECK and time() >= until_s:
                 self.defer()
                 return at
-            last = min(first + RUNS_AT_ONCE, batches)
+            last = min(first + BATCHES_PER_CHECK, batches)
             # `tolist` once is faster than an index for each batch.
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 route = cached(chars[at + 2 : at + 11])
@@ -462,7 +464,7 @@ class RawConnection(SocketOutbox):
                 if route is not None:
                     if count > 1:
                         session.count_batch(chars[at + 3 : at + 7], count - 1)
-                    short = end - at < LARGE_RUN_BYTES
+                    short = end - at < LARGE_BATCH_BYTES
                     waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
                 if waits:
                     self.pause()
@@ -559,9 +561,9 @@ class RawConnection(SocketOutbox):
 
     def resume(self) -> None:
         """Continue in a later callback of the loop: the shared buffer may be in use now."""
-        get_hub().loop.run_callback(self.go_on)
+        get_hub().loop.run_callback(self.resume_now)
 
-    def go_on(self) -> None:
+    def resume_now(self) -> None:
         """Continue where `pause` stopped."""
         if not self.paused or self.life.over:
             return
@@ -594,6 +596,6 @@ class _DeferredClose:
     def __init__(self, connection: RawConnection) -> None:
         self._connection = connection
 
-    def go_on(self) -> None:
+    def resume_now(self) -> None:
         """Close the connection."""
         self._connection.lost(CloseReason.PEER_CLOSED)

@@ -201,9 +201,9 @@ class OverTls(RawConnection):
         ):
             self.on_readable()
 
-    def go_on(self) -> None:
-        """See `RawConnection.go_on`. A deferred connection receives at once: others could be first in every turn."""
-        super().go_on()
+    def resume_now(self) -> None:
+        """See `RawConnection.resume_now`. A deferred connection receives at once; else others would always be first."""
+        super().resume_now()
         if not self.paused and not self.life.over and self not in data_path.frozen_connections:
             self._receive()
 

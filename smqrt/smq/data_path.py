@@ -22,7 +22,7 @@ from smqrt.loop.scheduling import share
 from smqrt.loop.threads import Inlet
 from smqrt.settings.limits import LimitSettings
 from smqrt.wire import kernels as luajit_kernels
-from smqrt.wire.kernels import encode_run
+from smqrt.wire.kernels import encode_batch
 
 CHECK_INTERVAL_S = 0.25
 """Interval of the checks of deadlines."""
@@ -73,12 +73,12 @@ class BackpressureSource(TimedClient, Protocol):
 class WaitingPublisher(Protocol):
     """A connection whose data is routed in a later turn."""
 
-    def go_on(self) -> None:
+    def resume_now(self) -> None:
         """Route the data."""
 
 
 kernels = luajit_kernels.load()
-encode = partial(encode_run, kernels)
+encode = partial(encode_batch, kernels)
 
 _handshakes: dict[TimedClient, float] = {}
 """Deadlines of unfinished handshakes, by connection."""
@@ -155,7 +155,7 @@ def _next_turn() -> None:
     _turn_ends_s = time.time() + MIN_TURN_S
     ends_s = max(_turn_ends_s, _loop.now() + TURN_S)
     for _ in range(len(deferred_reads)):
-        deferred_reads.popleft().go_on()
+        deferred_reads.popleft().resume_now()
         if time.time() >= ends_s:
             return
 

@@ -2,7 +2,7 @@
 
 The other hub belongs to the new process of a hot restart, or to an application that restarts in this process.
 
-    old hub    FrozenHub ──▶ settle ──▶ take ──▶ let_go     (or go_on, which rolls back)
+    old hub    FrozenHub ──▶ settle ──▶ take ──▶ release     (or roll_back, which rolls back)
     new hub    (prepare)                place ──▶ begin
 
 A frozen client is not read, and the kernel buffers its data. Data that was read before is delivered, or is part of the
@@ -171,7 +171,7 @@ SETTLE_S = 0.1
 """Maximum time that the migration waits for running hooks, handlers and handshakes."""
 _POLL_S = 0.002
 _PORTION = 500  # clients that are closed or resumed without a pause for other events
-OTHERS_TURN_S = 0.001
+YIELD_S = 0.001
 """The pause between two portions, for other events; sleep(0) would not check sockets."""
 PAUSE_S = 1.0
 """Maximum time until the other nodes of a cluster confirm that they hold messages back; clients are still served."""
@@ -237,7 +237,7 @@ class MovingClient:
         connection.hold_back()
         return self.record
 
-    def go_on(self) -> None:
+    def roll_back(self) -> None:
         """Roll back: continue at this hub."""
         connection = self.connection
         data_path.frozen_connections.discard(connection)
@@ -252,7 +252,7 @@ class MovingClient:
         if self.session.pending is None:  # otherwise the hook resumes it
             connection.resume()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Remove the client from this hub, and close this process's descriptor of its socket."""
         self.detach().close()
 
@@ -285,7 +285,7 @@ def can_migrate(session: Session, with_tls: bool) -> bool:
     return with_tls or type(connection.transport) is not TlsTransport
 
 
-def pause_others(broker: RegisteredBroker) -> Record:
+def pause_other_clients(broker: RegisteredBroker) -> Record:
     """Request that the other nodes of a hub's cluster hold messages for it back, before it is frozen.
 
     Blocks until they have confirmed it, at most `PAUSE_S`.
@@ -298,7 +298,7 @@ def pause_others(broker: RegisteredBroker) -> Record:
     broker.cluster.pause()
     until_s = time.monotonic() + PAUSE_S
     while not broker.cluster.is_paused and time.monotonic() < until_s:
-        gevent.sleep(OTHERS_TURN_S)
+        gevent.sleep(YIELD_S)
     return {"node": broker.cluster.number, "others": list(broker.cluster.others)}
 
 
@@ -382,10 +382,10 @@ class FrozenHub:
             "unhandled": self._unhandled,
         }
 
-    def go_on(self) -> None:
+    def roll_back(self) -> None:
         """Roll back: all clients continue at this hub."""
         for one in self.clients:
-            one.go_on()
+            one.roll_back()
         self._read_others()
         for batch in self._unhandled:
             self.broker.server.put(batch)
@@ -400,7 +400,7 @@ class FrozenHub:
                     connection.paused = True
                     connection.resume()
 
-    def let_go(self, forward: Callable[[bytes, int, int], None]) -> None:
+    def release(self, forward: Callable[[bytes, int, int], None]) -> None:
         """Remove the clients that have migrated; the others are read again until they are closed.
 
         Other events are handled in between: closing 10,000 descriptors takes a quarter of a second.
@@ -410,8 +410,8 @@ class FrozenHub:
         """
         for at in range(0, len(self.clients), _PORTION):
             for one in self.clients[at : at + _PORTION]:
-                one.let_go()
-            gevent.sleep(OTHERS_TURN_S)
+                one.release()
+            gevent.sleep(YIELD_S)
         self._forget()
 
         def onpublish(batch: bytes, tid: int, ptid: int, peer: BrokerPeer) -> bytes:
@@ -538,8 +538,8 @@ class RestoredHub:
         """Start serving the clients, and call `onconnect` for each.
 
         Args:
-            place: node numbers in the cluster of the old hub, see `pause_others`. The clients are not read until this
-                hub is linked to these nodes, at most `LINK_S`.
+            place: node numbers in the cluster of the old hub, see `pause_other_clients`. The clients are not read until
+                this hub is linked to these nodes, at most `LINK_S`.
         """
         self.forget_prepared()
         if self.refused:
@@ -573,7 +573,7 @@ class RestoredHub:
         """Resume the connections in portions, so that other events are handled in between."""
         cluster, until_s = self.broker.cluster, time.monotonic() + LINK_S
         while cluster is not None and not cluster.others.issuperset(others) and time.monotonic() < until_s:
-            gevent.sleep(OTHERS_TURN_S)
+            gevent.sleep(YIELD_S)
         resumed = [one for one in connections if not one.life.over and one not in data_path.frozen_connections]
         # First those with unread or unrouted data, because they have waited longest.
         poll = _new_poll()
@@ -584,7 +584,7 @@ class RestoredHub:
         for at in range(0, len(ordered), _PORTION):
             for connection in ordered[at : at + _PORTION]:
                 connection.resume()
-            gevent.sleep(OTHERS_TURN_S)
+            gevent.sleep(YIELD_S)
 
 
 # ---- Hubs with the option `keep`: clients stay connected while the application restarts in this process
@@ -612,7 +612,7 @@ def keep(broker: RegisteredBroker) -> None:
 
     Blocks until running hooks have ended, and the other nodes of its cluster hold messages for it back.
     """
-    place = pause_others(broker)
+    place = pause_other_clients(broker)
     frozen = FrozenHub(broker, with_tls=True)
     frozen.settle()
     record = frozen.take()

@@ -49,9 +49,9 @@ class InheritedSockets:
     def __init__(self) -> None:
         self._fds: defaultdict[RequestedAddress, deque[list[int]]] = defaultdict(deque)
 
-    def add(self, asked_for: RequestedAddress, fds: list[int]) -> None:
+    def add(self, requested: RequestedAddress, fds: list[int]) -> None:
         """Store the descriptors of a port's sockets."""
-        self._fds[asked_for].append(fds)
+        self._fds[requested].append(fds)
 
     def take(self, host: str, port: int) -> list[_socket.socket]:
         """Remove and return the sockets of the next port for a host and port; empty when there are none."""
@@ -117,7 +117,7 @@ class Listener:
     Attributes:
         name: name of the listener in settings.
         max_connections: maximum of open connections; 0 for the limit of the process only.
-        asked_for: host and port as requested.
+        requested: host and port as requested.
         leaves_queue: whether `reject_queued` leaves the kernel's queue to the next process with these sockets.
         accepts_one_at_a_time: whether to accept one connection per event, because other processes accept at the same
             socket.
@@ -138,7 +138,7 @@ class Listener:
         handshake_s: float = HANDSHAKE_S,
         given: Sequence[_socket.socket] = (),
     ) -> None:
-        self.asked_for = host, port
+        self.requested = host, port
         self.leaves_queue, self.accepts_one_at_a_time = bool(given), False
         existing = list(given) or inherited.take(host, port)
         self._sockets = existing or listening_sockets(host, port, sockets, backlog)
@@ -469,7 +469,7 @@ class Acceptor:
         context: TLS context, for a TLS port.
 
     Attributes:
-        asked_for: the key by which the next process of a hot restart finds the socket.
+        requested: the key by which the next process of a hot restart finds the socket.
 
     Raises:
         StreamError: "bind".
@@ -478,8 +478,8 @@ class Acceptor:
     def __init__(
         self, port: int, host: str | None = None, ipv6: bool = False, context: ssl.SSLContext | None = None
     ) -> None:
-        self.asked_for = f"acceptor {host} {ipv6}", port  # differs from every key of a `Listener`
-        given = inherited.take(*self.asked_for)
+        self.requested = f"acceptor {host} {ipv6}", port  # differs from every key of a `Listener`
+        given = inherited.take(*self.requested)
         self._socket: _socket.socket | None = given[0] if given else _bound(port, host, ipv6)
         open_acceptors.append(self)
         self._ready = Ready(self._socket.fileno(), READ)

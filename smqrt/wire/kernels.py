@@ -97,7 +97,7 @@ class Kernels(Protocol):
         ...
 
 
-def encode_run(kernels: Kernels, batch: bytes) -> bytes:
+def encode_batch(kernels: Kernels, batch: bytes) -> bytes:
     """Return the WebSocket form of a whole batch of any size."""
     out, used = kernels.encode(batch[:ENCODE_BYTES])
     if used == len(batch):

@@ -110,7 +110,7 @@ def take_place(place: WorkerPlace) -> None:
     _own = place
 
 
-def anew(place: WorkerPlace) -> WorkerPlace:
+def next_place(place: WorkerPlace) -> WorkerPlace:
     """Return the place for the next process with the same number."""
     return replace(place, start=place.start + 1)
 
@@ -146,12 +146,12 @@ class FdChannel:
 
     Args:
         sock: a connected Unix stream socket; the channel closes it.
-        most_bytes: the maximum size of a received message; use a small value for a process that is not trusted yet.
+        max_bytes: the maximum size of a received message; use a small value for a process that is not trusted yet.
     """
 
-    def __init__(self, sock: socket.socket, most_bytes: int = MAX_BLOB_BYTES) -> None:
+    def __init__(self, sock: socket.socket, max_bytes: int = MAX_BLOB_BYTES) -> None:
         self._sock: Any = gsocket.socket(fileno=sock.detach())
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self._data = bytearray()
         self._returned: Message | None = None
         self._fds: deque[int] = deque()
@@ -201,7 +201,7 @@ class FdChannel:
             with gevent.Timeout(timeout_s):
                 self._fill(_HEAD.size)
                 text_bytes, blob_bytes, count = _HEAD.unpack_from(self._data)
-                if text_bytes > min(self.most_bytes, MAX_JSON_BYTES) or blob_bytes > self.most_bytes:
+                if text_bytes > min(self.max_bytes, MAX_JSON_BYTES) or blob_bytes > self.max_bytes:
                     raise ChannelError(f"message too large: {text_bytes + blob_bytes} bytes")
                 self._fill(_HEAD.size + text_bytes + blob_bytes)
         except gevent.Timeout:

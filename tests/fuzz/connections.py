@@ -131,7 +131,7 @@ def _converse(kind: type[RawConnection], peer: Peer) -> None:
         while connection.paused and not connection.life.over:
             data_path.deferred_reads.clear()
             begin_turn()
-            connection.go_on()
+            connection.resume_now()
             settle()
     session.disconnect(CloseReason.PEER_CLOSED)
     settle()

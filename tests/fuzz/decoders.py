@@ -64,7 +64,7 @@ def twin_kernels(data: bytes) -> None:
         found.append((scanned, int(written), int(unmasked), one.chars[: int(written)]))
     assert found[0] == found[1], "the kernels differ"
     whole = data[: found[0][0][1]]
-    assert kernels.encode_run(_twins()[0], whole) == kernels.encode_run(_twins()[1], whole)
+    assert kernels.encode_batch(_twins()[0], whole) == kernels.encode_batch(_twins()[1], whole)
 
 
 def websocket_frames(data: bytes) -> None:

@@ -110,7 +110,7 @@ def _converse(first: list[bytes], data: bytes) -> None:
             while connection.paused and not connection.life.over:
                 data_path.deferred_reads.clear()
                 connections.begin_turn()
-                connection.go_on()
+                connection.resume_now()
                 connections.settle()
         _end(link, node, member, ear)
 

@@ -115,7 +115,7 @@ def arrive(standing: FrozenHub, arriving: RestoredHub, settle_s: float = 0.02) -
             arriving.place_changed(client.ahead.number, sent(client.record))
         else:
             arriving.place(sent(client.record), duplicate(client.connection))
-    standing.let_go(lambda run, tid, ptid: None)
+    standing.release(lambda run, tid, ptid: None)
     arriving.begin({})
     let_others_run()
     return standing
@@ -296,7 +296,7 @@ def test_a_failed_migration_rolls_back(make_site: Any) -> None:
     site.smq.publish(b"held", "a")
     raw.send_bytes(frame[5:])
     let_others_run()
-    standing.go_on()
+    standing.roll_back()
     assert messages(ws) == [b"held", b"half"]
     assert messages(raw) == [b"held", b"half"]
     assert not data_path.frozen_connections

@@ -275,7 +275,7 @@ def test_a_sql_file_has_it_too(app: Application) -> None:
 
 
 def test_the_limits_are_those_of_frames() -> None:
-    assert (commit.MOST_PAYLOAD_BYTES, commit.MOST_NAME_BYTES) == (smq.MAX_PAYLOAD_BYTES, smq.MAX_NAME_BYTES)
+    assert (commit.MAX_PAYLOAD_BYTES, commit.MAX_NAME_BYTES) == (smq.MAX_PAYLOAD_BYTES, smq.MAX_NAME_BYTES)
 
 
 def test_rows_that_are_too_long_for_a_message_are_left_out(app: Application) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire import smq, websocket
-from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_frame, encode_run
+from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_batch, encode_frame
 from tests.device import masked, publish
 
 JIT, PURE = luajit_kernels.JitKernels(), PureKernels()
@@ -125,7 +125,7 @@ def test_encode(packets: list[bytes], cut: int) -> None:
 def test_encode_run_of_every_size(size: int) -> None:
     run = smq.publish_frame(1, 2, 3, os.urandom(size)) * 5
     expected = b"".join(map(encode_frame, smq.frames(run)))
-    assert encode_run(JIT, run) == encode_run(PURE, run) == expected
+    assert encode_batch(JIT, run) == encode_batch(PURE, run) == expected
     assert expected.startswith(websocket.header(websocket.BINARY, size + 13))
 
 
@@ -134,7 +134,7 @@ def test_long_runs() -> None:
     rng = random.Random(1)
     run = b"".join(smq.publish_frame(1, 2, 0, b"y" * rng.choice((0, 3, 200, 2000, 33000))) for _ in range(60))
     assert len(run) > 5 * ENCODE_BYTES
-    assert encode_run(JIT, run) == encode_run(PURE, run)
+    assert encode_batch(JIT, run) == encode_batch(PURE, run)
     data = (smq.frame(smq.PING) * BUFFER_BYTES)[:BUFFER_BYTES]
     fill(data)
     assert JIT.scan(BUFFER_BYTES, 0) == PURE.scan(BUFFER_BYTES, 0) == (BUFFER_BYTES // 3, BUFFER_BYTES // 3 * 3, False)

@@ -219,13 +219,13 @@ def test_the_new_process_when_the_old_one_is_gone(serve_hot: Serve, make_site: A
         channel.send({"do": "abort", "why": "it was only a test"})
         assert new.wait() == 1
         assert "The other process continues: it was only a test." in new.output
-        standing.go_on()
+        standing.roll_back()
         device.publish(topic, b"here")
         assert heard(device) == (topic, b"here")
     else:
         channel.close()
         if end == "before the word":
-            standing.let_go(lambda run, tid, ptid: None)
+            standing.release(lambda run, tid, ptid: None)
             device.publish(topic, b"there")
             assert heard(device) == (topic, b"there")
             assert device.ask(Type.SUBSCRIBE, b"secret").denied  # says the application of the new process

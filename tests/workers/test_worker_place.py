@@ -9,7 +9,7 @@ import pytest
 
 from smqrt import app, hub
 from smqrt.errors import ArgumentError
-from smqrt.workers.worker_rpc import WorkerPlace, anew, take_place, worker_place
+from smqrt.workers.worker_rpc import WorkerPlace, next_place, take_place, worker_place
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_worker_has_number_and_label(second: WorkerPlace) -> None:
     assert not second.is_first
     assert (second.share(0), second.share(7), second.share(9)) == (0, 3, 3)
     assert second.socket_path(2) == Path("/run/x/worker-2.sock")
-    assert anew(second).start == 1
+    assert next_place(second).start == 1
     assert "ssss" not in repr(second), "secrets are not for logs"
 
 

@@ -79,7 +79,7 @@ class Services:
         for success.
     conf: the mako.conf in force.
     tracelogger: whether the trace logger is enabled, regardless of that file.
-    fleet: the workers of the server; None for a single process.
+    worker_rpc: the workers of the server; None for a single process.
     """
 
     root: Root = field(default_factory=Root)
@@ -108,7 +108,7 @@ class Services:
     load_certificates: Callable[[bool], str | None] | None = None
     conf: Path | None = None
     tracelogger: bool = False
-    fleet: WorkerRpc | None = None
+    worker_rpc: WorkerRpc | None = None
 
     def known_application(self) -> int | bool | None:
         """Return the number of the application whose code this greenlet runs.
@@ -415,7 +415,7 @@ _limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)
 
 
 def _log_error(text: bytes) -> None:
-    if (others := _limits[text.partition(b":")[0]].others()) is not None:
+    if (others := _limits[text.partition(b":")[0]].line_suffix()) is not None:
         log.error("%s%s", text.decode("utf-8", "replace"), others)
 
 

@@ -17,11 +17,11 @@ from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.smq import data_path
 from smqrt.smq.connection import (
-    LARGE_RUN_BYTES,
+    BATCHES_PER_CHECK,
+    LARGE_BATCH_BYTES,
     MAX_RECEIVE_BYTES,
     MIN_RECEIVE_BYTES,
     READ,
-    RUNS_AT_ONCE,
     RawConnection,
     chars,
     ends,
@@ -188,22 +188,22 @@ class LinkConnection(RawConnection):
         return size
 
     def _process_frames(self, size: int) -> int:
-        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s()):
+        if backlog or (size >= LARGE_BATCH_BYTES and time() >= data_path.defer_at_s()):
             self.defer()
             return 0
         batches, used, bad = scan(size, 0)
-        until_s = data_path.defer_at_s() if batches > RUNS_AT_ONCE else _NEVER_S
+        until_s = data_path.defer_at_s() if batches > BATCHES_PER_CHECK else _NEVER_S
         at = 0
-        for first in range(0, batches, RUNS_AT_ONCE):
-            if batches > RUNS_AT_ONCE and time() >= until_s:
+        for first in range(0, batches, BATCHES_PER_CHECK):
+            if batches > BATCHES_PER_CHECK and time() >= until_s:
                 self.defer()
                 return at
-            last = min(first + RUNS_AT_ONCE, batches)
+            last = min(first + BATCHES_PER_CHECK, batches)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 if chars[at + 2] != b"\x08":  # u16 length, u8 type: no Publish
                     self.link.control(chars[at + 2 : end])
                     waits: bool | None = False
-                    if end - at >= LARGE_RUN_BYTES and time() >= data_path.defer_at_s():
+                    if end - at >= LARGE_BATCH_BYTES and time() >= data_path.defer_at_s():
                         self.defer()  # 64 KiB of clients or topics are up to 20 ms of work
                         return size if self.life.over else end
                 else:
@@ -229,7 +229,7 @@ class LinkConnection(RawConnection):
         route = remote.routes.get(destination) or remote.resolve(destination)
         if count > 1:
             remote.count_batch(destination, count - 1)
-        if end - at < LARGE_RUN_BYTES:
+        if end - at < LARGE_BATCH_BYTES:
             return route.deliver(chars[at:end])
         return route.deliver_view(view[at:end])
 

@@ -38,7 +38,7 @@ from smqrt.cluster.nats.client import NatsState
 from smqrt.cluster.node import Node
 from smqrt.settings.limits import Limit
 from smqrt.smq.connection import (
-    LARGE_RUN_BYTES,
+    LARGE_BATCH_BYTES,
     view,
 )
 from smqrt.wire.cluster_packets import ID_BYTES
@@ -190,7 +190,7 @@ class NatsConnection(LinkConnection):
             self.link.lose(
                 f"handlers are behind: {WAITING_BYTES >> 20} MiB are queued from NATS; the link is made again"
             )
-        elif size < LARGE_RUN_BYTES:
+        elif size < LARGE_BATCH_BYTES:
             self._process_waiting()
         elif len(self._waiting) == 1:  # later, together with further messages: each delivery causes a write
             get_hub().loop.run_callback(self._process_waiting)
@@ -220,7 +220,7 @@ class NatsConnection(LinkConnection):
         """See `RawConnection`."""
         self.paused = True
 
-    def go_on(self) -> None:
+    def resume_now(self) -> None:
         """See `RawConnection`."""
         if self.paused and not self.life.over:
             self.paused = False

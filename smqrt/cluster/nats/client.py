@@ -216,7 +216,7 @@ class Subscriptions:
             subscription.callback(subject, payload, reply, headers)
         except (Exception, Timeout):  # a Timeout that was never cancelled is not an Exception
             self._counters.failed_callbacks += 1
-            if (suffix := self._lines.others()) is not None:
+            if (suffix := self._lines.line_suffix()) is not None:
                 log.exception("the callback for messages to %s failed%s", subscription.pattern, suffix)
 
 
@@ -476,7 +476,7 @@ class NatsClient:
         self._counters.denied += lower.startswith("permissions")
         if self._on_error is not None:
             self._call(self._on_error, text)
-        elif (suffix := self._lines.others()) is not None:
+        elif (suffix := self._lines.line_suffix()) is not None:
             log.warning("%s reports: %s%s", connection.address, text, suffix)
 
     def lost(self, connection: NatsConnection, reason: str) -> None:

@@ -500,7 +500,7 @@ class NatsConnection:
         self._watcher.stop()
         data_path.deferred_reads.append(self)
 
-    def go_on(self) -> None:
+    def resume_now(self) -> None:
         """Continue reading; called by the event loop after `_defer`."""
         if not self.is_open:
             return

@@ -114,7 +114,7 @@ class Logins:
         self.nonces.kept.on_use = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
         self.seeds.kept.on_use = share(b"d", SEED_LIFETIME_S, self.seeds.kept.arrived)
         for kind, throttle in ((b"f", self.throttle), (b"t", self.tracker)):
-            throttle.tell = share(kind, _GUESS_NOTE_S, throttle.arrived)
+            throttle.share = share(kind, _GUESS_NOTE_S, throttle.arrived)
 
     def _apply_record(self, session: HttpSession, record: dict[str, Any] | None) -> None:
         self._remove(session)

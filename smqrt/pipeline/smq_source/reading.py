@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit, files
-from smqrt.journal.remote import MOST_WAIT_S, RemoteJournal
+from smqrt.journal.remote import MAX_WAIT_S, RemoteJournal
 from smqrt.pipeline.smq_source import scan as offsets
 from smqrt.pipeline.smq_source.options import MAX_BYTES, Offsets, ReadOptions, epoch_us, without_traceback
 from smqrt.pipeline.smq_source.scan import Chunks, Scan, ScanPartition, check_schema, limited_to_bytes
@@ -250,13 +250,13 @@ class JournalFollower:
         return dict(self._known)
 
     def stop(self) -> None:
-        """Stop sending requests. The open request ends within `MOST_WAIT_S`."""
+        """Stop sending requests. The open request ends within `MAX_WAIT_S`."""
         self._stopped.set()
 
     def _follow(self, journal: RemoteJournal) -> None:
         while not self._stopped.is_set():
             try:
-                self._known = journal.wait(self._known, MOST_WAIT_S)
+                self._known = journal.wait(self._known, MAX_WAIT_S)
             except JournalError as error:
                 self._error = error
                 break

@@ -35,7 +35,7 @@ from smqrt.broker.topics import Topic
 from smqrt.server.restart.control_socket import STEP_S
 from smqrt.settings.limits import LineLimit
 from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
-from smqrt.smq.session_migration import OTHERS_TURN_S, FrozenHub
+from smqrt.smq.session_migration import YIELD_S, FrozenHub
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import rewritten
 from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
@@ -139,7 +139,7 @@ class KeptClients:
                 if message["do"] == "runs" and broker is not None:
                     self._may_deliver[broker.key].wait(STEP_S)  # removing 10,000 migrated clients takes a while
                     _deliver(broker, message["data"])
-                    gevent.sleep(OTHERS_TURN_S)
+                    gevent.sleep(YIELD_S)
 
     def close(self) -> None:
         """Stop the relay."""
@@ -393,7 +393,7 @@ class Relays:
                 relay = self._relays.get(message.get("key", ""))
                 if message["do"] == "changes" and relay is not None and hub_registry.find(message["key"]) is not None:
                     relay.update(message)
-                    gevent.sleep(OTHERS_TURN_S)
+                    gevent.sleep(YIELD_S)
         except ChannelError:
             self._discard()
 

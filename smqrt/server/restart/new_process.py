@@ -69,8 +69,8 @@ class TakeOver:
             self.give_up("invalid welcome message")
             raise StartError(f"Cannot replace the other process: invalid welcome message: {error}.") from None
         self.pid = pid
-        for asked_for, sockets in listeners:
-            inherited.add(asked_for, sockets)
+        for requested, sockets in listeners:
+            inherited.add(requested, sockets)
         hub_registry.expect(hubs, nodes)
 
     @classmethod

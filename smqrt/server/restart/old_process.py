@@ -33,13 +33,13 @@ from smqrt.server.restart.kept_clients import KeptClients, late_message
 from smqrt.settings.server_settings import RestartSettings
 from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
 from smqrt.smq.session_migration import (
-    OTHERS_TURN_S,
+    YIELD_S,
     FrozenHub,
     MovingClient,
     PrecopiedClient,
     address_of,
     is_at_rest,
-    pause_others,
+    pause_other_clients,
 )
 from smqrt.transport.listener import Acceptor, Listener, open_acceptors, open_listeners
 from smqrt.workers.worker_rpc import ChannelError, ChannelSilent, FdChannel, Message
@@ -155,14 +155,14 @@ class HandOver:
         if type(pid) is not int or pid <= 0:
             raise ChannelError("the hello of the new process has no pid")
         self.pid = pid
-        self._channel.most_bytes = RECEIVE_BYTES
+        self._channel.max_bytes = RECEIVE_BYTES
         listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
         self._channel.send(
             {
                 "do": "welcome",
                 "version": VERSION,
                 "pid": os.getpid(),
-                "listeners": [[*one.asked_for, len(one.filenos())] for one in listeners],
+                "listeners": [[*one.requested, len(one.filenos())] for one in listeners],
                 "hubs": {one.key: names_of(one) for one in hub_registry.hubs()},
                 "nodes": [[one.node.id, one.node.epoch] for one in open_meshes],
                 "failed": list(self._server.failed_applications()),
@@ -199,13 +199,13 @@ class HandOver:
             finally:
                 for fd in fds:
                     os.close(fd)
-            gevent.sleep(OTHERS_TURN_S)  # serve clients between two batches
+            gevent.sleep(YIELD_S)  # serve clients between two batches
 
     def _hand_over_hub(self, broker: RegisteredBroker) -> None:
         """Freeze a hub, send its state and its clients, and transfer it to the new process."""
         more: Message = {}
         if broker.cluster is not None and self._succeeds:
-            more = pause_others(broker)
+            more = pause_other_clients(broker)
         began_s = time.monotonic()
         hub = FrozenHub(broker, ahead=self._ahead)
         try:
@@ -233,14 +233,14 @@ class HandOver:
             self._channel.send({"do": "go"})
         except BaseException:
             broker.open_files()
-            hub.go_on()
+            hub.roll_back()
             if broker.cluster is not None:
                 broker.cluster.stay()
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.migrated += len(hub.clients)
         # Clients that stay here may still publish.
-        hub.let_go(lambda batch, tid, ptid: self._late_batches.append((broker, (tid, ptid, batch))))
+        hub.release(lambda batch, tid, ptid: self._late_batches.append((broker, (tid, ptid, batch))))
         if self._kept:
             self._kept.begin(broker)
         self._handed_over.append(hub)

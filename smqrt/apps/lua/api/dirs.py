@@ -483,7 +483,9 @@ class TraceLoggers:
 
     def new(self, name: bytes, priority: int) -> int:
         services = self._services
-        tracelogger = TraceLogger(from_utf8(name) or NAME, priority, services.http_server, fleet=services.fleet)
+        tracelogger = TraceLogger(
+            from_utf8(name) or NAME, priority, services.http_server, worker_rpc=services.worker_rpc
+        )
         self._all.add(tracelogger)
         close_with_app(tracelogger)
         return self._dirs.register(tracelogger)
@@ -535,8 +537,8 @@ class TraceLoggers:
 def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceLoggers:
     """Install the trace loggers; return the object that closes them."""
     loggers = TraceLoggers(vm, services, dirs)
-    if services.fleet is not None:
-        services.fleet.desk.news[QUESTION] = loggers.lines
+    if services.worker_rpc is not None:
+        services.worker_rpc.desk.news[QUESTION] = loggers.lines
     names = tuple(map(utf8, OPTIONS))
     functions = methods(loggers, "new configure ontrace heard ended")
     vm.namespace("ba.tracelogger", functions | {"options": lambda: names})

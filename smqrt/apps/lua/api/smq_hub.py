@@ -83,7 +83,7 @@ _limits: defaultdict[str, ErrorLimit] = defaultdict(ErrorLimit)
 
 
 def _log_error(name: str, error: object) -> None:
-    if (others := _limits[name].others()) is not None:
+    if (others := _limits[name].line_suffix()) is not None:
         log.error("error in %s%s: %s", name, others, error)
 
 
