@@ -99,7 +99,7 @@ end
 -- A copy of the attributes.
 function methods:attributes()
   local copy = {}
-  if shared then shared.give(self) end
+  if shared then shared.watch(self) end
   for name, value in pairs(attributes[self]) do copy[name] = value end
   return copy
 end
