@@ -496,13 +496,13 @@ class TraceLoggers:
         tracelogger.on_line = listener.add
         return True
 
-    def heard(self, handle: int, number: int) -> bytes | None:
+    def next_lines(self, handle: int, number: int) -> bytes | None:
         """Lines for the callback; None when there are none, or it has been replaced."""
         listener = self._listeners.get(self._of(handle))
         return listener.take() if listener and listener.number == number else None
 
-    def ended(self, handle: int, number: int) -> None:
-        """A callback has failed."""
+    def remove_callback(self, handle: int, number: int) -> None:
+        """Remove a callback that has failed."""
         listener = self._listeners.get(self._of(handle))
         if listener and listener.number == number:
             self.ontrace(handle)
@@ -531,6 +531,6 @@ def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceL
     if services.fleet is not None:
         services.fleet.desk.news[QUESTION] = loggers.lines
     names = tuple(map(utf8, OPTIONS))
-    functions = methods(loggers, "new configure ontrace heard ended")
+    functions = methods(loggers, "new configure ontrace next_lines remove_callback")
     vm.namespace("ba.tracelogger", functions | {"options": lambda: names})
     return loggers

@@ -520,7 +520,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
 
     def take_request(exchange: int, raw: bool, subprotocol: bytes | None, written: bytes | None) -> LuaResult:
         if services.exchanges is None:
-            raise ArgumentError("req2sock: there are no requests here")
+            raise ArgumentError("req2sock: the server has no HTTP requests")
         taken = services.exchanges.of(exchange)
         try:
             taken.request.access.check_origin(taken.request)
