@@ -1,7 +1,7 @@
 -- ba.bytearray: mutable bytes (spec: bas-api §8.4).
 --
--- A byte array is a string until its first change, which converts it to a table of bytes. All positions are 1-based and relative to
--- the window that setsize sets, initially the whole array.
+-- A byte array is a string until its first change, which converts it to a table of bytes. Positions are 1-based and relative
+-- to the window, initially the whole array. Those of setsize, which sets the window, are relative to the whole array.
 local core = ...
 
 local arg, byte, char, concat, getmetatable, min, rep, setmetatable, sub, type, unpack =

@@ -1,5 +1,4 @@
--- Parts of mako.conf besides ports and the list of applications (spec: runtime §1.2): users, the file server, the trace logger, and
--- the options of single applications.
+-- Users, the file server, the trace logger and the options of applications in mako.conf (spec: runtime §1.2).
 local core = ...
 
 local error, ipairs, pairs, require, tostring, type, xpcall = error, ipairs, pairs, require, tostring, core.type, xpcall

@@ -5,7 +5,7 @@ local arg, max, min, raise, setmetatable = core.arg, math.max, math.min, core.ra
 
 ba.crypto = ba.crypto or {}
 
-local LARGE_BYTES <const> = 4 << 20 -- hashing so many bytes takes some ms
+local LARGE_BYTES <const> = 4 << 20 -- hashing 4 MiB takes some ms
 local MAX_RANDOM_BYTES <const> = 1 << 20
 
 local Digest = {__gc = function(digest) if digest.handle then py.drop(digest.handle) end end}
@@ -45,7 +45,7 @@ function ba.rnd(lower, upper)
   return lower + py.random_below(span)
 end
 
---- ba.rnds(bytes): returns a random integer of 1 to 8 bytes, unsigned up to 7 bytes. Numbers outside 1 to 8 are moved into that range.
+--- ba.rnds(bytes): returns a random integer of 1 to 8 bytes, unsigned up to 7 bytes. Smaller and larger sizes count as 1 and 8.
 function ba.rnds(bytes)
   return py.random_unsigned(max(1, min(arg.integer(bytes, 1, "rnds"), 8)))
 end

@@ -18,14 +18,14 @@ core.exchange = exchange
 --   append, take, peek   its output, see output.lua
 --   closed        output is rejected: the request has ended, was stopped or sealed, or the client has disconnected
 --   taken         the connection was taken over; the page continues
---   stopped       the page, and every page around it, has to end
+--   stopped       the page and every outer page must end
 --   app_          the table of the application whose page ran last
 --   body          the whole response, in place of the output
 --   session_      with several workers: the session that the page has requested
 --   filter        the function that receives the output, see filter.lua
 
--- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
--- the application's pcall catches it.
+-- Ends the page and every outer page without an error: the error value is nil. When pcall of the application catches it, the next
+-- call of a method ends the page, because `stopped` is set.
 local function stop(self)
   self.stopped, self.closed = true, true
   error(nil, 0)

@@ -5,7 +5,7 @@ local arg, find, gsub, isyieldable, mathtype = core.arg, string.find, string.gsu
 local pack, pairs, pcall, rawtype, time, type = string.pack, pairs, pcall, core.rawtype, os.time, core.type
 local dump, octets = core.table_codec.dump, core.octets
 
-local LONG_BYTES <const> = 1000 -- private RSA keys, of which an operation may take half a second, and certificates have longer texts
+local LONG_BYTES <const> = 1000 -- private RSA keys and certificates are longer; an operation with an RSA key may take half a second
 
 core.keys = {py = py}
 

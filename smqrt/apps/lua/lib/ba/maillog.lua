@@ -9,7 +9,7 @@ local remove, tostring = table.remove, tostring
 
 local MAX_BYTES <const>, DELAY_S <const> = 8192, 86400 -- defaults of maxsize and sdelay
 local MAX_MAILS <const> = 10         -- unsent lines are kept up to 10 times maxsize; then the oldest are dropped
-local MIN_BETWEEN_MS <const> = 60000 -- frequent errors do not cause many mails
+local MIN_BETWEEN_MS <const> = 60000 -- between mails that a full log causes
 local EXIT_MS <const> = 5000         -- at shutdown: for the mail that is being sent, and again for the last one
 
 local maillog = {}

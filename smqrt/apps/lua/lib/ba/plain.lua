@@ -1,4 +1,6 @@
--- io.popen, os.execute, os.tmpname, os.remove and os.rename with the results of plain Lua, without blocking other activities (spec: bas-api §17.1).
+-- io.popen, os.execute, os.tmpname, os.remove and os.rename, which do not block other activities (spec: bas-api §17.1).
+--
+-- Their results are those of standard Lua.
 local core, py = ...
 
 local arg, bad, isyieldable, raise = core.arg, core.bad_argument, core.isyieldable, core.raise

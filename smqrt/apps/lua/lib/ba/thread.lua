@@ -24,13 +24,6 @@ local function waiting(queue)
   return queue.next - queue.first
 end
 
-local function take(queue)
-  local job = queue.jobs[queue.first]
-  queue.jobs[queue.first] = nil
-  queue.first = queue.first + 1
-  return job
-end
-
 local busy = {} -- handle -> queue with jobs: not collected before they have ended
 local advance_ref
 
@@ -55,7 +48,10 @@ advance_ref = core.ref(function(handle)
   local queue = queues[handle]
   local turn <close> = setmetatable({queue = queue}, Turn)
   if waiting(queue) == 0 then return end
-  local ok, message = xpcall(take(queue), core.traceback)
+  local job = queue.jobs[queue.first]
+  queue.jobs[queue.first] = nil
+  queue.first = queue.first + 1
+  local ok, message = xpcall(job, core.traceback)
   if not ok then core.log_error("Thread job failed: " .. message) end
 end)
 

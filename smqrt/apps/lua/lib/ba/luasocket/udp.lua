@@ -1,6 +1,6 @@
 -- socket.udp: UDP objects of the LuaSocket layer, over the sockets of ba.socket (spec: bas-api §12, §17).
 --
--- The socket is made when it is first needed, and again when the partner changes.
+-- The socket is opened at its first use, and again when the remote address changes.
 local core = ...
 
 local arg, gsub, sub, tostring = core.arg, string.gsub, string.sub, tostring
@@ -9,6 +9,7 @@ local layer, socket = core.luasocket, core.socket
 local word_of = layer.word
 
 local MAX_DATAGRAM_BYTES <const> = 65535
+local NO_LIMIT_MS <const> = 1e12
 
 local udp = {settimeout = layer.settimeout, gettimeout = layer.gettimeout}
 local class = layer.class("udp", udp)
@@ -32,14 +33,14 @@ local function open(self, host, port)
   return 1
 end
 
--- True when there is a socket; nil and an error otherwise.
+-- Opens the socket unless it is open. Returns a true value, or nil and an error.
 local function opened(self)
   if self.is_closed then return nil, "closed" end
   if self.sock then return true end
   return open(self)
 end
 
--- syntax: udp:setsockname(host, port) -> 1 | nil, error       the address of this side, "*" for every one
+-- syntax: udp:setsockname(host, port) -> 1 | nil, error       the local address; "*": every address
 function udp:setsockname(host, port)
   self_of(self, "setsockname")
   self.local_host, self.local_port = layer.address(host, 2, "setsockname"), layer.port(port, 3, "setsockname")
@@ -47,7 +48,7 @@ function udp:setsockname(host, port)
   return open(self)
 end
 
--- syntax: udp:setpeername(host, port) -> 1 | nil, error       the only partner; "*": any again
+-- syntax: udp:setpeername(host, port) -> 1 | nil, error       the only remote address; "*": any
 function udp:setpeername(host, port)
   self_of(self, "setpeername")
   host = layer.address(host, 2, "setpeername")
@@ -63,7 +64,7 @@ local function sent(done, word)
   return 1
 end
 
--- syntax: udp:send(data) -> 1 | nil, error       to the partner
+-- syntax: udp:send(data) -> 1 | nil, error       to the address of setpeername
 function udp:send(data)
   self_of(self, "send")
   data = arg.string(data, 2, "send")
@@ -87,7 +88,7 @@ local function receive(self, size)
   if waiting then return sub(waiting[1], 1, size), waiting[2], waiting[3] end
   local ok, word = opened(self)
   if not ok then return nil, word end
-  local data, ip, port = self.sock:read(layer.limit(self)() or 1e12, true)
+  local data, ip, port = self.sock:read(layer.limit(self)() or NO_LIMIT_MS, true)
   if not data then return nil, word_of(ip) end
   return sub(data, 1, size), ip, port
 end
@@ -108,7 +109,7 @@ function udp:receivefrom(size)
   return receive(self_of(self, "receivefrom"), size_of(size, "receivefrom"))
 end
 
---- Whether a receive would not wait; keeps the datagram that is there.
+--- Whether receive would return at once; keeps a datagram that has arrived.
 function layer.udp.is_ready(self)
   if self.waiting or not opened(self) then return true end
   local data, ip, port = layer.py.attempt(self.sock.handle)
