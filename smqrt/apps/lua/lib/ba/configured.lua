@@ -11,12 +11,12 @@ local MAX_LOGINS <const> = 20 -- of one user at the same time; a further login e
 local kept = {} -- the server's own directories: the tree drops those whose objects are collected
 local users -- {db =, authenticator =}, nil without users in mako.conf
 
-local function invalid(what, rule, value)
-  error(what .. " must be " .. rule .. ", not " .. tostring(value), 0)
+local function invalid(setting, rule, value)
+  error(setting .. " must be " .. rule .. ", not " .. tostring(value), 0)
 end
 
-local function checked(value, kind, what, rule)
-  if value ~= nil and type(value) ~= kind then invalid(what, rule, value) end
+local function checked(value, kind, setting, rule)
+  if value ~= nil and type(value) ~= kind then invalid(setting, rule, value) end
   return value
 end
 
@@ -39,8 +39,8 @@ local function set_up_users(conf)
   function mako.udb() return db, count end -- defined only with users
 end
 
-local function need_users(what)
-  if not users then error(what .. " needs users in mako.conf: without a login any client could write", 0) end
+local function need_users(setting)
+  if not users then error(setting .. " needs users in mako.conf: without a login any client could write", 0) end
   return users.authenticator
 end
 
@@ -85,13 +85,13 @@ function configured.application(entry, app)
   local apps = core.loadconf.get().apps
   local op = type(apps) == "table" and (apps.path and apps or apps[entry])
   if type(op) ~= "table" then return end
-  local what = "apps[" .. entry .. "]"
+  local setting = "apps[" .. entry .. "]"
   app.conf = op.conf
-  if op.auth then app.dir:setauth(need_users(what .. ".auth")) end
+  if op.auth then app.dir:setauth(need_users(setting .. ".auth")) end
   if op.dav then
     local lockdir = app.io:resourcetype() == "disk" and ".LOCK" or nil
     local dav = ba.create.dav(op.dav == true and "dav" or op.dav, 127, app.io, lockdir)
-    dav:setauth(need_users(what .. ".dav"))
+    dav:setauth(need_users(setting .. ".dav"))
     app.dir:insertprolog(dav, true)
   end
 end

@@ -6,9 +6,9 @@ local arg, pack, running, setmetatable, unpack, xpcall = core.arg, table.pack, c
 local socket = core.socket
 local py, owners, methods, self_of = socket.py, socket.owners, socket.methods, socket.self_of
 
-local Turn = {__close = function(turn) -- the function returned, failed, or was killed
-  local sock = turn.sock
-  owners[turn.coroutine], sock.runner, sock.mode = nil, nil, nil
+local RunGuard = {__close = function(guard) -- the function returned, failed, or was killed
+  local sock = guard.sock
+  owners[guard.coroutine], sock.runner, sock.mode = nil, nil, nil
   sock:close()
 end}
 
@@ -19,7 +19,7 @@ local function start(sock, mode, f, ...)
   ref = core.ref(function()
     has_begun = true
     local current = running()
-    local turn <close> = setmetatable({sock = sock, coroutine = current}, Turn)
+    local guard <close> = setmetatable({sock = sock, coroutine = current}, RunGuard)
     sock.runner, owners[current] = current, sock
     local ok, message = xpcall(f, core.traceback, sock, unpack(arguments, 1, arguments.n))
     if not ok then core.log_error("Cosocket failed: " .. message) end

@@ -36,9 +36,9 @@ local function date_of(days)
   local day_of_era = days - era * ERA_DAYS
   local year = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
   local day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
-  local shifted = (5 * day_of_year + 2) // 153
-  local month = shifted < 10 and shifted + 3 or shifted - 9
-  return year + era * 400 + (month <= 2 and 1 or 0), month, day_of_year - (153 * shifted + 2) // 5 + 1
+  local month_from_march = (5 * day_of_year + 2) // 153
+  local month = month_from_march < 10 and month_from_march + 3 or month_from_march - 9
+  return year + era * 400 + (month <= 2 and 1 or 0), month, day_of_year - (153 * month_from_march + 2) // 5 + 1
 end
 
 local function is_datetime(value)

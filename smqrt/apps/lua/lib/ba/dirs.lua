@@ -146,12 +146,12 @@ function dir:baseuri() return py.baseuri(self.handle) end
 function dir:name() return py.name(self.handle) end
 
 -- syntax: dir:service(request, relpath [, as_forward]) -> whether it was handled
-function dir:service(command, relpath, as_forward)
-  core.arg.instance(command, exchange.class, 1, "service")
+function dir:service(request, relpath, as_forward)
+  core.arg.instance(request, exchange.class, 1, "service")
   relpath = core.arg.string(relpath, 2, "service")
-  local handle = exchange.handle_of(command)
-  local handled = py.service(self.handle, handle, relpath, as_forward == true, command.take())
-  if command.stopped then error(nil, 0) end
+  local handle = exchange.handle_of(request)
+  local handled = py.service(self.handle, handle, relpath, as_forward == true, request.take())
+  if request.stopped then error(nil, 0) end
   return handled
 end
 

@@ -66,7 +66,7 @@ local function line_printer(append)
   end
 end
 
-local function begin(handle)
+local function create(handle)
   local self = setmetatable({handle = handle, refuse = refuse}, class)
   local append, take, peek = core.output(self)
   self.append, self.take, self.peek = append, take, peek
@@ -116,7 +116,7 @@ end
 
 -- Runs a compiled page. is_outermost: no other handler of this request follows. -> body, failure
 local function page(handle, reader, pathname, is_outermost)
-  local self = exchanges[handle] or begin(handle)
+  local self = exchanges[handle] or create(handle)
   local compiled = core.dir.handles[reader].pages[pathname]
   self.app_ = compiled.app
   run(self, compiled.chunk, self.environment, pathname, compiled.io, compiled.memory, compiled.app)
@@ -124,7 +124,7 @@ local function page(handle, reader, pathname, is_outermost)
 end
 
 -- Sets the variable `app` of the environment for a function; pages have it as a local variable. -> the previous value
-local function enter(self, app)
+local function set_app(self, app)
   local outer = rawget(self.environment, "app")
   self.environment.app = app
   return outer
@@ -132,13 +132,13 @@ end
 
 -- Runs a directory function. -> whether it handled the request, body, failure
 local function call(handle, directory, relpath, is_outermost)
-  local self = exchanges[handle] or begin(handle)
+  local self = exchanges[handle] or create(handle)
   local owner = core.dir.handles[directory]
   if not owner or not owner.func then return false end
-  local outer = enter(self, owner.app)
-  local answer = run(self, owner.func, self.environment, relpath)
-  enter(self, outer)
-  local is_handled = self.stopped or answer ~= false
+  local outer = set_app(self, owner.app)
+  local result = run(self, owner.func, self.environment, relpath)
+  set_app(self, outer)
+  local is_handled = self.stopped or result ~= false
   if is_handled and is_outermost then return true, finish(self, handle) end
   return is_handled
 end
@@ -150,9 +150,9 @@ end
 
 -- Calls a function of an application before the response. app: the variable of its environment. -> whether it returned, its results
 local function consult(self, app, f, ...)
-  local outer = enter(self, app)
+  local outer = set_app(self, app)
   local function results(done, ...)
-    enter(self, outer)
+    set_app(self, outer)
     if done and not self.stopped then return true, ... end
     if not self.stopped then fail(self, ... or "nil") end
     return false
@@ -161,7 +161,7 @@ local function consult(self, app, f, ...)
 end
 
 -- Returns the exchange of a request, created at its first use.
-local function open(handle) return exchanges[handle] or begin(handle) end
+local function open(handle) return exchanges[handle] or create(handle) end
 
 exchange.stop, exchange.handle_of, exchange.seal, exchange.expire = stop, handle_of, seal, expire
 exchange.open, exchange.consult, exchange.finish = open, consult, finish

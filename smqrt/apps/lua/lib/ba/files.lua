@@ -68,10 +68,10 @@ function ba.io()
 end
 
 function ba.mkio(base, path)
-  local of, handle, message = check_io(base, 1, "mkio")
+  local base_handle, handle, message = check_io(base, 1, "mkio")
   path = core.arg.string(path, 2, "mkio")
   if base.callbacks then return core.io.sub_of_lua(base, path) end
-  handle, message = perform("sub", of, path)
+  handle, message = perform("sub", base_handle, path)
   if not handle then return nil, message end
   return wrap(handle)
 end

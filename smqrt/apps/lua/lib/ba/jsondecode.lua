@@ -20,8 +20,8 @@ local LARGE_BYTES <const> = 1 << 20 -- passing such a text to Lua has used up th
 
 -- Error values of the parser: the results after nil.
 local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"}
-local VALUES <const> = {"mem", "more than " .. MAX_VALUES .. " values: split the document up, or raise json_values"}
-local MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " members: split it up, or raise json_values"}
+local TOO_MANY_VALUES <const> = {"mem", "more than " .. MAX_VALUES .. " values: split the document up, or raise json_values"}
+local TOO_MANY_MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " members: split it up, or raise json_values"}
 
 -- Bytes. Lua compiles such constants into the code only when each has a statement of its own.
 local QUOTE <const> = 34
@@ -44,7 +44,7 @@ local function pause()
   tokens_left = TOKENS_A_TURN
   if values_left then
     values_left = values_left - TOKENS_A_TURN
-    if values_left < 0 then error(VALUES, 0) end
+    if values_left < 0 then error(TOO_MANY_VALUES, 0) end
   end
   if not isyieldable() then return end
   local own_null, own_depth, own_name, own_left = null, depth_left, longest_name, values_left
@@ -81,7 +81,7 @@ end
 
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t", ['"'] = '"', ["\\"] = "\\", ["/"] = "/"}
 
-local function pair(high, low)
+local function surrogate_pair(high, low)
   return utf8_char(0x10000 + ((tonumber(high, 16) - 0xD800) << 10) + tonumber(low, 16) - 0xDC00)
 end
 
@@ -95,7 +95,7 @@ end
 
 local function unescaped(text)
   if find(text, "\\u[dD]", 1) then
-    text = gsub(text, "\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", pair)
+    text = gsub(text, "\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", surrogate_pair)
   end
   return (gsub(text, "\\(.)([^\\]?[^\\]?[^\\]?[^\\]?)", unescape))
 end
@@ -117,10 +117,10 @@ local function parse_string(text, position)
 end
 
 local function parse_number(text, position)
-  local digits, behind = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
+  local digits, after = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
   local value = digits and tonumber(digits)
-  if value then return value, behind end
-  error((behind or position + 1) > #text and MORE or PARSE, 0)
+  if value then return value, after end
+  error((after or position + 1) > #text and MORE or PARSE, 0)
 end
 
 local function literal(word, value)
@@ -134,8 +134,8 @@ end
 local null_word = literal("null")
 
 local function parse_null(text, position)
-  local _, behind = null_word(text, position)
-  return null, behind
+  local _, after = null_word(text, position)
+  return null, after
 end
 
 local parsers = { -- first byte of a value -> its parser
@@ -151,7 +151,7 @@ local function parse_value(text, position)
   return (parsers[byte(text, position)] or error(PARSE, 0))(text, position)
 end
 
-local function enter()
+local function enter_table()
   if depth_left == 0 then error(PARSE, 0) end
   depth_left = depth_left - 1
 end
@@ -167,7 +167,7 @@ local function separator(text, position)
 end
 
 parsers[OPEN_BRACKET] = function(text, position)
-  enter()
+  enter_table()
   local array, n, code = {}, 0, nil
   position = skip(text, position + 1)
   if byte(text, position) == CLOSE_BRACKET then code, position = CLOSE_BRACKET, position + 1 end
@@ -183,8 +183,8 @@ end
 
 --- Returns the name of a member and the position of its value; at the end of the object nil and the position after it.
 local function member(text, position)
-  local name, behind = match(text, '^"([^"\\]*)":()', position)
-  if name then return name, behind end
+  local name, after = match(text, '^"([^"\\]*)":()', position)
+  if name then return name, after end
   position = skip(text, position)
   local code = byte(text, position)
   if code == CLOSE_BRACE then return nil, position + 1 end
@@ -196,7 +196,7 @@ local function member(text, position)
 end
 
 parsers[OPEN_BRACE] = function(text, position)
-  enter()
+  enter_table()
   local object, n, code = {}, 0, COMMA
   position = position + 1
   while code == COMMA do
@@ -205,7 +205,7 @@ parsers[OPEN_BRACE] = function(text, position)
     if not name then code = CLOSE_BRACE break end
     if #name > longest_name then error(PARSE, 0) end
     n = n + 1
-    if n > MAX_MEMBERS then error(MEMBERS, 0) end
+    if n > MAX_MEMBERS then error(TOO_MANY_MEMBERS, 0) end
     object[name], position = parse_value(text, position)
     code, position = separator(text, position)
   end

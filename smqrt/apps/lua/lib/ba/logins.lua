@@ -105,27 +105,27 @@ function acl:casesensitive(value)
   return py.casesensitive(self.handle, arg.optional(arg.boolean, value, nil, 1, "casesensitive"))
 end
 
-local function command_of(command, name)
-  arg.instance(command, exchange.class, 1, name)
-  return exchange.handle_of(command)
+local function request_handle(request, name)
+  arg.instance(request, exchange.class, 1, name)
+  return exchange.handle_of(request)
 end
 
 -- Returns the results of a Python function, unless it has ended the page.
-local function unless_stopped(command, ...)
-  if command.stopped then error(nil, 0) end
+local function unless_stopped(request, ...)
+  if request.stopped then error(nil, 0) end
   return ...
 end
 
-local function unless_refused(command, first, ...)
-  if first == false then exchange.stop(command) end -- the body can't be read: the response is an error
+local function unless_refused(request, first, ...)
+  if first == false then exchange.stop(request) end -- the body can't be read: the response is an error
   return first, ...
 end
 
 -- syntax: authorizer:authorize(request, method, path) -> whether the user of the request has permission
-function authorizer:authorize(command, method, path)
-  local handle = command_of(command, "authorize")
+function authorizer:authorize(request, method, path)
+  local handle = request_handle(request, "authorize")
   method, path = arg.string(method, 2, "authorize"), arg.string(path, 3, "authorize")
-  return unless_stopped(command, py.authorize(self.handle, handle, method, path, command.take()))
+  return unless_stopped(request, py.authorize(self.handle, handle, method, path, request.take()))
 end
 
 acl.authorize = authorizer.authorize
@@ -161,10 +161,10 @@ function ba.create.authenticator(users, op)
 end
 
 -- syntax: authenticator:authenticate(request, path) -> name, password, type | nil: the response is the login page
-function authenticator:authenticate(command, path)
-  local handle = command_of(command, "authenticate")
+function authenticator:authenticate(request, path)
+  local handle = request_handle(request, "authenticate")
   path = arg.optional(arg.string, path, "", 2, "authenticate")
-  return unless_refused(command, unless_stopped(command, py.authenticate(self.handle, handle, path, command.take())))
+  return unless_refused(request, unless_stopped(request, py.authenticate(self.handle, handle, path, request.take())))
 end
 
 -- syntax: dir:setauth([authenticator [, authorizer]])      nil removes both

@@ -32,17 +32,17 @@ local function result_of(done, value, fault)
   return nil, "ioerror"
 end
 
-local function traced(message)
+local function with_traceback(message)
   return message ~= nil and core.traceback(message) or nil
 end
 
 local function call(callback, ...)
   if callback == nil then return nil, "noimplementation" end
-  return result_of(xpcall(callback, traced, ...))
+  return result_of(xpcall(callback, with_traceback, ...))
 end
 
 -- Calls a callback for which nil without an error word is a failure as well.
-local function demand(callback, ...)
+local function call_required(callback, ...)
   local value, fault = call(callback, ...)
   if value == nil then return nil, fault or "ioerror" end
   return value
@@ -68,7 +68,7 @@ local function integer(value)
   return type(value) == "number" and value == value and math.tointeger(value // 1) or 0
 end
 
-local function facts(stat)
+local function stat_fields(stat)
   return stat.isdir and true or false, integer(stat.mtime), math.max(0, integer(stat.size))
 end
 
@@ -78,16 +78,16 @@ local function invalid_result(what)
 end
 
 -- -> isdir, mtime, size | nil, error
-local function look(callbacks, path)
+local function stat_of(callbacks, path)
   local stat, fault = call(callbacks.stat, path)
   if stat == nil and path == "" then return true, 0, 0 end -- the root always exists
   if stat == nil then return nil, fault or "ioerror" end
   if type(stat) ~= "table" then return invalid_result("stat must return a table, not a " .. type(stat)) end
-  return facts(stat)
+  return stat_fields(stat)
 end
 
 local function open(callbacks, path, mode)
-  local object, fault = demand(callbacks.open, path, mode)
+  local object, fault = call_required(callbacks.open, path, mode)
   if not object then return nil, fault end
   if type(object) ~= "table" and type(object) ~= "userdata" then
     return invalid_result("open must return a table with functions, not a " .. type(object))
@@ -97,18 +97,18 @@ end
 
 -- -> a function that returns name, isdir, mtime, size of the next entry and nil at the end | nil, error
 local function entries(callbacks, path)
-  local list, fault = demand(callbacks.files, path)
+  local list, fault = call_required(callbacks.files, path)
   if not list then return nil, fault end
   if type(list) ~= "table" and type(list) ~= "userdata" then
     return invalid_result("files must return a table with functions, not a " .. type(list))
   end
   return function(with_stat)
     if not call(list.read) then return nil end
-    local name = demand(list.name)
+    local name = call_required(list.name)
     if type(name) ~= "string" then return nil end
     local stat = with_stat and call(list.stat)
     if type(stat) ~= "table" then return name, false, 0, 0 end
-    return name, facts(stat)
+    return name, stat_fields(stat)
   end
 end
 
@@ -130,7 +130,7 @@ end
 function io:stat(name)
   local path, fault = full_path(self, core.arg.string(name, 1, "stat"))
   if not path then return nil, fault end
-  local isdir, mtime, size = look(self.callbacks, path)
+  local isdir, mtime, size = stat_of(self.callbacks, path)
   if isdir == nil then return nil, mtime end
   local base = path:match"[^/]*$"
   return {name = base, mtime = mtime, size = size, isdir = isdir, type = isdir and "directory" or "regular"}
@@ -138,11 +138,11 @@ end
 
 function io:files(path, stat)
   local folder, fault = full_path(self, core.arg.string(path, 1, "files"))
-  local following
-  if folder then following, fault = entries(self.callbacks, folder) end
-  if not following then core.raise(fault) end
+  local next_entry
+  if folder then next_entry, fault = entries(self.callbacks, folder) end
+  if not next_entry then core.raise(fault) end
   return function()
-    local name, isdir, mtime, size = following(stat)
+    local name, isdir, mtime, size = next_entry(stat)
     if not name then return nil end
     if stat then return name, isdir, mtime, size end
     return name
@@ -153,7 +153,7 @@ for _, operation in ipairs{"mkdir", "rmdir", "remove"} do
   io[operation] = function(self, name)
     local path, fault = full_path(self, core.arg.string(name, 1, operation))
     if not path then return nil, fault end
-    local done, failure = demand(self.callbacks[operation], path)
+    local done, failure = call_required(self.callbacks[operation], path)
     if not done then return nil, failure end
     return true
   end
@@ -163,7 +163,7 @@ function io:rename(from, to)
   local old, fault = full_path(self, core.arg.string(from, 1, "rename"))
   local new, failure = full_path(self, core.arg.string(to, 2, "rename"))
   if not (old and new) then return nil, fault or failure end
-  old, fault = demand(self.callbacks.rename, old, new)
+  old, fault = call_required(self.callbacks.rename, old, new)
   if not old then return nil, fault end
   return true
 end
@@ -262,17 +262,17 @@ end
 local serve = {}
 
 function serve.stat(callbacks, path)
-  local isdir, mtime, size = look(callbacks, path)
+  local isdir, mtime, size = stat_of(callbacks, path)
   if isdir == nil then return nil, mtime end
   return mtime, size, isdir
 end
 
 -- -> the entries as one string
 function serve.files(callbacks, path)
-  local following, fault = entries(callbacks, path)
-  if not following then return nil, fault end
+  local next_entry, fault = entries(callbacks, path)
+  if not next_entry then return nil, fault end
   local list = {}
-  for name, isdir, mtime, size in following, true do
+  for name, isdir, mtime, size in next_entry, true do
     if name ~= "." and name ~= ".." then list[#list + 1] = pack(ENTRY, name, isdir and 1 or 0, mtime, size) end
     if #list > MAX_ENTRIES then return nil, "mem" end
   end
@@ -280,7 +280,7 @@ function serve.files(callbacks, path)
 end
 
 function serve.change(callbacks, operation, ...)
-  local done, fault = demand(callbacks[operation], ...)
+  local done, fault = call_required(callbacks[operation], ...)
   if not done then return nil, fault end
   return true
 end
@@ -329,7 +329,7 @@ end
 function core.io.sub_of_lua(self, path)
   local inner, fault = full_path(self, path)
   if not inner then return nil, fault end
-  local isdir, failure = look(self.callbacks, inner)
+  local isdir, failure = stat_of(self.callbacks, inner)
   if isdir == nil then return nil, failure end
   if not isdir then return archive(self, path, inner) end
   return wrap(py.sub(self.handle, inner), self.callbacks, inner)

@@ -3,7 +3,7 @@
 -- Their results are those of standard Lua.
 local core, py = ...
 
-local arg, bad, isyieldable, raise = core.arg, core.bad_argument, core.isyieldable, core.raise
+local arg, isyieldable, raise = core.arg, core.isyieldable, core.raise
 local byte, concat, find, format, ipairs, min = string.byte, table.concat, string.find, string.format, ipairs, math.min
 local getmetatable, next, pack, rawtype, select, setmetatable = core.getmetatable, next, table.pack, core.rawtype, select, setmetatable
 local sub, tonumber, unpack = string.sub, tonumber, table.unpack
@@ -50,7 +50,7 @@ end
 
 class.__gc = drop
 
-local function opened(self, fname)
+local function open_handle(self, fname)
   local handle = arg.instance(self, class, "self", fname)
   if not handle.number then raise("attempt to use a closed file") end
   return handle
@@ -194,11 +194,11 @@ function read(self, ...)
 end
 
 -- syntax: file:read([format, ...]) -> values      as in Lua: "l", "L", "a", "n", a number of bytes
-function methods:read(...) return read(opened(self, "read"), ...) end
+function methods:read(...) return read(open_handle(self, "read"), ...) end
 
 -- syntax: for values in file:lines([format, ...]) do ... end
 function methods:lines(...)
-  local handle, formats = opened(self, "lines"), pack(...)
+  local handle, formats = open_handle(self, "lines"), pack(...)
   return function()
     if not handle.number then raise("file is already closed") end
     local values = pack(read(handle, unpack(formats, 1, formats.n)))
@@ -234,10 +234,10 @@ local function write(self, ...)
 end
 
 -- syntax: file:write(value, ...) -> file | nil, error, number      without a buffer
-function methods:write(...) return write(opened(self, "write"), ...) end
+function methods:write(...) return write(open_handle(self, "write"), ...) end
 
 function methods:flush()
-  opened(self, "flush")
+  open_handle(self, "flush")
   return true
 end
 
@@ -249,14 +249,14 @@ local function check_option(value, options, fname)
 end
 
 function methods:seek(whence, offset)
-  opened(self, "seek")
+  open_handle(self, "seek")
   check_option(whence == nil and "cur" or whence, WHENCE, "seek")
   arg.optional(arg.integer, offset, 0, 2, "seek")
   return nil, "Illegal seek", 29
 end
 
 function methods:setvbuf(mode, size)
-  opened(self, "setvbuf")
+  open_handle(self, "setvbuf")
   check_option(mode, BUFFERING, "setvbuf")
   arg.optional(arg.integer, size, nil, 2, "setvbuf")
   return true
@@ -264,7 +264,7 @@ end
 
 -- syntax: file:close() -> true, "exit", 0 | nil, "exit", code | nil, "signal", number      Waits until the command has exited.
 function methods:close()
-  local handle = opened(self, "close")
+  local handle = open_handle(self, "close")
   local number = handle.number
   if not isyieldable() then return exit_results(py.close(number)) end -- can't wait here: returns an error
   handle.number, handle.buffer = nil, ""

@@ -38,15 +38,15 @@ local function advance(queue)
   py.soon(advance_ref, queue.handle)
 end
 
-local Turn = {__close = function(turn) -- __close also runs when the activity is killed
-  local queue = turn.queue
+local RunGuard = {__close = function(guard) -- __close also runs when the activity is killed
+  local queue = guard.queue
   queue.running = queue.running - 1
   advance(queue)
 end}
 
 advance_ref = core.ref(function(handle)
   local queue = queues[handle]
-  local turn <close> = setmetatable({queue = queue}, Turn)
+  local guard <close> = setmetatable({queue = queue}, RunGuard)
   if waiting(queue) == 0 then return end
   local job = queue.jobs[queue.first]
   queue.jobs[queue.first] = nil

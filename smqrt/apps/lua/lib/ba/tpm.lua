@@ -9,35 +9,35 @@ local IV_BYTES <const>, TAG_BYTES <const> = 12, 16
 
 ba.tpm = {}
 
-local loaded = false
+local is_loaded = false
 
 local function in_thread(name) return py[isyieldable() and name .. "_in_thread" or name] end
 
 -- Reads or creates the key file at the first call. -> true | nil, error, text
-local function ready()
-  if loaded then return true end
+local function load_keys()
+  if is_loaded then return true end
   local ok, word, detail = in_thread "load"()
-  loaded = ok == true
+  is_loaded = ok == true
   return ok, word, detail
 end
 
-local function derived(fname, unique, name, length)
+local function derive(fname, unique, name, length)
   name, length = octets(name, 1, fname), arg.positive(length, 2, fname)
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.derive(name, length, unique)
 end
 
 -- syntax: ba.tpm.uniquekey(name, length) -> bytes | nil, error        of this machine
-function ba.tpm.uniquekey(name, length) return derived("uniquekey", true, name, length) end
+function ba.tpm.uniquekey(name, length) return derive("uniquekey", true, name, length) end
 
 -- syntax: ba.tpm.globalkey(name, length) -> bytes | nil, error        of all machines with the same "global" in their key file
-function ba.tpm.globalkey(name, length) return derived("globalkey", false, name, length) end
+function ba.tpm.globalkey(name, length) return derive("globalkey", false, name, length) end
 
 -- syntax: ba.tpm.haskey(name) -> boolean | nil, error
 function ba.tpm.haskey(name)
   name = arg.string(name, 1, "haskey")
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.has(name)
 end
@@ -45,7 +45,7 @@ end
 -- syntax: ba.tpm.createkey(name [, {key = "ecc" | "rsa", bits =, curve =}]) -> true | nil, error
 function ba.tpm.createkey(name, op)
   name, op = arg.string(name, 1, "createkey"), arg.optional(arg.table, op, nil, 2, "createkey")
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   if py.has(name) then return nil, "exist" end
   return in_thread "add"(name, core.keys.generate(op, "createkey"))
@@ -54,7 +54,7 @@ end
 -- Returns a private key as PEM text, which must not reach applications. -> text | nil, error, text
 local function key_of(name, fname)
   name = arg.string(name, 1, fname)
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.pem(name)
 end
@@ -64,7 +64,7 @@ local function name_and_data(first, second)
   if rawtype(first) == "number" then first = tostring(first) end
   if rawtype(second) == "number" then second = tostring(second) end
   if rawtype(first) ~= "string" then return second, first end
-  if rawtype(second) == "string" and ready() and not py.has(first) and py.has(second) then return second, first end
+  if rawtype(second) == "string" and load_keys() and not py.has(first) and py.has(second) then return second, first end
   return first, second
 end
 
@@ -142,7 +142,7 @@ end
 -- key: the name of the encryption key; global: whether it is a key of `globalkey`, not of `uniquekey`.
 function ba.tpm.jsonuser(key, global)
   global = arg.optional(arg.boolean, global, false, 2, "jsonuser")
-  local secret, word, detail = derived("jsonuser", not global, "jsonuser " .. octets(key, 1, "jsonuser"), 32)
+  local secret, word, detail = derive("jsonuser", not global, "jsonuser " .. octets(key, 1, "jsonuser"), 32)
   if not secret then return nil, word, detail end
   local users, database = {}, ba.create.jsonuser()
 

@@ -12,18 +12,18 @@ local FLAGS <const> = {namespaces = true, keepspace = true}
 local parser = {}
 local class = core.class("xparser", parser)
 
-local function start(self)
+local function begin_document(self)
   self.handle = py.new(self.flags.namespaces == true)
   self.done, self.fault, self.too_large, self.document, self.nodes = false, nil, nil, nil, 0
   self.open, self.texts = {}, {}
 end
 
-local function collect(self)
+local function release(self)
   if self.handle then py.collect(self.handle) end
   self.handle = nil
 end
 
-class.__gc, class.__close = collect, collect
+class.__gc, class.__close = release, release
 
 -- ---- the table of a document
 
@@ -117,14 +117,14 @@ end
 
 -- Begins a new document with the same callbacks.
 function parser:reset()
-  collect(self)
-  start(self)
+  release(self)
+  begin_document(self)
   return true
 end
 
 function parser:destroy()
   local was_there = self.handle ~= nil
-  collect(self)
+  release(self)
   return was_there
 end
 
@@ -145,7 +145,7 @@ function xparser.create(callbacks, context, ...)
     flags[flag] = true
   end
   local self = setmetatable({callbacks = callbacks, context = context, flags = flags}, class)
-  start(self)
+  begin_document(self)
   return self
 end
 

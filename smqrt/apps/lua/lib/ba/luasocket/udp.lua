@@ -34,7 +34,7 @@ local function open(self, host, port)
 end
 
 -- Opens the socket unless it is open. Returns a true value, or nil and an error.
-local function opened(self)
+local function ensure_open(self)
   if self.is_closed then return nil, "closed" end
   if self.sock then return true end
   return open(self)
@@ -59,7 +59,7 @@ function udp:setpeername(host, port)
   return done, word
 end
 
-local function sent(done, word)
+local function send_result(done, word)
   if not done then return nil, word_of(word) end
   return 1
 end
@@ -69,7 +69,7 @@ function udp:send(data)
   self_of(self, "send")
   data = arg.string(data, 2, "send")
   if self.kind ~= "connected" then return nil, self.is_closed and "closed" or "not connected" end
-  return sent(self.sock:write(data))
+  return send_result(self.sock:write(data))
 end
 
 -- syntax: udp:sendto(data, ip, port) -> 1 | nil, error
@@ -77,16 +77,16 @@ function udp:sendto(data, ip, port)
   self_of(self, "sendto")
   data, ip, port = arg.string(data, 2, "sendto"), arg.string(ip, 3, "sendto"), layer.port(port, 4, "sendto")
   if self.kind == "connected" then return nil, "already connected" end
-  local ok, word = opened(self)
+  local ok, word = ensure_open(self)
   if not ok then return nil, word end
-  return sent(self.sock:sendto(data, ip, port))
+  return send_result(self.sock:sendto(data, ip, port))
 end
 
 local function receive(self, size)
   local waiting = self.waiting
   self.waiting = nil
   if waiting then return sub(waiting[1], 1, size), waiting[2], waiting[3] end
-  local ok, word = opened(self)
+  local ok, word = ensure_open(self)
   if not ok then return nil, word end
   local data, ip, port = self.sock:read(layer.limit(self)() or NO_LIMIT_MS, true)
   if not data then return nil, word_of(ip) end
@@ -111,7 +111,7 @@ end
 
 --- Whether receive would return at once; keeps a datagram that has arrived.
 function layer.udp.is_ready(self)
-  if self.waiting or not opened(self) then return true end
+  if self.waiting or not ensure_open(self) then return true end
   local data, ip, port = layer.py.attempt(self.sock.handle)
   if data == nil then return ip ~= "timeout" end
   self.waiting = {data, ip, port}
@@ -128,7 +128,7 @@ end
 
 local function name_of(fname)
   return function(self)
-    local ok, word = opened(self_of(self, "get" .. fname))
+    local ok, word = ensure_open(self_of(self, "get" .. fname))
     if not ok then return nil, word end
     local ip, port, isip6 = self.sock[fname](self.sock)
     if not ip then return nil, word_of(port) end
@@ -146,16 +146,16 @@ local OPTIONS <const> = {broadcast = true, dontroute = true}
 function udp:setoption(name, value)
   self_of(self, "setoption")
   name = arg.string(name, 2, "setoption")
-  local ok, word = opened(self)
+  local ok, word = ensure_open(self)
   if not ok then return nil, word end
   if name == "ip-add-membership" or name == "ip-drop-membership" then
     value = arg.table(value, 3, "setoption")
     local intf = arg.optional(arg.string, value.interface, "0.0.0.0", "interface", "setoption")
     local multiaddr = arg.string(value.multiaddr, "multiaddr", "setoption")
-    return sent(self.sock:setoption("ip-membership", name == "ip-add-membership", multiaddr, intf == "*" and "0.0.0.0" or intf))
+    return send_result(self.sock:setoption("ip-membership", name == "ip-add-membership", multiaddr, intf == "*" and "0.0.0.0" or intf))
   end
   if not OPTIONS[name] then core.raise("bad argument #2 to 'setoption' (unsupported option '" .. name .. "')") end
-  return sent(self.sock:setoption(name, value ~= false))
+  return send_result(self.sock:setoption(name, value ~= false))
 end
 
 function class.__tostring(self) return "udp{" .. self.kind .. "}: " .. gsub(tostring(self.sock), "^.*: ", "") end
