@@ -36,7 +36,7 @@ end))
 local function words_of(...)
   local words = {}
   for at = 1, select("#", ...) do words[at] = arg.string(select(at, ...), at, "forkpty") end
-  if #words == 0 then core.raise("bad argument #1 to 'forkpty' (a command expected)") end
+  if #words == 0 then core.raise("bad argument #1 to 'forkpty' (command expected)") end
   return words
 end
 

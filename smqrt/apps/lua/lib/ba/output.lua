@@ -29,7 +29,7 @@ function core.output(exchange)
     if exchange.filter then
       exchange.filter(take())
     elseif isyieldable() then -- else kept until Python can be called
-      exchange.closed = not py.write(exchange.handle, take()) -- closed: the client has closed the connection
+      exchange.closed = not py.write(exchange.handle, take()) -- write fails when the client has disconnected
     end
   end
 

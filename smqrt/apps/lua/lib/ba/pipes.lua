@@ -3,7 +3,7 @@ local core, py = ...
 
 local arg = core.arg
 
-local DEFAULT_PERMISSIONS <const>, MAX_PERMISSIONS <const> = 384, 511 -- 0600: only the server's user; 0777
+local DEFAULT_PERMISSIONS <const>, MAX_PERMISSIONS <const> = 384, 511 -- 0600, for the server's user only; 0777
 
 ba.pipe = {}
 

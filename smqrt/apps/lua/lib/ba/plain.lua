@@ -18,7 +18,7 @@ local MAX_NUMERAL_LENGTH <const> = 200 -- as in Lua
 
 local function text_without_nul(value, index, fname)
   local text = arg.string(value, index, fname)
-  if find(text, "\0", 1, true) then raise(format("bad argument #%d to '%s' (a text with a NUL character)", index, fname)) end
+  if find(text, "\0", 1, true) then raise(format("bad argument #%d to '%s' (the string has a NUL character)", index, fname)) end
   return text
 end
 

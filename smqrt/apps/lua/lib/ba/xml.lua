@@ -106,7 +106,7 @@ local ParseGuard = {__close = function(self) self.parser.busy = false end}
 function parser:parse(chunk)
   chunk = core.arg.string(chunk, 1, "parse")
   if not self.handle then core.raise("the parser was destroyed") end
-  if self.busy then core.raise("parse is under way: a callback can't call it") end
+  if self.busy then core.raise("parse: a callback can't call it") end
   if self.fault then return nil, self.fault end
   local guard <close> = setmetatable({parser = self}, ParseGuard)
   self.busy, self.fault = true, "a callback failed before" -- remains when feed raises
