@@ -17,7 +17,7 @@ function showDoor({open, by}) {
     byId("door").textContent = open ? "open" : "closed";
     byId("door").dataset.open = open;
     byId("move").textContent = open ? "Close" : "Open";
-    byId("by").textContent = by ? `Last moved by ${by}.` : "Nobody has moved it yet.";
+    byId("by").textContent = by ? `Last moved by ${by}.` : "Not moved yet.";
 }
 
 function refuse(message) {
@@ -29,7 +29,7 @@ function refuse(message) {
 
 function signIn(user, password) {
     smq = SMQ.Client(SMQ.wsURL("smq.lsp"), {info: user});
-    smq.onauth = seed => sha1(password + seed); // asked at every connection, each time with another seed
+    smq.onauth = seed => sha1(password + seed); // called for every connection, each time with a new seed
     smq.onconnect = smq.onreconnect = () => {
         showState("signed in", "up");
         byId("who").textContent = user;

@@ -1,4 +1,4 @@
-"""Signs in as a device and tells what the door does: device.py URL USER PASSWORD."""
+"""Sign in as a device and print each change of the door: device.py URL USER PASSWORD."""
 
 import hashlib
 import sys

@@ -22,9 +22,9 @@
             <div><label for="password">Password</label><input id="password" type="password" required autocomplete="current-password"></div>
             <p id="refusal" role="alert"></p>
             <button>Sign in</button>
-            <small class="soft">Two may enter: <code>keeper</code> with <code>sesame</code>, and <code>guest</code> with <code>welcome</code>, who may only look.</small>
+            <small class="soft">There are two users: <code>keeper</code> with password <code>sesame</code>, and <code>guest</code> with <code>welcome</code>, who cannot move the door.</small>
             <?lsp if not request:issecure() then ?>
-            <small class="soft">This page came over plain http: the password is hashed, what follows can be read on the way.</small>
+            <small class="soft">This page was sent over plain HTTP: the password is hashed, but all other data can be read by third parties.</small>
             <?lsp end ?>
         </form>
         <section id="panel" class="card" hidden>

@@ -27,7 +27,7 @@ function addLine(kind, text, name = "") {
     log.scrollTop = log.scrollHeight;
 }
 
-function met(etid, name) { // somebody's name; the broker tells us when that client goes
+function addPerson(etid, name) { // the broker sends a notification when that client disconnects
     people.set(etid, name.slice(0, 32));
     showPeople();
     smq.observe(etid, () => {
@@ -50,11 +50,11 @@ function enter(name) {
         return canReconnect && 1000;
     };
     smq.subscribe("hello", {datatype: "text", onmsg: (newcomer, etid) => {
-        met(etid, newcomer);
+        addPerson(etid, newcomer);
         addLine("note", people.get(etid) + " joined");
         if (etid !== smq.gettid()) smq.publish(name, etid);
     }});
-    smq.subscribe("self", {datatype: "text", onmsg: (other, etid) => met(etid, other)});
+    smq.subscribe("self", {datatype: "text", onmsg: (other, etid) => addPerson(etid, other)});
     smq.subscribe("say", {datatype: "text", onmsg: (text, etid) => {
         addLine(etid === smq.gettid() ? "said mine" : "said", text, people.get(etid) || "somebody");
     }});

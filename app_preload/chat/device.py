@@ -1,4 +1,4 @@
-"""A device in the chat: it has a name like everybody else, and whoever asks for the time gets it."""
+"""A device in the chat, which replies with the time to messages that contain `time?`."""
 
 import sys
 import time

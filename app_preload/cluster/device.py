@@ -1,4 +1,4 @@
-"""A client of node 2 on a device: it says who it is, and prints what is said at any node."""
+"""A client of node 2 on a device, which publishes its name and prints the messages of all nodes."""
 
 import json
 import sys
@@ -12,15 +12,15 @@ NAME = "Device"
 smq = SmqClient(sys.argv[1] if sys.argv[1:] else "http://127.0.0.1:9357/cluster/2")
 
 
-def heard(data, ptid, tid, subtid):
+def on_message(data, ptid, tid, subtid):
     try:
-        said = json.loads(data)
-        print(printable(f"{said['name']}: {said['text']}"), flush=True)
+        message = json.loads(data)
+        print(printable(f"{message['name']}: {message['text']}"), flush=True)
     except (ValueError, TypeError, KeyError):
-        pass  # anybody may publish anything
+        pass  # any client can publish any data
 
 
-smq.subscribe("say", onmsg=heard)
+smq.subscribe("say", onmsg=on_message)
 smq.onclose = lambda *_: 1  # seconds until the next attempt
 while True:
     smq.publish({"name": NAME}, "who")

@@ -1,14 +1,14 @@
 "use strict";
 
-// One node as this page sees it, through a client of its own there.
+// One node on the page, which is a client of that node.
 //
 // The topics, all JSON:
-//     who  each client tells every second that it is there: {name}
-//     say  what somebody says: {name, text, page, at}
+//     who  presence, published by each client every second: {name}
+//     say  a message: {name, text, page, at}
 
 const NODE_BITS = 21; // an ETID's upper bits are the number of its node
 const LINES = 6;
-const MOST_SHOWN = 200; // clients: anybody may bring some
+const MAX_SHOWN = 200; // clients: any number may connect
 const nodeOf = etid => etid >>> NODE_BITS;
 const pageId = Math.random();
 
@@ -18,16 +18,16 @@ function makeElement(name, className, text) {
 
 function makeClient(node, name, onstate) { // of that node
     const smq = SMQ.Client(SMQ.wsURL(String(node)));
-    const tellWho = () => smq.pubjson({name}, "who");
+    const publishName = () => smq.pubjson({name}, "who");
     smq.onconnect = smq.onreconnect = () => {
         onstate(true);
-        tellWho();
+        publishName();
     };
     smq.onclose = () => {
         onstate(false);
         return 1000; // ms until the next attempt
     };
-    setInterval(tellWho, 1000);
+    setInterval(publishName, 1000);
     return smq;
 }
 
@@ -37,13 +37,13 @@ class NodeView {
         this.element = element;
         this.onstate = onstate;
         this.chips = new Map(); // etid -> element
-        this.lost = new Map(); // node -> how many of its clients have just gone
+        this.lost = new Map(); // node -> number of its clients that have just disconnected
         element.append(byId("node").content.cloneNode(true));
         element.querySelector("h2").textContent = element.getAttribute("aria-label");
         this.smq = makeClient(this.number, name, isUp => this.showState(isUp));
         this.smq.subscribe("who", {datatype: "json", onmsg: (who, etid) => this.showClient(who, etid)});
-        this.smq.subscribe("say", {datatype: "json", onmsg: (said, etid) => this.showSaid(said, etid)});
-        element.querySelector("form").onsubmit = event => this.say(event, name);
+        this.smq.subscribe("say", {datatype: "json", onmsg: (message, etid) => this.showMessage(message, etid)});
+        element.querySelector("form").onsubmit = event => this.send(event, name);
         element.querySelector(".kill").onclick = () => this.smq.publish("", 1, "kill -9"); // 1 is the server of this node
         element.querySelector(".add").onclick = () => makeClient(this.number, makeName(), () => {});
     }
@@ -60,19 +60,19 @@ class NodeView {
         state.dataset.kind = isUp ? "up" : "down";
         for (const button of this.element.querySelectorAll("button")) button.disabled = !isUp;
         for (const etid of [...this.chips.keys()]) this.hideClient(etid);
-        if (isUp !== wasUp) this.showLine(isUp ? "This node is running." : "This node is gone, and its clients with it.");
+        if (isUp !== wasUp) this.showLine(isUp ? "This node is running." : "This node and its clients are gone.");
         this.onstate();
     }
 
     showClient({name}, etid) {
-        if (this.chips.has(etid) || this.chips.size >= MOST_SHOWN) return;
+        if (this.chips.has(etid) || this.chips.size >= MAX_SHOWN) return;
         const node = nodeOf(etid), isHere = node === this.number;
         const chip = makeElement("li", isHere ? "here" : "elsewhere", String(name).slice(0, 20));
         chip.dataset.node = node;
         chip.append(makeElement("small", "", isHere ? "here" : `at node ${node}`));
         this.chips.set(etid, chip);
         this.element.querySelector(".clients").append(...[...this.chips].sort(([one], [other]) => one - other).map(([, item]) => item));
-        if (etid !== this.smq.gettid()) this.smq.observe(etid, () => this.lose(etid)); // of whatever node it is
+        if (etid !== this.smq.gettid()) this.smq.observe(etid, () => this.lose(etid)); // works for clients of both nodes
     }
 
     hideClient(etid) {
@@ -83,26 +83,26 @@ class NodeView {
     lose(etid) {
         this.hideClient(etid);
         const node = nodeOf(etid);
-        if (!this.lost.has(node)) setTimeout(() => this.showLost(node), 50); // those that go together are one line
+        if (!this.lost.has(node)) setTimeout(() => this.showLost(node), 50); // one line for clients that disconnect together
         this.lost.set(node, (this.lost.get(node) || 0) + 1);
     }
 
     showLost(node) {
         const count = this.lost.get(node);
         this.lost.delete(node);
-        this.showLine(count === 1 ? `A client at node ${node} has gone.` : `${count} clients at node ${node} have gone.`);
+        this.showLine(count === 1 ? `A client at node ${node} has disconnected.` : `${count} clients at node ${node} have disconnected.`);
     }
 
-    say(event, name) {
+    send(event, name) {
         event.preventDefault();
         const field = event.target.elements.text;
         if (field.value) this.smq.pubjson({name, text: field.value, page: pageId, at: performance.now()}, "say");
         field.value = "";
     }
 
-    showSaid({name, text, page, at}, etid) {
-        const way = page === pageId ? `, ${(performance.now() - at).toFixed(1)} ms` : "";
-        this.showLine(`${String(name).slice(0, 20)}: ${String(text).slice(0, 200)}`, `from node ${nodeOf(etid)}${way}`);
+    showMessage({name, text, page, at}, etid) {
+        const delay = page === pageId ? `, ${(performance.now() - at).toFixed(1)} ms` : "";
+        this.showLine(`${String(name).slice(0, 20)}: ${String(text).slice(0, 200)}`, `from node ${nodeOf(etid)}${delay}`);
     }
 
     showLine(text, note = "") {

@@ -1,4 +1,4 @@
-"""Passes a connection on to a server on this machine, both ways, byte for byte."""
+"""Relay of connections to a server on this machine, in both directions, byte for byte."""
 
 import gevent
 from gevent.pool import Pool
@@ -7,24 +7,31 @@ from smqrt.app import HttpError
 from smqrt.errors import StreamError
 from smqrt.transport.stream import Stream
 
-MOST = 1000  # connections at once
-WAIT_S = 10  # for a server that starts
-PASSED = ("SimpleMQ", "SendSmqHttpResponse", "Connection", "Upgrade", "Sec-WebSocket-Key", "Sec-WebSocket-Version")
+MAX_CONNECTIONS = 1000
+CONNECT_TIMEOUT_S = 10  # long enough for a server to start
+FORWARDED_HEADERS = (
+    "SimpleMQ",
+    "SendSmqHttpResponse",
+    "Connection",
+    "Upgrade",
+    "Sec-WebSocket-Key",
+    "Sec-WebSocket-Version",
+)
 
 
 class Relay:
     def __init__(self):
-        self._pool = Pool(MOST)
+        self._pool = Pool(MAX_CONNECTIONS)
 
     def run(self, request, port):
-        """Take the connection of a request for SMQ, and pass it on, in greenlets of its own.
+        """Forward the connection of a request for SMQ, in greenlets of its own.
 
         Args:
-            request: of a browser or a device.
-            port: a function that gives the port of the server, None while it doesn't run.
+            request: request of a browser or a device.
+            port: function that returns the port of the server, or None while the server is not running.
 
         Raises:
-            HttpError: 403, a page of another host; 503, too many connections.
+            HttpError: 403 for a page of another host; 503 for too many connections.
         """
         request.access.check_origin(request)
         if self._pool.full():
@@ -44,7 +51,7 @@ def connect(visitor, request, port):
             server.push(head(request))
             both_ways(visitor, server)
     except StreamError:
-        pass  # it has just died; the visitor comes again
+        pass  # the server has just died; the client reconnects
     finally:
         visitor.close()
         if server:
@@ -52,19 +59,19 @@ def connect(visitor, request, port):
 
 
 def reach(port):
-    """A connection to the server as soon as it runs; None when it doesn't."""
-    for _ in range(WAIT_S * 10):
+    """Return a connection to the server as soon as it is running; None after the timeout."""
+    for _ in range(CONNECT_TIMEOUT_S * 10):
         if number := port():
             try:
                 return Stream.connect("127.0.0.1", number, timeout_s=3)
             except StreamError:
-                pass  # it has just died
+                pass  # the server has just died
         gevent.sleep(0.1)
     return None
 
 
 def head(request):
-    lines = [f"{name}: {value}" for name in PASSED if (value := request.get(name)) is not None]
+    lines = [f"{name}: {value}" for name in FORWARDED_HEADERS if (value := request.get(name)) is not None]
     return "\r\n".join(["GET /smq HTTP/1.1", "Host: 127.0.0.1", *lines, "", ""]).encode("latin-1")
 
 
@@ -81,7 +88,7 @@ def pump(source, target):
         while data := source.read():
             target.write(data, timeout_s=30)
     except StreamError:
-        pass  # one of them is gone, and the other goes
+        pass  # one side has closed; close both
     finally:
         source.close()
         target.close()

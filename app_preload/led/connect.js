@@ -7,7 +7,7 @@ function showState(text, kind) {
     byId("state").dataset.kind = kind;
 }
 
-function connect(onready) { // onready comes after every connect, the first and each later one
+function connect(onready) { // onready is called after the first connect and after each reconnect
     const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
     smq.onconnect = smq.onreconnect = () => {
         showState("connected", "up");

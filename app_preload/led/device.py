@@ -1,4 +1,4 @@
-"""A lamp on a real device. Where it prints, the board's own GPIO calls would stand."""
+"""A lamp on a real device. Replace the print call by the GPIO calls of the board."""
 
 import sys
 

@@ -2,7 +2,7 @@
 
 const lamp = {name: "Lamp", leds: {red: false, green: false, blue: false}};
 
-function shine() {
+function showBulb() {
     const {red, green, blue} = lamp.leds;
     const lit = Object.keys(lamp.leds).filter(colour => lamp.leds[colour]);
     if (lit.length) byId("bulb").style.setProperty("--light", [red, green, blue].map(isOn => isOn ? 255 : 30).join(" "));
@@ -19,7 +19,7 @@ const smq = connect(() => {
 for (const colour of Object.keys(lamp.leds)) {
     smq.subscribe("self", colour, {datatype: "text", onmsg: text => {
         lamp.leds[colour] = text === "1";
-        shine();
+        showBulb();
         smq.pubjson(lamp, "lamp/state");
     }});
 }

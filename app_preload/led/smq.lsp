@@ -1,5 +1,5 @@
 <?lsp
--- Browsers come with a WebSocket, devices with a raw socket; from here on they speak SMQ.
+-- Browsers connect with a WebSocket, devices with a raw socket. From here on the protocol is SMQ.
 if require "smq.hub".isSMQ(request) then
    app.smq:connect(request)
 else

@@ -10,7 +10,7 @@ function makeButton(etid, colour) {
     button.setAttribute("role", "switch");
     button.onclick = () => {
         const isOn = button.getAttribute("aria-checked") === "true";
-        smq.publish(isOn ? "0" : "1", etid, colour); // to this one lamp; it tells us when it is done
+        smq.publish(isOn ? "0" : "1", etid, colour); // to this lamp only, which then publishes its new state
     };
     return button;
 }
@@ -24,7 +24,7 @@ function makeCard(etid, lamp) {
     card.append(Object.assign(document.createElement("h2"), {textContent: lamp.name}), leds);
     byId("lamps").append(card);
     cards.set(etid, card);
-    smq.observe(etid, () => { // the lamp is gone
+    smq.observe(etid, () => { // the lamp has disconnected
         card.remove();
         cards.delete(etid);
     });

@@ -4,15 +4,15 @@ const SHOWN = 40;
 const WAYS = {in: "MQTT → SMQ", out: "SMQ → MQTT", both: "MQTT ↔ SMQ"};
 const OTHER = "start this server with the address of another: MQTT_BROKER=mqtt://broker.example smqrt serve app_preload";
 const TROUBLES = {
-    cannotresolve: ["Nobody knows that name", `Correct it, and ${OTHER}`],
-    cannotconnect: ["No MQTT broker answers there", `Start one, such as mosquitto, or ${OTHER}`],
-    timeout: ["It took too long to answer", "Is a firewall between?"],
-    socketclosed: ["It has closed the connection", ""],
-    socketreadfailed: ["The connection broke", ""],
-    sslnottrusted: ["Its certificate is of nobody that this server trusts", ""],
-    sslhandshake: ["It does not speak TLS as this server does", "Is that a port for TLS?"],
+    cannotresolve: ["unknown host name", `Correct it: ${OTHER}`],
+    cannotconnect: ["no MQTT broker at this address", `Start a broker, such as mosquitto, or ${OTHER}`],
+    timeout: ["no response in time", "Check for a firewall in between."],
+    socketclosed: ["connection closed by the broker", ""],
+    socketreadfailed: ["connection lost", ""],
+    sslnottrusted: ["certificate not trusted", ""],
+    sslhandshake: ["TLS handshake failed", "Check that the port is for TLS."],
 };
-const REFUSED = ["It refuses the bridge", "User and password stand in the address: mqtt://user:password@host"];
+const REJECTED = ["connection rejected by the broker", "Write user and password into the address: mqtt://user:password@host"];
 const byId = id => document.getElementById(id);
 
 function showState(text, kind) {
@@ -36,9 +36,9 @@ function showBroker(state) {
 }
 
 function showTrouble({connected, broker, reason}) {
-    const [what, remedy] = TROUBLES[reason] || (reason.startsWith("connect ") ? REFUSED : ["It is not connected", ""]);
+    const [what, remedy] = TROUBLES[reason] || (reason.startsWith("connect ") ? REJECTED : ["not connected", ""]);
     byId("trouble").hidden = connected || reason === "connecting";
-    byId("trouble").textContent = `${broker}: ${what} (${reason}); the bridge tries again by itself. ${remedy}`;
+    byId("trouble").textContent = `${broker}: ${what} (${reason}). The bridge retries automatically. ${remedy}`;
 }
 
 function showCounts(counts) {
@@ -71,7 +71,7 @@ smq.onclose = (message, canReconnect) => {
 smq.subscribe("self", {datatype: "json", onmsg: all => {
     showBroker(all.state);
     showCounts(all.counts);
-    addItems(Object.values(all.items)); // an empty list of Lua comes as {}
+    addItems(Object.values(all.items)); // Lua encodes an empty list as {}
 }});
 smq.subscribe("bridge/state", {datatype: "json", onmsg: showBroker});
 smq.subscribe("bridge/flow", {datatype: "json", onmsg: news => {

@@ -1,10 +1,10 @@
-"""The functions that pages and devices call, and how one is called."""
+"""Functions for remote calls from pages and devices."""
 
 import time
 
 import gevent
 
-LONGEST_MS = 2000
+MAX_SLEEP_MS = 2000
 
 
 def add(a, b):
@@ -13,7 +13,7 @@ def add(a, b):
 
 
 def reverse(text):
-    """reverse(text): the text read from its end"""
+    """reverse(text): the text in reverse order"""
     return text[::-1]
 
 
@@ -23,14 +23,14 @@ def clock():
 
 
 def slow(ms):
-    """slow(ms): waits so long, while other calls go on"""
-    ms = min(ms, LONGEST_MS)
+    """slow(ms): waits so many milliseconds, while other calls continue"""
+    ms = min(ms, MAX_SLEEP_MS)
     gevent.sleep(ms / 1000)
     return f"waited {ms} ms"
 
 
 def list_all():
-    """list(): what can be called"""
+    """list(): all functions"""
     return [{"name": name, "example": EXAMPLES[name], "help": FUNCTIONS[name].__doc__} for name in sorted(FUNCTIONS)]
 
 

@@ -1,4 +1,4 @@
-"""Calls a function of the server from a device: call.py URL NAME [ARGUMENT]..., arguments in JSON."""
+"""Call a function of the server from a device: call.py URL NAME [ARGUMENT]..., arguments in JSON."""
 
 import json
 import sys

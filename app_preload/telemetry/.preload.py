@@ -1,14 +1,14 @@
-"""Telemetry: sensors publish, a pipeline computes statistics and alerts of them, a page draws it all.
+"""Telemetry: sensors publish readings, pipelines compute statistics and alerts, a page draws them.
 
 The topics, all JSON:
     telemetry/NAME   a sensor's reading: {device, temp}
-    stats/NAME       of each minute, by the pipeline: {device, minute, avg, low, high, readings}; again when it changes
-    alerts/NAME      by the pipeline: {device, rule: "when" or "absent", state: "raised" or "cleared", ts, ...}
-    outages/NAME     by the pipeline: {device, state: "silent" or "back", since, seconds}; the page doesn't show them
-    telemetry-ask    who opens the page asks; the answers, one for each sensor, hold what has been so far, and whether
-                     it is recorded
+    stats/NAME       statistics of a minute: {device, minute, avg, low, high, readings}; published at each change
+    alerts/NAME      an alert: {device, rule: "when" or "absent", state: "raised" or "cleared", ts, ...}
+    outages/NAME     an outage: {device, state: "silent" or "back", since, seconds}; the page doesn't show them
+    telemetry-ask    a request of the page; the replies, one for each sensor, hold the latest messages, and whether
+                     there is a journal
 
-The sensors are simulated here. What is published is kept in the journal, from which `pipelines/telemetry.py` reads.
+The sensors are simulated here. The journal records what is published, and the pipelines read the journal.
 """
 
 import math
@@ -28,25 +28,25 @@ SHOWN_READINGS, SHOWN_MINUTES, SHOWN_ALERTS = 600, 60, 20
 
 try:
     smq = hub.create(journal={"retain": "1d"})
-except JournalError:  # another server runs this application too, and keeps the journal; the page tells
+except JournalError:  # another server runs this application and has the journal open; the page shows it
     smq = hub.create()
 
 
-def known(told, time, numbers=(), texts=()):
-    """What the page needs of a message: strangers may publish too, and it is kept. Raises when it is not there."""
-    datetime.fromisoformat(told[time])
-    numbers = {name: float(told[name]) for name in numbers}
-    return numbers | {name: str(told[name])[:40] for name in (time, *texts)}
+def checked(message, time, numbers=(), texts=()):
+    """Return the fields that the page needs, since any client can publish. Raises when one is missing or invalid."""
+    datetime.fromisoformat(message[time])
+    numbers = {name: float(message[name]) for name in numbers}
+    return numbers | {name: str(message[name])[:40] for name in (time, *texts)}
 
 
 class Sensor:
-    """A simulated thermometer: waves around a mean, some noise, and perhaps a rest now and then.
+    """A simulated thermometer: a wave around a mean, with noise and optional pauses.
 
-    rest: of how many seconds it is silent in the last twenty; 0 for never.
+    pause_every_s: the sensor is silent in the last 20 of so many seconds; 0 for no pauses.
     """
 
-    def __init__(self, name, mean, swing, wave_s, rest=0):
-        self.name, self.mean, self.swing, self.wave_s, self.rest = name, mean, swing, wave_s, rest
+    def __init__(self, name, mean, swing, wave_s, pause_every_s=0):
+        self.name, self.mean, self.swing, self.wave_s, self.pause_every_s = name, mean, swing, wave_s, pause_every_s
         self.drift = 0.0
         self.readings = deque(maxlen=SHOWN_READINGS)
         self.minutes = {}
@@ -56,7 +56,7 @@ class Sensor:
         smq.subscribe(f"alerts/{name}", onmsg=self.on_alert, json=True)
 
     def measure(self, now_s):
-        if self.rest and now_s % self.rest > self.rest - 20:
+        if self.pause_every_s and now_s % self.pause_every_s > self.pause_every_s - 20:
             return
         self.drift = 0.9 * self.drift + random.gauss(0, self.swing / 30)
         temp = self.mean + self.swing * math.sin(2 * math.pi * now_s / self.wave_s) + self.drift
@@ -66,18 +66,18 @@ class Sensor:
         self.readings.append([round(time.time()), float(reading["temp"])])
 
     def on_minute(self, stats, ptid, tid, subtid):
-        stats = known(stats, "minute", ("avg", "low", "high", "readings"), ("device",))
+        stats = checked(stats, "minute", ("avg", "low", "high", "readings"), ("device",))
         self.minutes[stats["minute"]] = stats
         for old in sorted(self.minutes)[:-SHOWN_MINUTES]:
             del self.minutes[old]
 
     def on_alert(self, alert, ptid, tid, subtid):
-        self.alerts.append(known(alert, "ts", texts=("device", "rule", "state")))
+        self.alerts.append(checked(alert, "ts", texts=("device", "rule", "state")))
 
-    def so_far(self):
+    def history(self):
         minutes = [self.minutes[minute] for minute in sorted(self.minutes)]
-        told = {"device": self.name, "recorded": smq.journal is not None, "minutes": minutes}
-        return told | {"readings": list(self.readings), "alerts": list(self.alerts)}
+        history = {"device": self.name, "recorded": smq.journal is not None, "minutes": minutes}
+        return history | {"readings": list(self.readings), "alerts": list(self.alerts)}
 
 
 def simulate():
@@ -85,12 +85,12 @@ def simulate():
         Sensor("boiler", mean=70, swing=14, wave_s=200),
         Sensor("server room", mean=27, swing=3, wave_s=320),
         Sensor("cellar", mean=12, swing=1.5, wave_s=500),
-        Sensor("roof", mean=21, swing=6, wave_s=410, rest=180),
+        Sensor("roof", mean=21, swing=6, wave_s=410, pause_every_s=180),
     ]
 
     def on_ask(data, ptid, tid, subtid):
         for sensor in sensors:
-            smq.publish(sensor.so_far(), ptid)
+            smq.publish(sensor.history(), ptid)
 
     smq.subscribe("telemetry-ask", onmsg=on_ask)
     while True:
@@ -99,11 +99,11 @@ def simulate():
         gevent.sleep(PERIOD_S)
 
 
-simulating = gevent.spawn(simulate) if worker.is_first else None  # one of several workers has the sensors
+simulation = gevent.spawn(simulate) if worker.is_first else None  # with several workers, only the first simulates
 
 
 def connect(request, relpath):
-    """Browsers and devices come to /telemetry/smq; everything else is for the files of this folder."""
+    """Browsers and devices connect at /telemetry/smq; all other paths are files of this folder."""
     if relpath != "smq" or not hub.isSMQ(request):
         return False
     smq.connect(request)
@@ -114,5 +114,5 @@ dir.setfunc(connect)
 
 
 def onunload():
-    if simulating:
-        simulating.kill()
+    if simulation:
+        simulation.kill()

@@ -1,12 +1,12 @@
 "use strict";
 
-const SPAN_S = 600, LEAST_S = 120, MINUTE_S = 60;
+const MAX_SPAN_S = 600, MIN_SPAN_S = 120, MINUTE_S = 60;
 const hour = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
 const colour = name => () => getComputedStyle(document.documentElement).getPropertyValue(name);
 const brief = value => value == null ? "–" : value.toFixed(1) + "°";
 const degrees = value => value == null ? "–" : value.toFixed(1) + " °C";
 
-// The minutes as steps; the last one needs an end.
+// The minutes as steps. The last row is repeated at the end of its minute, else its step would have no width.
 function steps(minutes) {
     const starts = [...minutes.keys()].sort((a, b) => a - b), rows = starts.map(start => minutes.get(start));
     if (starts.length) {
@@ -16,7 +16,7 @@ function steps(minutes) {
     return [starts, rows.map(row => row.high), rows.map(row => row.low), rows.map(row => row.avg)];
 }
 
-class Chart { // of one sensor: readings as a line; of each minute the average as a step, lowest to highest as a band
+class Chart { // of one sensor: readings as a line, the average of each minute as a step, minimum to maximum as a band
     constructor(place) {
         this.place = place;
         this.readings = [];
@@ -53,24 +53,24 @@ class Chart { // of one sensor: readings as a line; of each minute the average a
     range() {
         const end = this.readings.at(-1)?.[0] ?? Date.now() / 1000;
         const first = Math.min(this.readings[0]?.[0] ?? end, ...this.minutes.keys());
-        return [Math.max(end - SPAN_S, Math.min(first, end - LEAST_S)), end];
+        return [Math.max(end - MAX_SPAN_S, Math.min(first, end - MIN_SPAN_S)), end];
     }
 
-    rounded(low, high) { // at least five degrees, so that noise doesn't look like weather
+    rounded(low, high) { // at least five degrees, else noise would fill the chart
         const middle = ((low ?? 0) + (high ?? 0)) / 2, half = Math.max(2.5, ((high ?? 0) - (low ?? 0)) / 2 * 1.1);
         return [Math.floor(middle - half), Math.ceil(middle + half)];
     }
 
     addReading(time, temp) {
         const before = this.readings.at(-1);
-        if (before && time - before[0] > 5) this.readings.push([time - 1, null]); // it was silent: no line across
+        if (before && time - before[0] > 5) this.readings.push([time - 1, null]); // a gap in the line after a silence
         this.readings.push([time, temp]);
-        while (this.readings[0][0] < time - SPAN_S) this.readings.shift();
+        while (this.readings[0][0] < time - MAX_SPAN_S) this.readings.shift();
     }
 
     addMinute(stats) {
         this.minutes.set(Date.parse(stats.minute) / 1000, stats);
-        for (const start of this.minutes.keys()) if (start < Date.now() / 1000 - SPAN_S - MINUTE_S) this.minutes.delete(start);
+        for (const start of this.minutes.keys()) if (start < Date.now() / 1000 - MAX_SPAN_S - MINUTE_S) this.minutes.delete(start);
     }
 
     draw() {

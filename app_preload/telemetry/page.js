@@ -36,7 +36,7 @@ class Sensor {
         smq.subscribe("alerts/" + name, {datatype: "json", onmsg: alert => this.onAlert(alert)});
     }
 
-    soFar(all) { // after every connect: what was missed meanwhile
+    showHistory(all) { // after every connect, since messages were missed before it
         this.chart.readings = [];
         this.raised.clear();
         for (const [time, temp] of all.readings) this.chart.addReading(time, temp);
@@ -60,7 +60,7 @@ class Sensor {
     }
 
     showMinute(stats) {
-        clearTimeout(hinting);
+        clearTimeout(hintTimer);
         byId("hint").hidden = true;
         this.minute.replaceChildren(`${hour.format(Date.parse(stats.minute))} `, element("b", "", `⌀ ${brief(stats.avg)}`), ` ${brief(stats.low)} to ${brief(stats.high)}, ${stats.readings} readings`);
     }
@@ -86,7 +86,7 @@ function showAlert(name, alert) {
     byId("nothing").hidden = true;
 }
 
-const hinting = setTimeout(() => byId("hint").hidden = false, HINT_MS);
+const hintTimer = setTimeout(() => byId("hint").hidden = false, HINT_MS);
 const smq = SMQ.Client(SMQ.wsURL("smq"));
 smq.onconnect = smq.onreconnect = () => {
     showState("connected", "up");
@@ -98,6 +98,6 @@ smq.onclose = (message, canReconnect) => {
 };
 smq.subscribe("self", {datatype: "json", onmsg: all => {
     if (!sensors.has(all.device)) sensors.set(all.device, new Sensor(all.device));
-    sensors.get(all.device).soFar(all);
+    sensors.get(all.device).showHistory(all);
     byId("unrecorded").hidden = all.recorded;
 }});

@@ -37,8 +37,8 @@ def add_client(page: Any, number: int) -> None:
 
 
 def say(page: Any, number: int, text: str) -> None:
-    node(page, number).get_by_label("What to say").fill(text)
-    node(page, number).get_by_role("button", name="Say").click()
+    node(page, number).get_by_label("Message").fill(text)
+    node(page, number).get_by_role("button", name="Send").click()
 
 
 @pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
@@ -71,7 +71,7 @@ def test_both_nodes_know_who_is_where_and_one_is_killed(
     node(page, 2).get_by_role("button", name="kill -9").click()
     expect(page.get_by_role("status").first).to_have_text("1 of 2 running")
     expect(clients(page, 1).filter(has_text="at node 2")).to_have_count(0)
-    expect(node(page, 1).get_by_role("log")).to_contain_text("3 clients at node 2 have gone.")
+    expect(node(page, 1).get_by_role("log")).to_contain_text("3 clients at node 2 have disconnected.")
     expect(clients(page, 1).filter(has_text="here")).to_have_count(2)
     say(page, 1, "Alone")
     expect(node(page, 1).get_by_role("log")).to_contain_text("Alone")

@@ -110,7 +110,7 @@ def test_what_needs_users_is_not_served_without(folder: Path, serve: Callable[..
     assert requests.get(served.url).status_code == 503
     served.wait_for(r"app desk at /: failed: apps\[1\].auth needs users in mako.conf")
     served.wait_for(r"^mako.conf: users.ann must be a password, or a table with its HA1, not 1$")
-    served.wait_for(r"^mako.conf: tracelogger: it is to have a login, and the users are wrong$")
+    served.wait_for(r"^mako.conf: tracelogger: its login needs the users of mako.conf, and these are invalid$")
     assert requests.get(served.url + "/rtl/tracelogger.service/").status_code == 503
 
 

@@ -122,7 +122,7 @@ def test_a_log_that_cannot_be_sent_is_kept(server: AppServer, mailbox: Mailbox, 
         start(server, refusing.port)
         with caplog.at_level("INFO", "smqrt.trace"):
             ask(server, "note", text="kept", flush="1")
-            wait_until(lambda: "mako.log: no mail: failed 554 no" in caplog.text)
+            wait_until(lambda: "mako.log: mail not sent: failed 554 no" in caplog.text)
     configure(server, mailbox.port)
     server.vm.eval("assert(require'loadconf'.load())")
     server.applications.send_mail_log()

@@ -120,6 +120,6 @@ def test_a_killed_exec_ends_the_command(vm: Vm, tmp_path: Path) -> None:
 def test_jobs_that_wait_are_bounded_and_those_that_were_taken_run(vm: Vm) -> None:
     vm.eval("done = 0 function job() done = done + 1 end for _ = 1, 10000 do ba.thread.run(job) end")
     taken, message = vm.eval("return pcall(ba.thread.run, job)")
-    assert (taken, b"10000 jobs wait already" in message) == (False, True)
+    assert (taken, b"limit reached: 10000 waiting jobs" in message) == (False, True)
     wait_until(lambda: vm.eval("return done") == (10_000,))
     assert vm.eval("return pcall(ba.thread.run, job)")[0] is True

@@ -385,7 +385,7 @@ def test_many_at_once(vm: Vm) -> None:
         ('ba.forkpty "no such command"', (None, b"notfound", b"no such command cannot be run")),
         ('ba.forkpty "/etc/passwd"', (None, b"noaccess", b"/etc/passwd cannot be run")),
         ("ba.forkpty()", "bad argument #1 to 'forkpty'"),
-        ("ba.forkpty({})", "a command expected"),
+        ("ba.forkpty({})", "(command expected)"),
         ("ba.forkpty({async = 1}, 'ls')", "bad argument #async"),
         ("ba.forkpty({env = 1}, 'ls')", "bad argument #env"),
         ("ba.forkpty({env = {['a=b'] = 'c'}}, 'ls')", "the name of a variable"),

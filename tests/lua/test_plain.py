@@ -388,8 +388,8 @@ def test_remove_and_rename(vm: Vm, tmp_path: Path) -> None:
     [
         ("io.popen()", "bad argument #1 to 'popen' (string expected, got no value)"),
         ("io.popen('true', 'rw')", "bad argument #2 to 'popen' (invalid mode)"),
-        ("io.popen('a\\0b')", "bad argument #1 to 'popen' (a text with a NUL character)"),
-        ("os.execute('a\\0b')", "bad argument #1 to 'execute' (a text with a NUL character)"),
+        ("io.popen('a\\0b')", "bad argument #1 to 'popen' (the string has a NUL character)"),
+        ("os.execute('a\\0b')", "bad argument #1 to 'execute' (the string has a NUL character)"),
         ("os.execute {}", "bad argument #1 to 'execute' (string expected, got table)"),
         ("os.remove()", "bad argument #1 to 'remove' (string expected, got no value)"),
         ("os.rename('a')", "bad argument #2 to 'rename' (string expected, got no value)"),

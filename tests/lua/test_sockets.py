@@ -208,7 +208,7 @@ def test_only_the_owner_reads_everybody_writes(vm: Vm, server: Any, recorder: Re
     assert peer.recv(100) == b"from outside"
     peer.sendall(b"x")
     wait_until(lambda: len(recorder.seen) == 4)
-    refused = b"the socket belongs to a cosocket; nobody else may read it"
+    refused = b"the socket belongs to a cosocket; only that cosocket may read it"
     assert [seen[1].endswith(refused) for seen in recorder.seen[:2]] == [True, True]
     assert recorder.seen[2:] == [True, b"x"]
 

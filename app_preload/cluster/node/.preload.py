@@ -1,4 +1,4 @@
-"""A node of the demonstration: an application as any other, whose hub is in a cluster."""
+"""A node of the demonstration: an ordinary application whose hub is in a cluster."""
 
 import os
 import signal
@@ -24,12 +24,12 @@ def serve(request, relpath):
     return True
 
 
-def end_with_starter():
-    """The starter holds the other end of standard input, and so lets go of it however it ends."""
+def exit_with_parent():
+    """Exit at the end of standard input: the system closes its other end when the parent process exits or is killed."""
     gevent_os.tp_read(sys.stdin.fileno(), 1)
     die()
 
 
 smq.subscribe("self", subtopic="kill -9", onmsg=die)
 dir.setfunc(serve)
-gevent.spawn(end_with_starter)
+gevent.spawn(exit_with_parent)

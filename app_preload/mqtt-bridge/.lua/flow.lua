@@ -1,6 +1,6 @@
--- Traffic of the bridge: counts, and the latest messages, for the page. A busy bridge tells several times a second, not each message.
+-- Traffic of the bridge for the page: counts and the latest messages. News are published in batches, not for each message.
 
-local KEPT <const>, AT_ONCE <const>, PREVIEW_BYTES <const> = 40, 20, 160
+local MAX_STORED <const>, MAX_NEWS <const>, PREVIEW_BYTES <const> = 40, 20, 160
 
 local flow = {counts = {["in"] = 0, out = 0, dropped = 0}, latest = {}}
 local fresh, changed = {}, false
@@ -11,19 +11,19 @@ local function preview(data)
    return data:sub(1, (utf8.offset(data, 0, PREVIEW_BYTES))- 1) .. " …"
 end
 
--- Notes a message; `why` when it was left out.
+-- Counts and stores a message. `why`: the reason why it was not forwarded, else nil.
 function flow.note(way, mqtt, smq, data, why)
    local kind = why and "dropped" or way
    flow.counts[kind] = flow.counts[kind] + 1
    local item = {way = way, mqtt = mqtt, smq = smq, text = preview(data), size = #data, why = why, time = os.time()}
    table.insert(flow.latest, item)
-   if #flow.latest > KEPT then table.remove(flow.latest, 1) end
+   if #flow.latest > MAX_STORED then table.remove(flow.latest, 1) end
    fresh[#fresh + 1] = item
-   if #fresh > AT_ONCE then table.remove(fresh, 1) end
+   if #fresh > MAX_NEWS then table.remove(fresh, 1) end
    changed = true
 end
 
--- What is new since the last call, nil when nothing is.
+-- Returns the counts, and the messages since the last call; nil when there are none.
 function flow.news()
    if not changed then return nil end
    local items = fresh

@@ -1,4 +1,4 @@
--- From a topic of one side to that of the other, by the rules.
+-- Mapping of topics between MQTT and SMQ, by the rules.
 
 local MAX_SMQ_BYTES <const> = 65520
 
@@ -8,16 +8,16 @@ local function fits(rule, data)
    return rule.data ~= "json" or ba.json.decode(data) ~= nil
 end
 
--- map(rules, "in" | "out", topic, data) -> topic on the other side | nil when no rule fits | false, why it is left out
+-- map(rules, "in" | "out", topic, data) -> topic on the other side | nil when no rule applies | false, reason why it is not forwarded
 return function(rules, way, topic, data)
    local from, to = "smq", "mqtt"
    if way == "in" then from, to = to, from end
    for _, rule in ipairs(rules) do
       if (rule.way == way or rule.way == "both") and begins(topic, rule[from]) then
-         if not fits(rule, data) then return false, "no JSON" end
+         if not fits(rule, data) then return false, "not JSON" end
          if way == "in" and #data > MAX_SMQ_BYTES then return false, "too large for SMQ" end
          local mapped = rule[to] .. topic:sub(#rule[from] + 1)
-         if mapped == "" or (way == "out" and mapped:find "[+#%z]") then return false, "no topic for MQTT" end
+         if mapped == "" or (way == "out" and mapped:find "[+#%z]") then return false, "not an MQTT topic" end
          return mapped, rule
       end
    end

@@ -1,9 +1,9 @@
--- The rules of the bridge: what it connects. Change it, and restart the server.
+-- Rules of the bridge. Restart the server after a change.
 --
--- A rule maps what begins with `mqtt` to the same with `smq` in its place:
---    way    "in" (MQTT to SMQ), "out" (SMQ to MQTT) or "both"
---    data   "json": objects and arrays (other messages are left out, and counted), or "bytes": anything
--- The first rule that fits counts.
+-- A rule maps MQTT topics that begin with `mqtt` to SMQ topics that begin with `smq` instead:
+--    way    direction: "in" (MQTT to SMQ), "out" (SMQ to MQTT) or "both"
+--    data   "json": objects and arrays (other messages are dropped and counted), or "bytes": any data
+-- The first rule that applies is used.
 
 return {
    broker = os.getenv "MQTT_BROKER" or "localhost", -- host, host:port, mqtt://... or mqtts://user:password@host

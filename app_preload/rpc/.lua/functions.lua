@@ -1,4 +1,4 @@
--- Functions that can be called from afar: name = {run = the function, example = its arguments in JSON, help = one sentence}.
+-- Functions for remote calls: name = {run = the function, example = its arguments in JSON, help = one sentence}.
 
 local functions = {}
 
@@ -10,7 +10,7 @@ functions.add = {
 
 functions.reverse = {
    example = '"stressed"',
-   help = "reverse(text): the text read from its end",
+   help = "reverse(text): the text in reverse order",
    run = function(text) return text:reverse() end,
 }
 
@@ -22,7 +22,7 @@ functions.clock = {
 
 functions.slow = {
    example = "1500",
-   help = "slow(ms): waits so long, while other calls go on",
+   help = "slow(ms): waits so many milliseconds, while other calls continue",
    run = function(ms)
       ms = math.min(ms, 2000)
       ba.sleep(ms)
@@ -32,7 +32,7 @@ functions.slow = {
 
 functions.list = {
    example = "",
-   help = "list(): what can be called",
+   help = "list(): all functions",
    run = function()
       local list = {}
       for name, f in pairs(functions) do list[#list + 1] = {name = name, example = f.example, help = f.help} end

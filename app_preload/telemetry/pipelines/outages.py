@@ -1,6 +1,6 @@
-"""Outages of sensors, and how long they took: state of one's own, with a timer.
+"""Outages of sensors and their durations, computed with custom state and a timer.
 
-`smqrt help pipeline-state` explains it. `absent=` of an alert tells the same without any code, but not for how long.
+See `smqrt help pipeline-state`. `absent=` of an alert detects outages without code, but does not give their durations.
 """
 
 from pyspark.sql import Row
@@ -13,7 +13,7 @@ SILENT_MS = 15_000
 
 
 class Outages(StatefulProcessor):
-    """Remembers of each sensor when it spoke last, and whether it has been told that it is silent."""
+    """Stores the time of each sensor's last reading, and whether its silence was published."""
 
     def init(self, handle):
         self.handle = handle
@@ -33,7 +33,7 @@ class Outages(StatefulProcessor):
         yield Row(device=key[0], state="silent", since_ms=last_ms, seconds=SILENT_MS / 1000)
 
     def set_timer(self, due_ms, now_ms):
-        """The only one of its key; a row that comes late sets none."""
+        """Replace the timer of the key. A late row, whose timer would be due already, sets none."""
         for earlier_ms in self.handle.listTimers():
             self.handle.deleteTimer(earlier_ms)
         if due_ms > now_ms:

@@ -1,6 +1,6 @@
-"""Statistics of sensors while their readings come: minutes, and alerts.
+"""Statistics per minute and alerts of sensors.
 
-`smqrt serve app_preload/telemetry --pipelines` runs this beside the server; `smqrt help pipelines` explains it.
+`smqrt serve app_preload/telemetry --pipelines` runs this pipeline next to the server. See `smqrt help pipelines`.
 """
 
 from pyspark.sql import functions as F
@@ -16,7 +16,7 @@ def readings(messages):
 
 @publish(to="stats/{device}", mode="update", trigger="1 second")
 def minutes(readings):
-    """Average, lowest and highest of each sensor and minute, told again whenever they change."""
+    """Average, minimum and maximum of each sensor and minute, published whenever they change."""
     found = readings.groupBy(F.window("ts", "1 minute").alias("window"), "device").agg(
         F.round(F.avg("temp"), 2).alias("avg"),
         F.min("temp").alias("low"),
@@ -30,5 +30,5 @@ def minutes(readings):
     to="alerts/{device}", key="device", when="temp > 80", clear="temp < 75", cooldown="30 seconds", absent="10 seconds"
 )
 def alarms(readings):
-    """Who is too hot, until it has cooled down well; and who says nothing, until it does again."""
+    """Sensors that are too hot, until they are below 75 degrees, and silent ones, until their next reading."""
     return readings

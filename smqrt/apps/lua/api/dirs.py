@@ -505,12 +505,12 @@ class TraceLoggers:
         tracelogger.on_line = listener.add
         return True
 
-    def heard(self, handle: int, number: int) -> bytes | None:
+    def next_lines(self, handle: int, number: int) -> bytes | None:
         """Return queued lines for a callback; None if there are none or the callback was replaced."""
         listener = self._listeners.get(self._of(handle))
         return listener.take() if listener and listener.number == number else None
 
-    def ended(self, handle: int, number: int) -> None:
+    def remove_callback(self, handle: int, number: int) -> None:
         """Remove a callback that has failed."""
         listener = self._listeners.get(self._of(handle))
         if listener and listener.number == number:
@@ -540,6 +540,6 @@ def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceL
     if services.worker_rpc is not None:
         services.worker_rpc.desk.news[QUESTION] = loggers.lines
     names = tuple(map(utf8, OPTIONS))
-    functions = methods(loggers, "new configure ontrace heard ended")
+    functions = methods(loggers, "new configure ontrace next_lines remove_callback")
     vm.namespace("ba.tracelogger", functions | {"options": lambda: names})
     return loggers

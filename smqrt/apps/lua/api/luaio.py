@@ -234,7 +234,7 @@ class LuaFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         """Write all of `data`."""
-        self._ask(b"tell", self._number, b"write", bytes(data))
+        self._ask(b"operate", self._number, b"write", bytes(data))
         self._position += len(data)
         return len(data)
 
@@ -243,7 +243,7 @@ class LuaFile(io.RawIOBase):
         base = {0: 0, 1: self._position}.get(whence)
         position = offset + (self._owner.stat(self._name).size if base is None else base)
         if position != self._position:  # an io without a `seek` callback supports reads in order
-            self._ask(b"tell", self._number, b"seek", position)
+            self._ask(b"operate", self._number, b"seek", position)
         self._position = position
         return position
 
@@ -254,7 +254,7 @@ class LuaFile(io.RawIOBase):
     def flush(self) -> None:
         """Call the `flush` callback."""
         if not self.closed and self.writable():
-            self._ask(b"tell", self._number, b"flush")
+            self._ask(b"operate", self._number, b"flush")
 
     def close(self) -> None:
         """Close the file."""

@@ -6,6 +6,9 @@ local setmetatable, type, xpcall = setmetatable, core.rawtype, xpcall
 
 local getinfo, getupvalue = debug.getinfo, debug.getupvalue
 
+local MAX_UPVALUES <const> = 255 -- of a Lua function
+local MAX_LEVELS <const> = 100 -- of the stack that are searched for an application
+
 local numbers = setmetatable({}, {__mode = "k"}) -- the table of an application -> its number
 local applications = {} -- number -> {table =, anchors =}; the table stays the same when the application starts again
 
@@ -30,7 +33,7 @@ local function fill(app, io, dir)
   return setmetatable(app, {__index = _G})
 end
 
--- Runs .preload, when there is one. The root directories it inserts are kept for the application.
+-- Runs .preload, when there is one. The application keeps the root directories that .preload inserts.
 local function run_preload(application)
   local app = application.table
   local chunk, fault = app.io:loadfile(".preload", app)
@@ -45,8 +48,8 @@ end
 local entries = {}
 
 -- Runs .preload, when there is one, and enables pages. -> true | false, message with file, line and traceback
--- entry: its number in `apps` of mako.conf, nil when that doesn't name it
--- ...: the hubs that its .preload.py has made: `name, integer, ...`
+-- entry: its index in `apps` of mako.conf, nil when it is not listed there
+-- ...: the hubs that its .preload.py has created: `name, integer, ...`
 function entries.load(number, io, reader, entry, ...)
   local application = applications[number] or {table = {}}
   applications[number] = application
@@ -87,7 +90,7 @@ function entries.clear(number)
   collectgarbage()
 end
 
--- Sets up the parts of mako.conf besides applications. tracelogger: start it in any case.
+-- Sets up the parts of mako.conf besides applications. tracelogger: starts the trace logger in any case.
 function entries.configure(tracelogger) core.configured.server(tracelogger) end
 
 core.apps = {}
@@ -99,19 +102,19 @@ local function number_of(environment)
 end
 
 local function number_of_function(f)
-  for at = 1, 255 do
+  for at = 1, MAX_UPVALUES do
     local name, value = getupvalue(f, at)
     if not name then return nil end
     if name == "_ENV" then return value ~= nil and number_of(value) or nil end
   end
 end
 
---- The number of the application whose code is running. In timers, threads and cosockets Python does not have it: it is found by the
--- environments of the functions that run. nil when there is none. For `Services.scope_of`.
+--- Returns the number of the application whose code is running, nil without one. In timers, threads and cosockets Python does not
+-- have it: then the environments of the functions on the stack are searched. For `Services.scope_of`.
 function core.application()
   local known = py.known_application()
   if known ~= false then return known end
-  for level = 2, 100 do
+  for level = 2, MAX_LEVELS do
     local info = getinfo(level, "Sf")
     if not info then return nil end
     local number = not core.is_library(info) and number_of_function(info.func)
@@ -119,18 +122,18 @@ function core.application()
   end
 end
 
---- The table of the application that wrote the function, or else of the one whose code is running; nil when there is none.
+--- Returns the table of the application to which a function belongs, or else of the one whose code is running; nil without one.
 function core.app_of(f)
   return core.apps.table_of(number_of_function(f) or core.application())
 end
 
---- The table of an application by its number, nil before its first start.
+--- Returns the table of an application, nil before its first start.
 function core.apps.table_of(number)
   local application = applications[number]
   return application and application.table
 end
 
---- Forgets an application that was stopped for good.
+--- Removes an application that will not start again.
 function core.apps.forget(number) applications[number] = nil end
 
 for name, entry in pairs(entries) do py.entry(name, core.ref(entry)) end

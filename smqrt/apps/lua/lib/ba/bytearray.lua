@@ -1,7 +1,7 @@
--- ba.bytearray: bytes that can be changed in place (spec: bas-api §8.4).
+-- ba.bytearray: mutable bytes (spec: bas-api §8.4).
 --
--- A byte array begins as a string and stays one as long as it is only read; the first change makes a table of bytes of it. All
--- positions are 1-based and inside the window that setsize sets, which is the whole array at first.
+-- A byte array is a string until its first change, which converts it to a table of bytes. Positions are 1-based and relative
+-- to the window, initially the whole array. Those of setsize, which sets the window, are relative to the whole array.
 local core = ...
 
 local arg, byte, char, concat, getmetatable, min, rep, setmetatable, sub, type, unpack =
@@ -23,8 +23,8 @@ local function is_bytearray(value)
   return type(value) == "table" and getmetatable(value) == class
 end
 
--- The table of bytes, for a change.
-local function thaw(self)
+-- Returns the table of bytes, converted from the string when needed.
+local function to_table(self)
   local bytes = self.bytes
   if bytes then return bytes end
   local text = self.text
@@ -37,7 +37,7 @@ local function thaw(self)
   return bytes
 end
 
--- Bytes from i to j, positions in the array, as a string.
+-- Returns bytes i to j of the whole array as a string.
 local function slice(self, i, j)
   local text = self.text
   if text then return sub(text, i, j) end
@@ -52,7 +52,7 @@ local function out_of_range(what, position, size)
   raise(format("bytearray: %s %s is out of range (1 to %d)", what, position, size))
 end
 
--- A window of i and j inside `size`, both optional and checked. A negative j counts from the end, as in string.sub.
+-- Returns i and j, by default 1 and `size`, after checking them. A negative j counts from the end, as in string.sub.
 local function range(i, j, size, fname)
   i, j = arg.optional(arg.integer, i, 1, 2, fname), arg.optional(arg.integer, j, size, 3, fname)
   if j < 0 then j = j + size + 1 end
@@ -65,7 +65,7 @@ local function self_of(value, fname)
   return arg.instance(value, class, 1, fname)
 end
 
--- What may be copied into a byte array, as a string.
+-- Returns a value that may be copied into a byte array as a string.
 local function source(value, index, fname)
   local kind = type(value)
   if kind == "string" then return value end
@@ -77,9 +77,9 @@ local function source(value, index, fname)
   return concat(parts)
 end
 
--- Puts a string at a position of the array; all of it fits.
+-- Writes a string at a position of the whole array, where it must fit.
 local function put(self, at, text)
-  local bytes = thaw(self)
+  local bytes = to_table(self)
   for i = 1, #text, CHUNK do
     local part = {byte(text, i, i + CHUNK - 1)}
     table.move(part, 1, #part, at + i - 1, bytes)
@@ -103,7 +103,7 @@ class.__newindex = function(self, i, value)
   if type(value) == "number" then
     local number = arg.integer(value, 2, "bytearray")
     if number < 0 or number > 255 then out_of_range("a byte of", value, 255) end
-    thaw(self)[at + self.first - 1] = number
+    to_table(self)[at + self.first - 1] = number
     return
   end
   local text = source(value, 2, "bytearray")
@@ -115,7 +115,7 @@ class.__len = function(self) return self.last - self.first + 1 end
 class.__tostring = function(self) return slice(self, self.first, self.last) end
 class.__eq = function(a, b) return is_bytearray(a) and is_bytearray(b) and tostring(a) == tostring(b) end
 
---- ba.bytearray.create(size | string): zeros, or a copy of the string.
+--- ba.bytearray.create(size | string): returns a byte array of zeros, or of the bytes of the string.
 function library.create(value)
   if type(value) == "string" then return make(value) end
   local size = arg.integer(value, 1, "create")
@@ -123,27 +123,27 @@ function library.create(value)
   return make(rep("\0", size))
 end
 
---- ba.bytearray.tostring(b [,i [,j]])
+--- ba.bytearray.tostring(b [,i [,j]]): returns the bytes i to j as a string.
 function library.tostring(b, i, j)
   local self = self_of(b, "tostring")
   i, j = range(i, j, #self, "tostring")
   return slice(self, self.first + i - 1, self.first + j - 1)
 end
 
---- ba.bytearray.size(b): bytes in all, first and last of the window.
+--- ba.bytearray.size(b): returns the size of the whole array, and the first and last position of the window.
 function library.size(b)
   local self = self_of(b, "size")
   return self.size, self.first, self.last
 end
 
---- ba.bytearray.setsize(b [,i [,j]]): makes i to j of the whole array the window.
+--- ba.bytearray.setsize(b [,i [,j]]): sets the window to i to j of the whole array, and returns b.
 function library.setsize(b, i, j)
   local self = self_of(b, "setsize")
   self.first, self.last = range(i, j, self.size, "setsize")
   return b
 end
 
---- ba.bytearray.copy(b, position, source [,i [,j]]): copies i to j of the source; returns how many bytes did not fit.
+--- ba.bytearray.copy(b, position, source [,i [,j]]): copies i to j of the source; returns the number of bytes that did not fit.
 function library.copy(b, position, value, i, j)
   local self = self_of(b, "copy")
   local at, text = arg.integer(position, 2, "copy"), source(value, 3, "copy")
@@ -175,7 +175,7 @@ function library.h2n(b, position, size, n)
   put(self, at, pack(form, size < 8 and n & ((1 << 8 * size) - 1) or n))
 end
 
---- ba.bytearray.n2h(b, position, size): the inverse.
+--- ba.bytearray.n2h(b, position, size): returns the number: the inverse.
 function library.n2h(b, position, size)
   local self, at, form
   self, at, form, size = field(b, position, size, "n2h")
@@ -185,5 +185,5 @@ end
 
 ba.bytearray = library
 
---- Whether a value is a byte array, for what takes strings as well.
+--- Whether a value is a byte array: for functions that also accept strings.
 core.is_bytearray = is_bytearray

@@ -3,14 +3,14 @@ local core, py = ...
 
 local arg, isyieldable, setmetatable, tostring, upper = core.arg, core.isyieldable, setmetatable, tostring, string.upper
 
-local LARGE_BYTES <const> = 1 << 20 -- takes a ms or two; more is done in turns
+local LARGE_BYTES <const> = 1 << 20 -- takes 1 to 2 ms; longer data is processed in turns
 
 local methods = {}
 local class = core.class("symmetric", methods)
 
 class.__gc = function(self) py.drop(self.handle) end
 
---- A string or byte array as a string.
+--- Returns a string or byte array as a string.
 local function octets(value, index, fname)
   return core.is_bytearray(value) and tostring(value) or arg.string(value, index, fname)
 end

@@ -1,4 +1,4 @@
--- Connections: the functions that make sockets (spec: bas-api §8.1).
+-- Functions that open sockets (spec: bas-api §8.1).
 local core = ...
 
 local arg, rawtype, running = core.arg, core.rawtype, coroutine.running
@@ -8,11 +8,11 @@ local py, made = socket.py, socket.made
 
 local BLOCKING_TIMEOUT_MS <const>, COSOCKET_TIMEOUT_MS <const> = 1000, 20000
 
--- Makes `me`, a cosocket without a connection, the socket of `handle`; nil when it was closed or found another meanwhile.
-local function adopt(me, handle)
-  if me.handle or not me.runner then return nil end
-  me.handle, me.closed = handle, nil
-  return me
+-- Gives a cosocket the connection of `handle`. Returns nil when the cosocket has ended or has a connection meanwhile.
+local function adopt(cosocket, handle)
+  if cosocket.handle or not cosocket.runner then return nil end
+  cosocket.handle, cosocket.closed = handle, nil
+  return cosocket
 end
 
 local function options(op, index, fname)
@@ -26,14 +26,15 @@ function ba.socket.connect(host, port, op)
   host, port = arg.string(host, 1, "connect"), arg.integer(port, 2, "connect")
   local intf
   op, intf = options(op, 3, "connect")
-  local me = socket.owners[running()]
-  if me and me.handle then return nil, "incorrectuse" end
-  local timeout_ms = arg.optional(arg.milliseconds, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
+  local cosocket = socket.owners[running()]
+  if cosocket and cosocket.handle then return nil, "incorrectuse" end
+  local default_ms = cosocket and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS
+  local timeout_ms = arg.optional(arg.milliseconds, op.timeout, default_ms, "timeout", "connect")
   local tls = op.shark and core.tls.check(op.shark, "shark", "connect", "client")
   local handle, word, reason = py.connect(host, port, timeout_ms, intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
   if not handle then return nil, word, reason end
-  if not me then return socket.new(handle) end
-  if adopt(me, handle) then return me end
+  if not cosocket then return socket.new(handle) end
+  if adopt(cosocket, handle) then return cosocket end
   py.close(handle)
   return nil, "incorrectuse"
 end
@@ -50,8 +51,8 @@ function ba.socket.bind(port, op)
 end
 
 -- syntax: ba.socket.udpcon([host,] [port] [,{port=, intf=, ipv6=}]) -> socket | nil, error [, reason]
--- (port) listens on it, (host, port) talks to one partner only; op.port is the port of this side.
--- A cosocket without a connection becomes that socket.
+-- (port): listens on the port. (host, port): exchanges datagrams with this address only. op.port: the local port.
+-- A cosocket without a connection becomes the socket.
 function ba.socket.udpcon(host, port, op)
   if core.type(host) == "table" then host, op = nil, host end
   if core.type(port) == "table" then port, op = nil, port end
@@ -60,11 +61,11 @@ function ba.socket.udpcon(host, port, op)
   local intf
   op, intf = options(op, 3, "udpcon")
   local local_port = arg.optional(arg.integer, op.port, not host and port or nil, "port", "udpcon")
-  local me = socket.owners[running()]
-  if me and me.handle then me = nil end
+  local cosocket = socket.owners[running()]
+  if cosocket and cosocket.handle then cosocket = nil end
   local handle, word, reason = py.udp(host, port, local_port, intf, op.ipv6 == true)
   if not handle then return nil, word, reason end
-  local sock = me and adopt(me, handle) or socket.new(handle)
+  local sock = cosocket and adopt(cosocket, handle) or socket.new(handle)
   sock.is_udp = true
   return sock
 end
@@ -74,7 +75,7 @@ function ba.socket.toip(name)
   return py.lookup(arg.string(name, 1, "toip"))
 end
 
--- syntax: ba.socket.stat() -> how many sockets there are, how many of them are cosockets
+-- syntax: ba.socket.stat() -> number of sockets, number of cosockets among them
 function ba.socket.stat()
   local cosockets = 0
   for _, sock in pairs(socket.owners) do
@@ -84,14 +85,14 @@ function ba.socket.stat()
 end
 
 -- syntax: ba.socket.req2sock(request [,raw | subprotocol]) -> socket [, data that came with the request] | nil, error
--- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. This ends the request.
+-- Returns a WebSocket for a WebSocket request, unless raw is true, and otherwise the raw connection. This ends the request.
 -- After response:flush() the socket continues the body of the response, in chunks if it began in chunks, unless raw is true.
 function ba.socket.req2sock(request, option)
   local exchange = core.exchange
-  if not exchange then core.raise("req2sock: there are no requests here") end
+  if not exchange then core.raise("req2sock: the server has no HTTP requests") end
   arg.instance(request, exchange.class, 1, "req2sock")
   local subprotocol = rawtype(option) == "string" and option or nil
-  local written = not request.filter and (request.peek()) or nil -- a filter would have to see what follows
+  local written = not request.filter and (request.peek()) or nil -- a filter would miss the later output
   local sock, data, detail = made(py.take_request(exchange.handle_of(request), option == true, subprotocol, written))
   if sock then exchange.expire(request) end
   if detail then return sock, data, detail end

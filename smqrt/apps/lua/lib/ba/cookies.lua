@@ -22,7 +22,7 @@ function cookie:name() return self.name_ end
 local ATTRIBUTES = {{"path_", "Path"}, {"domain_", "Domain"}, {"maxage_", "Max-Age"}, {"comment_", "Comment"}}
 local FLAGS = {{"secure_", "Secure"}, {"httponly_", "HttpOnly"}}
 
--- The attributes that are set, names and values in turn.
+-- Returns the attributes that are set: name, value, name, ...
 local function attributes_of(self, max_age)
   local list = {}
   for _, attribute in ipairs(ATTRIBUTES) do
@@ -36,13 +36,13 @@ local function attributes_of(self, max_age)
   return table.unpack(list)
 end
 
--- Puts the cookie into the response.
+-- Adds the cookie to the response.
 function cookie:activate()
   py.add_cookie(handle_of(self.exchange_), self.name_, tostring(self.value_), attributes_of(self))
   return true
 end
 
--- Tells the browser to forget the cookie.
+-- Adds the cookie with an age of 0 to the response: the browser removes it.
 function cookie:delete()
   py.add_cookie(handle_of(self.exchange_), self.name_, tostring(self.value_), attributes_of(self, 0))
   return true

@@ -1,4 +1,4 @@
--- Cosockets (spec: bas-api §8.1 to §8.3, runtime §6): a socket with a coroutine of its own, which is resumed when something happens.
+-- Cosockets: sockets with their own coroutine, which waits for the socket (spec: bas-api §8.1 to §8.3, runtime §6).
 local core = ...
 
 local arg, pack, running, setmetatable, unpack, xpcall = core.arg, table.pack, coroutine.running, setmetatable, table.unpack, xpcall
@@ -6,28 +6,28 @@ local arg, pack, running, setmetatable, unpack, xpcall = core.arg, table.pack, c
 local socket = core.socket
 local py, owners, methods, self_of = socket.py, socket.owners, socket.methods, socket.self_of
 
-local Turn = {__close = function(turn) -- the function returned, failed, or was killed
-  local sock = turn.sock
-  owners[turn.me], sock.runner, sock.mode = nil, nil, nil
+local RunGuard = {__close = function(guard) -- the function returned, failed, or was killed
+  local sock = guard.sock
+  owners[guard.coroutine], sock.runner, sock.mode = nil, nil, nil
   sock:close()
 end}
 
--- Runs f(sock, ...) as the cosocket of sock, until it first waits. False when it can't begin: too many inside each other.
+-- Runs f(sock, ...) as the cosocket of sock until it first waits. Returns false when too many starts are nested.
 local function start(sock, mode, f, ...)
-  local arguments, begun, ref = pack(...), false, nil
+  local arguments, has_begun, ref = pack(...), false, nil
   sock.mode = mode
   ref = core.ref(function()
-    begun = true
-    local me = running()
-    local turn <close> = setmetatable({sock = sock, me = me}, Turn)
-    sock.runner, owners[me] = me, sock
+    has_begun = true
+    local current = running()
+    local guard <close> = setmetatable({sock = sock, coroutine = current}, RunGuard)
+    sock.runner, owners[current] = current, sock
     local ok, message = xpcall(f, core.traceback, sock, unpack(arguments, 1, arguments.n))
     if not ok then core.log_error("Cosocket failed: " .. message) end
   end)
   py.start(ref)
   core.unref(ref)
-  if not begun then sock.mode = nil end
-  return begun
+  if not has_begun then sock.mode = nil end
+  return has_begun
 end
 
 -- syntax: socket:event(f [,"r" | "s" [, arguments...]]) -> true | nil, "failed"
@@ -41,7 +41,7 @@ function methods:event(f, mode, ...)
   return true
 end
 
--- syntax: ba.socket.event(f [, arguments...]) -> socket | nil when f ended already
+-- syntax: ba.socket.event(f [, arguments...]) -> socket | nil when f has returned
 function ba.socket.event(f, ...)
   arg["function"](f, 1, "event")
   local sock = socket.new(nil)
@@ -54,7 +54,7 @@ function ba.socket.getsock()
   return owners[running()]
 end
 
--- syntax: socket:disable() -> what enable passes (in the cosocket itself) | true | nil, "incorrectuse"
+-- syntax: socket:disable() -> values of enable (called by the cosocket itself) | true | nil, "incorrectuse"
 function methods:disable()
   self_of(self, "disable")
   if self.runner and self.runner == running() then

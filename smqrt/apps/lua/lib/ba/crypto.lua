@@ -5,12 +5,13 @@ local arg, max, min, raise, setmetatable = core.arg, math.max, math.min, core.ra
 
 ba.crypto = ba.crypto or {}
 
-local LARGE_BYTES <const> = 4 << 20 -- some ms
+local LARGE_BYTES <const> = 4 << 20 -- hashing 4 MiB takes some ms
+local MAX_RANDOM_BYTES <const> = 1 << 20
 
 local Digest = {__gc = function(digest) if digest.handle then py.drop(digest.handle) end end}
 
---- ba.crypto.hash(algorithm), ba.crypto.hash("hmac", algorithm, key): a function h.
--- h(data) adds data and returns h; h(true [,"binary"|"hex"|"b64"]) returns the digest and starts again.
+--- ba.crypto.hash(algorithm), ba.crypto.hash("hmac", algorithm, key): returns a function h.
+-- h(data) adds data and returns h; h(true [,"binary"|"hex"|"b64"]) returns the digest and begins a new one.
 function ba.crypto.hash(algorithm, hmac_algorithm, key)
   local name, secret = arg.string(algorithm, 1, "hash"), nil
   if name == "hmac" then
@@ -33,7 +34,7 @@ function ba.crypto.hash(algorithm, hmac_algorithm, key)
   return step
 end
 
---- ba.rnd(): 0 to 2^32-1; ba.rnd(upper): 1 to upper; ba.rnd(lower, upper): both included.
+--- ba.rnd(): returns 0 to 2^32-1; ba.rnd(upper): 1 to upper; ba.rnd(lower, upper): lower to upper, both included.
 function ba.rnd(lower, upper)
   if lower == nil then return py.random_unsigned(4) end
   lower = arg.integer(lower, 1, "rnd")
@@ -44,23 +45,19 @@ function ba.rnd(lower, upper)
   return lower + py.random_below(span)
 end
 
-local function count_of(value, most, fname)
-  local count = arg.integer(value, 1, fname)
-  if count < 1 or count > most then raise("bad argument #1 to '" .. fname .. "' (1 to " .. most .. " expected)") end
-  return count
-end
-
---- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight, more than eight give the same.
+--- ba.rnds(bytes): returns a random integer of 1 to 8 bytes, unsigned up to 7 bytes. Smaller and larger sizes count as 1 and 8.
 function ba.rnds(bytes)
   return py.random_unsigned(max(1, min(arg.integer(bytes, 1, "rnds"), 8)))
 end
 
---- ba.rndbs(n): a string of n random bytes.
+--- ba.rndbs(n): returns a string of n random bytes.
 function ba.rndbs(n)
-  return py.random_bytes(count_of(n, 1 << 20, "rndbs"))
+  local count = arg.integer(n, 1, "rndbs")
+  if count < 1 or count > MAX_RANDOM_BYTES then raise("bad argument #1 to 'rndbs' (1 to " .. MAX_RANDOM_BYTES .. " expected)") end
+  return py.random_bytes(count)
 end
 
---- ba.rndseed(x): the system's generator needs no seed; x is accepted and ignored.
+--- ba.rndseed(x): accepts and ignores x: the system's generator does not need a seed.
 function ba.rndseed(x)
   arg.number(x, 1, "rndseed")
 end

@@ -1,4 +1,4 @@
--- ba.datetime (spec: bas-api §7): a point of time with nanoseconds, and an offset in minutes in which it is shown.
+-- ba.datetime: a point in time with nanoseconds, and the UTC offset in minutes with which it is shown (spec: bas-api §7).
 local core, py = ...
 
 local arg, raise, rawtype = core.arg, core.raise, core.rawtype
@@ -9,46 +9,50 @@ local getmetatable, maxinteger, setmetatable, tointeger, tonumber =
 local DAY_S <const>, BILLION <const> = 86400, 1000000000
 local MIN_S <const>, MAX_S <const> = -62135596800, 253402300799 -- the years 1 to 9999
 local MAX_OFFSET <const> = 24 * 60
-local MAX_TEXT_BYTES <const> = 64 -- 36 are needed
+local MAX_TEXT_BYTES <const> = 64 -- the longest valid text has 36
 local RANGE <const> = "Invalid datetime range"
 local NANOSECONDS <const> = {days = DAY_S * BILLION, hours = 3600 * BILLION, mins = 60 * BILLION, secs = BILLION, nsecs = 1}
+
+local ERA_DAYS <const> = 146097         -- of 400 years, after which the calendar repeats
+local DAYS_BEFORE_1970 <const> = 719468 -- since 0000-03-01
 
 local methods = {}
 local Datetime = core.class("datetime", methods)
 
---- Days since 1970-01-01 of a date of the Gregorian calendar. Years begin in March here, so the leap day is the last one.
+--- Returns the days from 1970-01-01 to a date of the Gregorian calendar.
+-- In this calculation years begin in March, so that a leap day is the last day of its year.
 local function days_of(year, month, day)
   if month <= 2 then year = year - 1 end
   local era = year // 400
   local year_of_era = year - era * 400
   local day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
-  return era * 146097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719468
+  return era * ERA_DAYS + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - DAYS_BEFORE_1970
 end
 
---- The inverse: year, month, day.
+--- Returns year, month and day of a number of days: the inverse.
 local function date_of(days)
-  days = days + 719468
-  local era = days // 146097
-  local day_of_era = days - era * 146097
+  days = days + DAYS_BEFORE_1970
+  local era = days // ERA_DAYS
+  local day_of_era = days - era * ERA_DAYS
   local year = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
   local day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
-  local shifted = (5 * day_of_year + 2) // 153
-  local month = shifted < 10 and shifted + 3 or shifted - 9
-  return year + era * 400 + (month <= 2 and 1 or 0), month, day_of_year - (153 * shifted + 2) // 5 + 1
+  local month_from_march = (5 * day_of_year + 2) // 153
+  local month = month_from_march < 10 and month_from_march + 3 or month_from_march - 9
+  return year + era * 400 + (month <= 2 and 1 or 0), month, day_of_year - (153 * month_from_march + 2) // 5 + 1
 end
 
 local function is_datetime(value)
   return rawtype(value) == "table" and getmetatable(value) == Datetime
 end
 
---- A datetime, or nil when it is outside the years 1 to 9999.
+--- Returns a datetime, or nil and an error outside the years 1 to 9999.
 local function new(seconds, nanoseconds, offset)
   seconds, nanoseconds = seconds + nanoseconds // BILLION, nanoseconds % BILLION
   if seconds < MIN_S or seconds > MAX_S or offset < -MAX_OFFSET or offset > MAX_OFFSET then return nil, RANGE end
   return setmetatable({seconds = seconds, nanoseconds = nanoseconds, minutes = offset}, Datetime)
 end
 
---- Seconds and nanoseconds of a duration: a table of days, hours, mins, secs, nsecs, or a number of nanoseconds.
+--- Returns seconds and nanoseconds of a duration: a table of days, hours, mins, secs, nsecs, or a number of nanoseconds.
 local function duration(value, index, fname)
   if rawtype(value) ~= "table" then
     local count = arg.integer(value, index, fname)
@@ -78,7 +82,7 @@ local function offset_of(zone)
 end
 
 local function from_text(text)
-  if #text > MAX_TEXT_BYTES then return nil, RANGE end -- the patterns below try every way to divide digits
+  if #text > MAX_TEXT_BYTES then return nil, RANGE end -- bounds the backtracking of the patterns below
   local year, month, day, rest = match(text, "^(%d%d%d%d)-(%d%d)-(%d%d)(.*)$")
   if not year then return nil, RANGE end
   local hour, min, sec, fraction, zone = "0", "0", "0", "", ""
@@ -111,23 +115,23 @@ local function from_word(word, offset)
   if word == "MAX" then return new(MAX_S, BILLION - 1, 0) end
 end
 
---- The number of arguments after the first that belong to the form of the first.
+--- Returns the number of arguments after the first that belong to its form.
 local function own_arguments(first, ...)
-  local most = tonumber(first) and 2 or first == "NOW" and 1 or 0
+  local max_count = tonumber(first) and 2 or first == "NOW" and 1 or 0
   local count = 0
-  for i = 1, most do
+  for i = 1, max_count do
     if not tonumber((select(i, ...))) then break end
     count = i
   end
   return count
 end
 
-local function made(first, second, third)
+local function create(first, second, third)
   if tonumber(first) then
     local seconds = arg.number(first, 1, "datetime")
     local whole = seconds // 1
     local part = tonumber(second) and arg.integer(second, 2, "datetime") or (seconds - whole) * BILLION // 1
-    if not tointeger(whole) or not tointeger(part) then return nil, RANGE end -- huge, or no number at all
+    if not tointeger(whole) or not tointeger(part) then return nil, RANGE end -- too large, infinite or NaN
     return new(tointeger(whole), tointeger(part), tonumber(third) and arg.integer(third, 3, "datetime") or 0)
   end
   if rawtype(first) == "table" then
@@ -144,23 +148,23 @@ local function plus(datetime, seconds, nanoseconds)
   return new(datetime.seconds + seconds, datetime.nanoseconds + nanoseconds, datetime.minutes)
 end
 
---- ba.datetime("NOW" [,offset]), ("MIN"), ("MAX"), (ISO 8601 text), (seconds [,nanoseconds [,offset]]), (table): a datetime.
--- A last argument more is added to it: a duration table or nanoseconds. nil, "Invalid datetime range" for what is none.
+--- ba.datetime("NOW" [,offset]), ("MIN"), ("MAX"), (ISO 8601 text), (seconds [,nanoseconds [,offset]]), (table): returns a datetime.
+-- A further argument, a duration table or nanoseconds, is added. Returns nil, "Invalid datetime range" for invalid values.
 function ba.datetime(first, ...)
   if first == nil then first = "NOW" end
   local count = own_arguments(first, ...)
-  local datetime, message = made(first, ...)
+  local datetime, message = create(first, ...)
   local add = select(count + 1, ...)
   if not datetime or add == nil then return datetime, message end
   return plus(datetime, duration(add, count + 2, "datetime"))
 end
 
---- datetime:ticks(): seconds since 1970, nanoseconds, offset in minutes.
+--- datetime:ticks(): returns seconds since 1970, nanoseconds, offset in minutes.
 function methods:ticks()
   return self.seconds, self.nanoseconds, self.minutes
 end
 
---- datetime:offset([minutes]): the offset in which it is shown, after setting it when one is given.
+--- datetime:offset([minutes]): sets the offset when one is given, and returns it.
 function methods:offset(minutes)
   if minutes ~= nil then
     minutes = arg.integer(minutes, 2, "offset")
@@ -170,7 +174,7 @@ function methods:offset(minutes)
   return self.minutes
 end
 
---- datetime:date([localtime]): a table of year, month, day, hour, min, sec, nsec, wday, yday, offset; UTC without localtime.
+--- datetime:date([localtime]): returns a table of year, month, day, hour, min, sec, nsec, wday, yday, offset; in UTC without localtime.
 function methods:date(localtime)
   local offset = arg.optional(arg.boolean, localtime, false, 2, "date") and self.minutes or 0
   local seconds = self.seconds + offset * 60
@@ -188,7 +192,7 @@ local function zone_text(offset)
   return format("%s%02d:%02d", offset < 0 and "-" or "+", minutes // 60, minutes % 60)
 end
 
---- datetime:tostring([offset]): ISO 8601 in the given offset, in its own one otherwise.
+--- datetime:tostring([offset]): returns ISO 8601 text with the given offset, by default its own.
 function methods:tostring(offset)
   offset = arg.optional(arg.integer, offset, self.minutes, 2, "tostring")
   local seconds = self.seconds + offset * 60
@@ -211,7 +215,7 @@ function Datetime.__add(left, right)
 end
 
 function Datetime.__sub(left, right)
-  if not is_datetime(left) then raise("a datetime can't be taken from a duration") end
+  if not is_datetime(left) then raise("a datetime can't be subtracted from a duration") end
   if not is_datetime(right) then
     local seconds, nanoseconds = duration(right, 2, "datetime -")
     return in_range(plus(left, -seconds, -nanoseconds))

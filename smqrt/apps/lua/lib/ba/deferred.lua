@@ -7,7 +7,7 @@ local concat, select, setmetatable, tostring = table.concat, select, setmetatabl
 local deferred = {}
 local class = core.class("deferred", deferred)
 
--- syntax: response:deferred() -> deferred response      what the page has written is dropped
+-- syntax: response:deferred() -> deferred response      drops the output of the page
 function exchange.methods:deferred()
   local number = py.defer(exchange.handle_of(self))
   self.take()
@@ -25,7 +25,7 @@ function deferred:setcontentlength(bytes)
   return py.set_header(self.handle, "Content-Length", tostring(arg.integer(bytes, 1, "setcontentlength")))
 end
 
--- syntax: d:write(value, ...) -> true | false when the client is gone
+-- syntax: d:write(value, ...) -> true | false when the client has disconnected
 function deferred:write(...)
   local text = {...}
   for at = 1, select("#", ...) do text[at] = arg.string(text[at], at, "write") end
@@ -48,8 +48,8 @@ function deferred:abort() return py.abort(self.handle) end
 class.__close = deferred.close
 class.__gc = deferred.abort
 
--- One that is complete when the application forgets it: of an upload.
-local kind_class = core.class("deferred", deferred)
-kind_class.__close, kind_class.__gc = deferred.close, deferred.close
+-- A response to an upload is completed, not aborted, when the application drops it.
+local upload_class = core.class("deferred", deferred)
+upload_class.__close, upload_class.__gc = deferred.close, deferred.close
 
-function core.deferred_response(number) return setmetatable({handle = number}, kind_class) end
+function core.deferred_response(number) return setmetatable({handle = number}, upload_class) end

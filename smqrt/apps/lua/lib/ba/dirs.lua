@@ -1,4 +1,6 @@
--- Virtual directories and resource readers (spec: bas-api §4). The tree is in Python; the objects and their functions are here.
+-- Virtual directories and resource readers (spec: bas-api §4).
+--
+-- The directory tree is in Python. This file has the Lua objects and their methods.
 local core, py = ...
 
 local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type =
@@ -20,14 +22,14 @@ local classes = {[dir_class] = true, [reader_class] = true}
 
 local function is_dir(value) return classes[getmetatable(value)] == true end
 
--- A further class of directories, with methods of its own.
+-- Makes a class that inherits the methods of directories.
 local function derive(name, methods)
   local class = core.class(name, setmetatable(methods, {__index = dir}))
   class.__gc, classes[class] = collected, true
   return class
 end
 
--- A directory argument may also be a table whose `dir` is the real one (a web file manager is such a table).
+-- Returns the directory of an argument, which may also be a table with a directory in `dir`, such as a web file manager.
 local function check_dir(value, at, name)
   if is_dir(value) then return value end
   if type(value) == "table" and is_dir(rawget(value, "dir")) then return value.dir end
@@ -40,7 +42,8 @@ local function wrap(handle, class)
   return self
 end
 
--- name and priority are both optional, and the first argument may be the number; of two numbers it is the name.
+-- Returns name, priority and the remaining arguments. Name and priority are optional. A single number is the priority; of two
+-- numbers the first is the name.
 local function name_and_priority(maker, name, priority, ...)
   local second = type(priority) == "number" and priority or type(priority) == "string" and tonumber(priority)
   if type(name) == "number" and not second then return "", name, priority, ... end
@@ -78,7 +81,7 @@ end
 
 -- syntax: dir:insert([path])      as a root directory
 --         dir:insert(child [, ref])      a parent keeps its children alive, with and without ref
--- A root directory exists as long as its object is referenced; .preload's are kept until their application is unloaded.
+-- A root directory exists as long as its object is referenced. Those that .preload inserts exist until the application is unloaded.
 function dir:insert(child)
   if child == nil or type(child) == "string" or type(child) == "number" then
     py.insert_root(self.handle, arg.optional(arg.string, child, nil, 1, "insert"))
@@ -92,7 +95,7 @@ function dir:insert(child)
   return true
 end
 
--- As insert, searched before the reader's own files.
+-- Inserts a directory that is searched before the reader's own files.
 function reader:insertprolog(child)
   child = check_dir(child, 1, "insertprolog")
   py.insert_prolog(self.handle, child.handle)
@@ -115,7 +118,7 @@ function dir:setfunc(f)
   return true
 end
 
--- Names as a text with commas, or as an array.
+-- Returns names as one string with commas. Accepts such a string or an array.
 local function names(value, index, fname)
   return arg.string(type(value) == "table" and table.concat(value, ",") or value, index, fname)
 end
@@ -124,11 +127,11 @@ local cors_fields = {
   origins = names, methods = names, headers = names, expose = names, credentials = arg.boolean, maxage = arg.integer,
 }
 
--- syntax: dir:setcors{[origins=, methods=, headers=, expose=, credentials=, maxage=]}      nothing: the setting `origins` applies
+-- syntax: dir:setcors{[origins=, methods=, headers=, expose=, credentials=, maxage=]}      without rules: the setting `origins` applies
 function dir:setcors(rules)
   rules = arg.optional(arg.table, rules, {}, 1, "setcors")
   for name in pairs(rules) do
-    if not cors_fields[name] then core.raise("setcors has no field '" .. tostring(name) .. "'") end
+    if not cors_fields[name] then core.raise("setcors: unknown field '" .. tostring(name) .. "'") end
   end
   local checked = {}
   for name, check in pairs(cors_fields) do checked[name] = arg.optional(check, rules[name], nil, "1." .. name, "setcors") end
@@ -143,16 +146,16 @@ function dir:baseuri() return py.baseuri(self.handle) end
 function dir:name() return py.name(self.handle) end
 
 -- syntax: dir:service(request, relpath [, as_forward]) -> whether it was handled
-function dir:service(command, relpath, as_forward)
-  core.arg.instance(command, exchange.class, 1, "service")
+function dir:service(request, relpath, as_forward)
+  core.arg.instance(request, exchange.class, 1, "service")
   relpath = core.arg.string(relpath, 2, "service")
-  local handle = exchange.handle_of(command)
-  local handled = py.service(self.handle, handle, relpath, as_forward == true, command.take())
-  if command.stopped then error(nil, 0) end
+  local handle = exchange.handle_of(request)
+  local handled = py.service(self.handle, handle, relpath, as_forward == true, request.take())
+  if request.stopped then error(nil, 0) end
   return handled
 end
 
--- Headers for every initial response; an empty table clears them.
+-- Replaces the headers that are added to every initial response.
 function reader:header(fields)
   core.arg.table(fields, 1, "header")
   py.clear_headers(self.handle)
@@ -178,7 +181,7 @@ end
 
 function reader:getapp() return self.app end
 
--- A method takes the table of a file manager too: `dir.insert(wfs, child)`.
+-- Makes a method accept the table of a web file manager too: `dir.insert(wfs, child)`.
 local function of_directory(name, method)
   return function(self, ...)
     if classes[getmetatable(self)] then return method(self, ...) end

@@ -1,4 +1,4 @@
--- One HTTP exchange as Lua sees it: `request` and `response` are the same object with the same methods.
+-- HTTP exchanges in Lua: `request` and `response` are the same object with the same methods.
 local core, py = ...
 
 local concat, error, pcall, rawget, select, setmetatable, tostring, type, xpcall =
@@ -13,42 +13,42 @@ local exchange = {methods = methods, class = class}
 core.exchange = exchange
 
 -- Fields of an exchange:
---   handle        for Python; nil when the request is over
+--   handle        of the exchange in Python; nil when the request has ended
 --   environment   of its pages and functions
---   append, take, peek   its output
---   closed        output is refused: the request is over, stopped, sealed, or its client went away
---   taken         the connection was taken over, the page continues
---   stopped       the page, and every page around it, has to end
+--   append, take, peek   its output, see output.lua
+--   closed        output is rejected: the request has ended, was stopped or sealed, or the client has disconnected
+--   taken         the connection was taken over; the page continues
+--   stopped       the page and every outer page must end
 --   app_          the table of the application whose page ran last
 --   body          the whole response, in place of the output
---   session_      in a worker of several: the session that it requested
---   filter        the function that gets the output, see filter.lua
+--   session_      with several workers: the session that the page has requested
+--   filter        the function that receives the output, see filter.lua
 
--- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
--- the application's pcall catches it.
+-- Ends the page and every outer page without an error: the error value is nil. When pcall of the application catches it, the next
+-- call of a method ends the page, because `stopped` is set.
 local function stop(self)
   self.stopped, self.closed = true, true
   error(nil, 0)
 end
 
--- The error for further use of a closed exchange: none when only its output is closed.
+-- Raises for the use of a closed exchange; returns when only its output is closed.
 local function refuse(self)
   if self.stopped then error(nil, 0) end
   if not self.handle then core.raise("request/response expired") end
 end
 
--- The handle of a living exchange; raises for one that ended or was stopped.
+-- Returns the handle of an open exchange; raises for one that has ended or was stopped.
 local function handle_of(self)
   if self.closed then refuse(self) end
   return self.handle
 end
 
--- Makes `body` the whole response; what is written later is ignored.
+-- Makes `body` the whole response; later output is ignored.
 local function seal(self, body)
   self.body, self.closed = body, true
 end
 
--- The connection was taken over: the request has ended for the application, though its page continues.
+-- Ends the request for the application when the connection was taken over; its page continues.
 local function expire(self)
   self.handle, self.closed, self.taken = nil, true, true
 end
@@ -66,7 +66,7 @@ local function line_printer(append)
   end
 end
 
-local function begin(handle)
+local function create(handle)
   local self = setmetatable({handle = handle, refuse = refuse}, class)
   local append, take, peek = core.output(self)
   self.append, self.take, self.peek = append, take, peek
@@ -97,7 +97,7 @@ local function run(self, f, ...)
   if not self.stopped then fail(self, result or "nil") end
 end
 
--- Passes the rest to a filter that was not ended.
+-- Passes the remaining output, then nil, to a filter that is still set.
 local function complete_filter(self)
   local filter, rest = self.filter, self.take()
   self.filter = nil
@@ -105,10 +105,10 @@ local function complete_filter(self)
   filter(nil)
 end
 
--- Called from Python when the outermost handler is through: body and failure go out, every method raises from now on.
+-- Ends an exchange after its outermost handler: its methods raise from then on. -> body, failure
 local function finish(self, handle)
   if self.filter then run(self, complete_filter, self) end
-  if self.session_ then core.shared_attributes.settle(self.session_) end
+  if self.session_ then core.shared_attributes.end_page(self.session_) end
   exchanges[handle] = nil
   self.handle, self.closed, self.taken, self.stopped = nil, true, nil, nil
   return self.body or self.take(), self.failure
@@ -116,15 +116,15 @@ end
 
 -- Runs a compiled page. is_outermost: no other handler of this request follows. -> body, failure
 local function page(handle, reader, pathname, is_outermost)
-  local self = exchanges[handle] or begin(handle)
+  local self = exchanges[handle] or create(handle)
   local compiled = core.dir.handles[reader].pages[pathname]
   self.app_ = compiled.app
   run(self, compiled.chunk, self.environment, pathname, compiled.io, compiled.memory, compiled.app)
   if is_outermost then return finish(self, handle) end
 end
 
--- Gives functions that get the environment the variable `app`, which pages have as a local one. -> what it was
-local function enter(self, app)
+-- Sets the variable `app` of the environment for a function; pages have it as a local variable. -> the previous value
+local function set_app(self, app)
   local outer = rawget(self.environment, "app")
   self.environment.app = app
   return outer
@@ -132,13 +132,13 @@ end
 
 -- Runs a directory function. -> whether it handled the request, body, failure
 local function call(handle, directory, relpath, is_outermost)
-  local self = exchanges[handle] or begin(handle)
+  local self = exchanges[handle] or create(handle)
   local owner = core.dir.handles[directory]
   if not owner or not owner.func then return false end
-  local outer = enter(self, owner.app)
-  local answer = run(self, owner.func, self.environment, relpath)
-  enter(self, outer)
-  local is_handled = self.stopped or answer ~= false
+  local outer = set_app(self, owner.app)
+  local result = run(self, owner.func, self.environment, relpath)
+  set_app(self, outer)
+  local is_handled = self.stopped or result ~= false
   if is_handled and is_outermost then return true, finish(self, handle) end
   return is_handled
 end
@@ -148,20 +148,20 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
--- Calls a function of an application before its request is answered. app: of the function's environment. -> whether it ended by itself, and what it returned
+-- Calls a function of an application before the response. app: the variable of its environment. -> whether it returned, its results
 local function consult(self, app, f, ...)
-  local outer = enter(self, app)
-  local function ended(done, ...)
-    enter(self, outer)
+  local outer = set_app(self, app)
+  local function results(done, ...)
+    set_app(self, outer)
     if done and not self.stopped then return true, ... end
     if not self.stopped then fail(self, ... or "nil") end
     return false
   end
-  return ended(xpcall(f, with_traceback, ...))
+  return results(xpcall(f, with_traceback, ...))
 end
 
--- The exchange of a request that Lua may not have seen before.
-local function open(handle) return exchanges[handle] or begin(handle) end
+-- Returns the exchange of a request, created at its first use.
+local function open(handle) return exchanges[handle] or create(handle) end
 
 exchange.stop, exchange.handle_of, exchange.seal, exchange.expire = stop, handle_of, seal, expire
 exchange.open, exchange.consult, exchange.finish = open, consult, finish

@@ -6,22 +6,22 @@ local getmetatable, ipairs, load, select, setmetatable, tostring, type =
   core.getmetatable, ipairs, load, select, setmetatable, tostring, type
 
 local ENTRY <const> = ">s4Bi8I8" -- name, isdir, mtime, size
-local WRITTEN_AT_ONCE <const> = 1 << 20 -- a longer string crosses to Python in pieces, and others run in between
+local WRITE_PIECE_BYTES <const> = 1 << 20 -- longer strings are passed to Python in pieces; other activities run in between
 
 local io, file = {}, {}
 local io_class, file_class = core.class("io", io), core.class("file", file)
 
 -- One object per handle, so that the same io is the same object everywhere.
-local known = setmetatable({}, {__mode = "v"})
+local objects = setmetatable({}, {__mode = "v"})
 
 local function remember(object)
-  known[object.handle] = object
+  objects[object.handle] = object
   return object
 end
 
 local function wrap(handle)
   if handle == nil then return nil end
-  local object = known[handle]
+  local object = objects[handle]
   return object or core.io.of_lua(handle) or remember(setmetatable({handle = handle}, io_class))
 end
 
@@ -32,13 +32,13 @@ local function check_io(value, at, name)
   return value.handle
 end
 
--- What takes time is done by a thread while the activity is parked; where that is not possible it is done at once.
+-- Performs an operation in a thread while the activity waits, or directly where it can't wait.
 local function perform(operation, handle, name, more)
   if isyieldable() then return py.perform(operation, handle, name, more) end
   return py.perform_here(operation, handle, name, more)
 end
 
--- The text of a Lua file and its chunk name, or nil and an error word.
+-- Returns the text of a Lua file and its chunk name, or nil and an error word.
 local function source(self, name)
   local file <close>, message = self:open(name)
   if not file then return nil, message end
@@ -48,7 +48,7 @@ local function source(self, name)
 end
 
 local function collected(self)
-  if not known[self.handle] then py.drop_io(self.handle) end -- else a younger object has the handle
+  if not objects[self.handle] then py.drop_io(self.handle) end -- otherwise a newer object has the handle
 end
 
 io_class.__gc = collected
@@ -68,10 +68,10 @@ function ba.io()
 end
 
 function ba.mkio(base, path)
-  local of, handle, message = check_io(base, 1, "mkio")
+  local base_handle, handle, message = check_io(base, 1, "mkio")
   path = core.arg.string(path, 2, "mkio")
   if base.callbacks then return core.io.sub_of_lua(base, path) end
-  handle, message = perform("sub", of, path)
+  handle, message = perform("sub", base_handle, path)
   if not handle then return nil, message end
   return wrap(handle)
 end
@@ -100,7 +100,7 @@ end
 
 local listing_class = {__gc = function(listing) py.end_list(listing.number) end}
 
-local function next_portion(listing)
+local function next_part(listing)
   local list, number
   if isyieldable() then
     list, number = py.list_more(listing.number)
@@ -120,7 +120,7 @@ function io:files(path, stat)
   return function()
     while at > #list do
       if listing.number == 0 then return nil end
-      list, at = next_portion(listing), 1
+      list, at = next_part(listing), 1
     end
     local name, isdir, mtime, size
     name, isdir, mtime, size, at = unpack(ENTRY, list, at)
@@ -171,10 +171,10 @@ local function file_handle(self, name)
   return handle
 end
 
-local READ_SIZE <const> = 4096
+local DEFAULT_READ_BYTES <const> = 4096
 
 local function size_of(amount)
-  if amount == nil then return READ_SIZE end
+  if amount == nil then return DEFAULT_READ_BYTES end
   if amount == "a" or amount == "*a" then return -1 end
   return core.arg.size(amount, 1, "read")
 end
@@ -198,8 +198,8 @@ local function write(handle, text)
 end
 
 local function write_long(handle, text)
-  for at = 1, #text, WRITTEN_AT_ONCE do
-    local ok, message = write(handle, sub(text, at, at + WRITTEN_AT_ONCE - 1))
+  for at = 1, #text, WRITE_PIECE_BYTES do
+    local ok, message = write(handle, sub(text, at, at + WRITE_PIECE_BYTES - 1))
     if not ok then return nil, message end
   end
   return true
@@ -211,7 +211,7 @@ function file:write(...)
   local handle = file_handle(self, "write")
   for at = 1, select("#", ...) do
     local text = core.arg.string(select(at, ...), at, "write")
-    local ok, message = (#text > WRITTEN_AT_ONCE and write_long or write)(handle, text)
+    local ok, message = (#text > WRITE_PIECE_BYTES and write_long or write)(handle, text)
     if not ok then return nil, message end
   end
   return true
@@ -236,7 +236,7 @@ end
 
 function file:getio() return self.owner end
 
--- Where waiting is impossible, written data is passed on in the background.
+-- Where waiting is impossible, the file is closed in the background.
 function file:close()
   local handle = self.handle
   if not handle then return false end
@@ -252,9 +252,9 @@ file_class.__gc = function(self)
   if handle then py.drop(handle) end
 end
 
--- Lua's own functions, for a file anywhere on the disk: they must not block other activities either.
+-- loadfile and dofile of Lua, for any file on the disk, without blocking other activities.
 local plain_loadfile, plain_dofile = loadfile, dofile
-local FAULTS <const> = {notfound = "No such file or directory", noaccess = "Permission denied"}
+local SYSTEM_TEXTS <const> = {notfound = "No such file or directory", noaccess = "Permission denied"}
 
 local function text_of(name)
   local disk = ba.openio"disk"
@@ -268,7 +268,7 @@ end
 function _G.loadfile(name, mode, ...)
   if name == nil or not isyieldable() then return plain_loadfile(name, mode, ...) end
   local text, fault = text_of(core.arg.string(name, 1, "loadfile"))
-  if not text then return nil, "cannot open " .. name .. ": " .. (FAULTS[fault] or fault) end
+  if not text then return nil, "cannot open " .. name .. ": " .. (SYSTEM_TEXTS[fault] or fault) end
   return load(text, "@" .. name, mode, ...)
 end
 

@@ -1,4 +1,4 @@
--- File servers: WebDAV, and the web file manager with it (spec: bas-api §4). require "wfs" adds ba.create.wfs.
+-- File servers: WebDAV, and the web file manager, which includes it (spec: bas-api §4). require "wfs" adds ba.create.wfs.
 local core, py = ...
 
 local ipairs, pairs, setmetatable, tostring = ipairs, pairs, setmetatable, tostring
@@ -39,7 +39,7 @@ function locks:islocked(path) return py.is_locked(self.handle, arg.string(path, 
 
 function locks:unlock(path) return py.unlock(self.handle, arg.string(path, 1, "unlock")) end
 
--- The web file manager: a table whose `dir` is the directory; it has the directory's methods too.
+-- The web file manager: a table whose `dir` is the directory. It also has the methods of directories.
 local wfs = {}
 local wfs_class = {__index = wfs, __name = "wfs"}
 
@@ -47,7 +47,7 @@ for name, method in pairs(dirs.methods) do
   wfs[name] = function(self, ...) return method(self.dir, ...) end
 end
 
-setmetatable(wfs, { -- methods that directories get later
+setmetatable(wfs, { -- for methods that other files add to directories later
   __index = function(_, name)
     local method = dirs.methods[name] or dav[name]
     if method then return function(self, ...) return method(self.dir, ...) end end
@@ -56,7 +56,7 @@ setmetatable(wfs, { -- methods that directories get later
 
 local TEXTS <const>, HOOKS <const> = {"helpuri", "logouturi"}, {"filterservice", "dircmd"}
 
--- Only true ends the search: a filter that returns nothing accepts the request.
+-- Makes a directory function of f. Only true ends the search, so that a filter without a result lets the search continue.
 local function hook(f)
   return function(...) return f(...) == true end
 end
@@ -78,17 +78,15 @@ function wfs:configure(options)
     if options[name] then
       local inner = ba.create.dir()
       inner.func = hook(options[name])
-      self.dir.hooks[name] = inner -- kept as long as the directory
+      self.dir.hooks[name] = inner -- not collected before the directory
       py.set_hook(handle, name, inner.handle)
     end
   end
   return true
 end
 
-local function create_wfs(...)
+function core.create_wfs(...)
   local directory = make("wfs", true, dirs.name_and_priority("wfs", ...))
   directory.hooks = {}
   return setmetatable({dir = directory}, wfs_class)
 end
-
-core.create_wfs = create_wfs

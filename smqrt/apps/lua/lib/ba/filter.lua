@@ -1,4 +1,4 @@
--- Response filters: output of pages is passed to a function, or collected and compressed (spec: bas-api §2.2).
+-- Response filters, which pass the output of a page to a function or collect it (spec: bas-api §2.2).
 local core, py = ...
 
 local concat, setmetatable = table.concat, setmetatable
@@ -17,8 +17,8 @@ local function remove(self)
   return rest, owner
 end
 
--- syntax: filter:finalize([send])      Ends the filtering. A function gets the rest, then nil.
--- Of collected output: sends it compressed and returns true; without send returns it compressed.
+-- syntax: filter:finalize([send])      Ends the filter. A function receives the remaining output, then nil.
+-- Collected output is compressed: with send it becomes the response, otherwise it is returned.
 function filter:finalize(send)
   local rest, owner = remove(self)
   if rest then self.call(rest) end
@@ -31,7 +31,7 @@ function filter:finalize(send)
   return true
 end
 
--- Ends the filtering; what was written is dropped.
+-- Ends the filter and drops the output.
 function filter:abort()
   remove(self)
   return true
@@ -41,17 +41,15 @@ function class:__close()
   if self.owner.filter == self.call then self:abort() end
 end
 
-local function collector()
-  local collected = {}
-  return collected, function(text) collected[#collected + 1] = text end
-end
-
--- syntax: response:setresponse([f]) -> filter      f(text) gets what is written, f(nil) the end; without f it is collected
+-- syntax: response:setresponse([f]) -> filter      f(text) receives output, f(nil) its end; without f output is collected
 function methods:setresponse(f)
   local handle = exchange.handle_of(self)
   if self.filter or py.committed(handle) then core.raise("iscommitted") end
   local collected
-  if core.rawtype(f) ~= "function" then collected, f = collector() end
+  if core.rawtype(f) ~= "function" then
+    collected = {}
+    f = function(text) collected[#collected + 1] = text end
+  end
   self:reset()
   self.filter = f
   return setmetatable({owner = self, call = f, collected = collected}, class)

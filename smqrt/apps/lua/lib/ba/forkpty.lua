@@ -6,7 +6,7 @@ local setmetatable, tostring, type, xpcall = setmetatable, tostring, core.type, 
 
 local methods = {}
 local class = core.class("pty", methods)
-local callbacks = {} -- number -> an object with a callback, until its child has ended or it is closed
+local callbacks = {} -- number -> pty with a callback, until its child has exited or it is closed
 
 local function close(self)
   callbacks[self.number] = nil
@@ -28,7 +28,7 @@ py.attach(core.ref(function(number)
       close(self)
     end
   until not py.again(number)
-  if py.over(number) then callbacks[number] = nil end -- it will not be called again
+  if py.over(number) then callbacks[number] = nil end -- the callback will not be called again
 end))
 
 -- ---- the command and its options
@@ -36,11 +36,11 @@ end))
 local function words_of(...)
   local words = {}
   for at = 1, select("#", ...) do words[at] = arg.string(select(at, ...), at, "forkpty") end
-  if #words == 0 then core.raise("bad argument #1 to 'forkpty' (a command expected)") end
+  if #words == 0 then core.raise("bad argument #1 to 'forkpty' (command expected)") end
   return words
 end
 
--- Variables by name, or as texts "NAME=value"; false takes one away.
+-- Returns variables by name. Accepts them by name and as strings "NAME=value"; false removes a variable.
 local function environment(env)
   local variables = {}
   for key, given in pairs(arg.optional(arg.table, env, {}, "env", "forkpty")) do
@@ -53,7 +53,7 @@ local function environment(env)
   return variables
 end
 
--- The words of stty, "sane" for true.
+-- Returns the arguments of stty; "sane" for true.
 local function mode_of(stty)
   if stty == nil or stty == false then return nil end
   if stty == true then return "sane" end

@@ -1,19 +1,19 @@
 -- ba.json: encoding (spec: bas-api §7); ba/jsondecode.lua is the other direction.
 --
--- All of it is Lua: a call to Python per value would cost more than the value.
+-- Encoding is in Lua: a call of Python per value would take longer than encoding the value.
 local core = ...
 
 local byte, concat, find, format, gsub = string.byte, table.concat, string.find, string.format, string.gsub
 local error, huge, math_type, next, pcall, rawlen, setmetatable = error, math.huge, math.type, next, pcall, rawlen, setmetatable
 local getmetatable, rawtype, select, tonumber, tostring = core.getmetatable, core.rawtype, select, tonumber, tostring
 
-local MAX_DEPTH <const> = 1000    -- of nested tables; deeper ones are a mistake of the caller
-local MAX_NAMES <const> = 500     -- remembered texts of member names
+local MAX_DEPTH <const> = 1000    -- of nested tables
+local MAX_NAMES <const> = 500     -- cached texts of member names
 local TOO_DEEP <const> = {}
 
 ba.json = {}
 
---- What JSON null is in a table.
+--- The value of JSON null in tables.
 ba.json.null = setmetatable({}, core.class("null", {}))
 getmetatable(ba.json.null).__tostring = function() return "null" end
 
@@ -51,14 +51,15 @@ end
 
 local write_table
 
---- The JSON of what is neither string nor table.
+--- Returns the JSON of a value that is neither string nor table.
 local function scalar(value, kind)
   if kind == "number" then return number(value) end
   if kind == "boolean" then return value and "true" or "false" end
   return "null"
 end
 
---- Appends the JSON of a value to out, which holds n parts, and returns how many it holds then.
+--- Appends the JSON of a value to out, which has n parts, and returns its new number of parts.
+-- open: the tables that enclose the value, as keys, and `depth`, their number.
 local function write(out, n, value, open)
   local kind = rawtype(value)
   if kind == "string" then out[n + 1] = quoted(value)
@@ -106,7 +107,7 @@ write_table = function(out, n, value, open)
   return n
 end
 
---- The JSON text of a string, with its quotes.
+--- Returns the JSON text of a string, with its quotes.
 function ba.json.encodestr(text)
   return quoted(core.arg.string(text, 1, "encodestr"))
 end
@@ -116,8 +117,8 @@ local function encode(value)
   return concat(out, "", 1, write(out, 0, value, {depth = 0}))
 end
 
---- ba.json.encode(table [,table...]): the JSON text of the tables, one after the other.
--- A table with a positive length is an array, holes are null; another one is an object. What JSON has no form for is null.
+--- ba.json.encode(table [,table...]): returns the JSON texts of the tables, joined.
+-- A table with a positive length is an array, holes are null; other tables are objects. Values that JSON can't represent are null.
 -- Returns nil, "stackoverflow" for tables nested too deeply. Raises when an argument is not a table.
 function ba.json.encode(...)
   local texts = {}
@@ -131,8 +132,8 @@ function ba.json.encode(...)
   return concat(texts)
 end
 
---- What is published for `value`: strings and bytearrays as they are, everything else as JSON, with null for nil and for what is no
--- number. Raises the error of a wrong argument for what JSON has no form for.
+--- Returns the payload that publishes `value`: strings and bytearrays unchanged, other values as JSON, in which nil, NaN and
+-- infinities are null. Raises "bad argument" for other values that JSON can't represent.
 function core.payload(value, index, fname)
   local kind = rawtype(value)
   if kind == "string" then return value end

@@ -1,6 +1,6 @@
 -- ba.json.decode (spec: bas-api §7).
 --
--- Beyond JSON it accepts comments, a comma after the last member of an object, and several documents after each other.
+-- In addition to JSON it accepts comments, a comma after the last member of an object, and several documents in one text.
 local core, py = ...
 
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
@@ -9,29 +9,42 @@ local concat, isyieldable, maxinteger, utf8_char = table.concat, core.isyieldabl
 
 local MAX_DEPTH <const> = 1000
 local TOKENS_A_TURN <const> = 4096       -- a few ms
-local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes, replaced at once
+local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes that are replaced at once
 
--- Lua moves a table, and the table of all its strings, to a place twice as large in one step. With so many values, or
--- an object of so many members, that takes 10 to 20 ms.
+-- Lua doubles a table, and its table of all strings, in one step. With this number of values, or of members of an object, that
+-- takes 10 to 20 ms.
 local MAX_VALUES <const> = py.max_values()
 local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
 core.json_values = MAX_VALUES
-local LARGE_BYTES <const> = 1 << 20 -- to bring it to Lua was the work of a turn
+local LARGE_BYTES <const> = 1 << 20 -- passing such a text to Lua has used up the time of a turn
 
--- Thrown by the parser.
+-- Error values of the parser: the results after nil.
 local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"}
-local VALUES <const> = {"mem", "more than " .. MAX_VALUES .. " values: split the document up, or raise json_values"}
-local MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " members: split it up, or raise json_values"}
+local TOO_MANY_VALUES <const> = {"mem", "more than " .. MAX_VALUES .. " values: split the document up, or raise json_values"}
+local TOO_MANY_MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " members: split it up, or raise json_values"}
 
-local null, depth_left, longest_name, values_left -- of the document being parsed
+-- Bytes. Lua compiles such constants into the code only when each has a statement of its own.
+local QUOTE <const> = 34
+local STAR <const> = 42
+local COMMA <const> = 44
+local SLASH <const> = 47
+local COLON <const> = 58
+local OPEN_BRACKET <const> = 91
+local BACKSLASH <const> = 92
+local CLOSE_BRACKET <const> = 93
+local OPEN_BRACE <const> = 123
+local CLOSE_BRACE <const> = 125
+
+local null, depth_left, longest_name, values_left -- of the text that is being parsed
 local tokens_left = TOKENS_A_TURN
 
---- Lets other activities run, which may decode too; where yielding is impossible (a sort comparator, a finalizer) they wait.
+--- Lets other activities run, which may decode too, and then restores the state of this one. Does not yield where that is
+-- impossible, such as in a sort comparator or a finalizer.
 local function pause()
   tokens_left = TOKENS_A_TURN
   if values_left then
     values_left = values_left - TOKENS_A_TURN
-    if values_left < 0 then error(VALUES, 0) end
+    if values_left < 0 then error(TOO_MANY_VALUES, 0) end
   end
   if not isyieldable() then return end
   local own_null, own_depth, own_name, own_left = null, depth_left, longest_name, values_left
@@ -39,7 +52,7 @@ local function pause()
   null, depth_left, longest_name, values_left, tokens_left = own_null, own_depth, own_name, own_left, TOKENS_A_TURN
 end
 
---- Counts a token that was looked at.
+--- Counts a token, and pauses after TOKENS_A_TURN.
 local function count()
   tokens_left = tokens_left - 1
   if tokens_left <= 0 then pause() end
@@ -49,26 +62,26 @@ core.json_count = count
 local function comment_end(text, position)
   count()
   local kind = byte(text, position + 1)
-  if kind == 47 then return (find(text, "\n", position + 2, true) or error(MORE, 0)) + 1 end -- //
-  if kind == 42 then -- /*
+  if kind == SLASH then return (find(text, "\n", position + 2, true) or error(MORE, 0)) + 1 end
+  if kind == STAR then
     local _, last = find(text, "*/", position + 2, true)
     return (last or error(MORE, 0)) + 1
   end
   error(kind and PARSE or MORE, 0)
 end
 
---- The position of the next token, after white space and comments.
+--- Returns the position of the next token, after white space and comments.
 local function skip(text, position)
   while true do
     position = find(text, "[^ \t\r\n]", position) or error(MORE, 0)
-    if byte(text, position) ~= 47 then return position end
+    if byte(text, position) ~= SLASH then return position end
     position = comment_end(text, position)
   end
 end
 
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t", ['"'] = '"', ["\\"] = "\\", ["/"] = "/"}
 
-local function pair(high, low)
+local function surrogate_pair(high, low)
   return utf8_char(0x10000 + ((tonumber(high, 16) - 0xD800) << 10) + tonumber(low, 16) - 0xDC00)
 end
 
@@ -82,17 +95,17 @@ end
 
 local function unescaped(text)
   if find(text, "\\u[dD]", 1) then
-    text = gsub(text, "\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", pair)
+    text = gsub(text, "\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", surrogate_pair)
   end
   return (gsub(text, "\\(.)([^\\]?[^\\]?[^\\]?[^\\]?)", unescape))
 end
 
---- A string whose opening quote is at `position`: its value and the position after it.
+--- Returns the value of the string whose opening quote is at `position`, and the position after it.
 local function parse_string(text, position)
   local last = find(text, '["\\]', position + 1) or error(MORE, 0)
-  if byte(text, last) == 34 then return sub(text, position + 1, last - 1), last + 1 end
+  if byte(text, last) == QUOTE then return sub(text, position + 1, last - 1), last + 1 end
   local from, pieces = position + 1, {}
-  while byte(text, last) == 92 do
+  while byte(text, last) == BACKSLASH do
     if last - from > STRING_PIECE_BYTES and not find(text, "^\\u[dD][89abAB]%x%x\\u[dD][c-fC-F]", last - 6) then
       pieces[#pieces + 1], from = unescaped(sub(text, from, last - 1)), last
       pause()
@@ -104,10 +117,10 @@ local function parse_string(text, position)
 end
 
 local function parse_number(text, position)
-  local digits, behind = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
+  local digits, after = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
   local value = digits and tonumber(digits)
-  if value then return value, behind end
-  error((behind or position + 1) > #text and MORE or PARSE, 0)
+  if value then return value, after end
+  error((after or position + 1) > #text and MORE or PARSE, 0)
 end
 
 local function literal(word, value)
@@ -121,12 +134,15 @@ end
 local null_word = literal("null")
 
 local function parse_null(text, position)
-  local _, behind = null_word(text, position)
-  return null, behind
+  local _, after = null_word(text, position)
+  return null, after
 end
 
-local parsers = {[34] = parse_string, [45] = parse_number, [102] = literal("false", false), [110] = parse_null, [116] = literal("true", true)}
-for digit = 48, 57 do parsers[digit] = parse_number end
+local parsers = { -- first byte of a value -> its parser
+  [QUOTE] = parse_string, [byte"-"] = parse_number, [byte"f"] = literal("false", false), [byte"n"] = parse_null,
+  [byte"t"] = literal("true", true),
+}
+for digit = byte"0", byte"9" do parsers[digit] = parse_number end
 
 local function parse_value(text, position)
   local parser = parsers[byte(text, position)]
@@ -135,74 +151,74 @@ local function parse_value(text, position)
   return (parsers[byte(text, position)] or error(PARSE, 0))(text, position)
 end
 
-local function enter()
+local function enter_table()
   if depth_left == 0 then error(PARSE, 0) end
   depth_left = depth_left - 1
 end
 
---- The byte that follows a value, comma or end, and the position after it.
+--- Returns the byte after a value, a comma or closing bracket, and the position after that byte.
 local function separator(text, position)
   tokens_left = tokens_left - 1
   if tokens_left <= 0 then pause() end
   local code = byte(text, position)
-  if code == 44 or code == 125 or code == 93 then return code, position + 1 end
+  if code == COMMA or code == CLOSE_BRACE or code == CLOSE_BRACKET then return code, position + 1 end
   position = skip(text, position)
   return byte(text, position), position + 1
 end
 
-parsers[91] = function(text, position) -- [
-  enter()
+parsers[OPEN_BRACKET] = function(text, position)
+  enter_table()
   local array, n, code = {}, 0, nil
   position = skip(text, position + 1)
-  if byte(text, position) == 93 then code, position = 93, position + 1 end
-  while code ~= 93 do
+  if byte(text, position) == CLOSE_BRACKET then code, position = CLOSE_BRACKET, position + 1 end
+  while code ~= CLOSE_BRACKET do
     n = n + 1
     array[n], position = parse_value(text, position)
     code, position = separator(text, position)
-    if code ~= 44 and code ~= 93 then error(PARSE, 0) end
+    if code ~= COMMA and code ~= CLOSE_BRACKET then error(PARSE, 0) end
   end
   depth_left = depth_left + 1
   return array, position
 end
 
---- The name of a member and the position of its value; nil and the position after the object at its end.
+--- Returns the name of a member and the position of its value; at the end of the object nil and the position after it.
 local function member(text, position)
-  local name, behind = match(text, '^"([^"\\]*)":()', position)
-  if name then return name, behind end
+  local name, after = match(text, '^"([^"\\]*)":()', position)
+  if name then return name, after end
   position = skip(text, position)
   local code = byte(text, position)
-  if code == 125 then return nil, position + 1 end
-  if code ~= 34 then error(PARSE, 0) end
+  if code == CLOSE_BRACE then return nil, position + 1 end
+  if code ~= QUOTE then error(PARSE, 0) end
   name, position = parse_string(text, position)
   position = skip(text, position)
-  if byte(text, position) ~= 58 then error(PARSE, 0) end
+  if byte(text, position) ~= COLON then error(PARSE, 0) end
   return name, position + 1
 end
 
-parsers[123] = function(text, position) -- {
-  enter()
-  local object, n, code = {}, 0, 44
+parsers[OPEN_BRACE] = function(text, position)
+  enter_table()
+  local object, n, code = {}, 0, COMMA
   position = position + 1
-  while code == 44 do
+  while code == COMMA do
     local name
     name, position = member(text, position)
-    if not name then code = 125 break end
+    if not name then code = CLOSE_BRACE break end
     if #name > longest_name then error(PARSE, 0) end
     n = n + 1
-    if n > MAX_MEMBERS then error(MEMBERS, 0) end
+    if n > MAX_MEMBERS then error(TOO_MANY_MEMBERS, 0) end
     object[name], position = parse_value(text, position)
     code, position = separator(text, position)
   end
-  if code ~= 125 then error(PARSE, 0) end
+  if code ~= CLOSE_BRACE then error(PARSE, 0) end
   depth_left = depth_left + 1
   return object, position
 end
 
---- Skips what is allowed between documents; nil at the end of the text.
+--- Returns the position of the next document, after white space and comments; nil at the end of the text.
 local function next_document(text, position)
   while true do
     position = find(text, "[^ \t\r\n]", position)
-    if not position or byte(text, position) ~= 47 then return position end
+    if not position or byte(text, position) ~= SLASH then return position end
     if sub(text, position, position + 1) == "//" and not find(text, "\n", position, true) then return nil end
     position = comment_end(text, position)
   end
@@ -213,7 +229,7 @@ local function parse_documents(text)
   local position = next_document(text, 1) or error(MORE, 0)
   while position do
     local code = byte(text, position)
-    if code ~= 123 and code ~= 91 then error(PARSE, 0) end
+    if code ~= OPEN_BRACE and code ~= OPEN_BRACKET then error(PARSE, 0) end
     n = n + 1
     count()
     documents[n], position = parsers[code](text, position)
@@ -228,8 +244,8 @@ local function parse_alone(text)
   return value
 end
 
---- Parses with the given options: the result of `parse`, or nil, the word for what is wrong, and which limit was reached.
--- The options are restored at the end: a finalizer may decode in between.
+--- Parses with the given options. Returns the result of `parse`, or nil, an error word, and the limit that was reached.
+-- Restores the options of the outer call: a finalizer may decode while another text is being parsed.
 local function decode_as(parse, text, with_null, max_depth, max_name)
   local outer_null, outer_depth, outer_name, outer_left = null, depth_left, longest_name, values_left
   null, depth_left, longest_name, values_left = nil, max_depth or MAX_DEPTH, max_name or maxinteger, MAX_VALUES
@@ -242,16 +258,16 @@ local function decode_as(parse, text, with_null, max_depth, max_name)
   error(documents, 0)
 end
 
--- A list of documents.
+-- Returns a list of the documents in a text.
 local function decode(...) return decode_as(parse_documents, ...) end
 core.json_decode = decode
 
---- The only value in a text, of any kind; null is ba.json.null. nil, and as above, when it is none.
+--- Returns the single value of a text, of any kind; null is ba.json.null. On errors nil and the results of decode_as.
 function core.json_value(text) return decode_as(parse_alone, text, true) end
 
---- ba.json.decode(s [,jnull] [,depth [,namelen]]): the table of each document in s, or nil, "parse" or "needmoredata".
--- More than a table may hold: nil, "mem", which limit.
--- jnull: false makes JSON null nil, otherwise it is ba.json.null. depth: how deep tables may nest. namelen: longest member name.
+--- ba.json.decode(s [,jnull] [,depth [,namelen]]): returns the table of each document in s, or nil, "parse" or "needmoredata".
+-- Returns nil, "mem", and the limit that was reached when there are too many values or members.
+-- jnull: false makes JSON null nil, otherwise it is ba.json.null. depth: the limit of nested tables. namelen: of bytes in names.
 function ba.json.decode(text, jnull, depth, namelen)
   text = arg.string(text, 1, "decode")
   if rawtype(jnull) == "number" then jnull, depth, namelen = true, jnull, depth end

@@ -1,6 +1,6 @@
 -- ba.json.parser: JSON documents that arrive in pieces (spec: bas-api §7).
 --
--- Only the ends of documents are searched in arriving pieces, so each byte is examined once, also in small pieces.
+-- Pieces are searched only for the end of the document, so that each byte is examined once even in small pieces.
 -- The first piece of a document is parsed as well: invalid JSON is reported immediately, not when the brackets close.
 local core = ...
 
@@ -10,47 +10,54 @@ local find, match, setmetatable, sub, unpack = string.find, string.match, setmet
 local methods = {}
 local Parser = core.class("jsonparser", methods)
 
-local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- whoever sends them must not fill the memory
-local LOOKED_AT_BYTES <const> = 16384       -- of the first piece of a document, at once
-local MAX_DOCUMENTS <const> = 100000        -- of a piece: the maximum number of results of a call
+local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- the sender must not fill the memory
+local MAX_CHECKED_BYTES <const> = 16384     -- longer first pieces of a document are not parsed at once
+local MAX_DOCUMENTS <const> = 100000        -- of a piece: Lua limits the results of a call
+
+-- Bytes, see jsondecode.lua
+local QUOTE <const> = 34
+local STAR <const> = 42
+local SLASH <const> = 47
+local OPEN_BRACKET <const> = 91
+local OPEN_BRACE <const> = 123
 
 local function reset(parser)
   parser.pieces, parser.bytes, parser.depth, parser.state = {}, 0, 0, "open"
 end
 
---- ba.json.parser([jnull]): parser:parse(piece) takes documents as they arrive.
+--- ba.json.parser([jnull]): returns a parser; parser:parse(piece) takes documents as they arrive.
 function ba.json.parser(jnull)
   local parser = setmetatable({with_null = jnull ~= false}, Parser)
   reset(parser)
   return parser
 end
 
--- Where a piece may end, and what to look for there.
-local NEXT = {open = '["{}%[%]/]', string = '["\\]', line = "\n", block = "*", slash = "", star = "", escape = ""}
+-- State -> pattern of the next byte that changes it; "": any byte.
+local PATTERNS <const> = {open = '["{}%[%]/]', string = '["\\]', line = "\n", block = "*", slash = "", star = "", escape = ""}
 
 local steps = {}
 
 function steps.open(parser, code)
-  if code == 34 then return "string" end
-  if code == 47 then return "slash" end
-  if code == 123 or code == 91 then parser.depth = parser.depth + 1 else parser.depth = parser.depth - 1 end
+  if code == QUOTE then return "string" end
+  if code == SLASH then return "slash" end
+  if code == OPEN_BRACE or code == OPEN_BRACKET then parser.depth = parser.depth + 1 else parser.depth = parser.depth - 1 end
   return "open"
 end
 
-function steps.string(_, code) return code == 34 and "open" or "escape" end
+function steps.string(_, code) return code == QUOTE and "open" or "escape" end
 function steps.escape() return "string" end
-function steps.slash(_, code) return code == 47 and "line" or code == 42 and "block" or nil end
+function steps.slash(_, code) return code == SLASH and "line" or code == STAR and "block" or nil end
 function steps.line() return "open" end
 function steps.block() return "star" end
-function steps.star(_, code) return code == 47 and "open" or code == 42 and "star" or "block" end
+function steps.star(_, code) return code == SLASH and "open" or code == STAR and "star" or "block" end
 
 local function find_next(text, state, position)
-  local what = NEXT[state]
-  if what == "" then return position <= #text and position or nil end
-  return find(text, what, position, state == "line" or state == "block")
+  local pattern = PATTERNS[state]
+  if pattern == "" then return position <= #text and position or nil end
+  return find(text, pattern, position, state == "line" or state == "block")
 end
 
---- The position of the byte that ends the document, nil when the end is not in the text, false when it can't be JSON.
+--- Returns the position of the last byte of the document, nil when the end is not in the text, false when it can't be JSON.
 local function end_of_document(parser, text, position)
   while true do
     position = find_next(text, parser.state, position)
@@ -63,7 +70,7 @@ local function end_of_document(parser, text, position)
   end
 end
 
---- The values of the documents that end in `text`, and the rest of it; nil and a word for what is not JSON.
+--- Returns the values of the documents that end in `text`, and the rest of it; nil and an error word for invalid JSON.
 local function documents_of(parser, text)
   local values, from = {}, 1
   while true do
@@ -81,15 +88,17 @@ local function documents_of(parser, text)
   end
 end
 
+-- Whether a document can begin with `rest`.
 local function can_begin(rest)
-  if #rest > LOOKED_AT_BYTES then return true end
+  if #rest > MAX_CHECKED_BYTES then return true end
   local _, word = decode(rest, true)
   return word ~= "parse"
 end
 
---- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
--- all: the values are returned in one table. Returns nil, "parse" for what is not JSON, and nil, "mem" when a document grows beyond
--- MAX_DOCUMENT_BYTES or a table in it beyond what `decode` takes, or when a piece ends more than MAX_DOCUMENTS; the parser can be used again then.
+--- parser:parse(piece [,all]): returns true, and the value of each document that the piece completes.
+-- all: returns the values in one table. Returns nil, "parse" for invalid JSON. Returns nil, "mem" for a document longer than
+-- MAX_DOCUMENT_BYTES or beyond the limits of `decode`, and for a piece that completes more than MAX_DOCUMENTS. After an error the
+-- parser can be used again.
 function methods:parse(piece, all)
   local parser = arg.instance(self, Parser, 1, "parse")
   local values, rest = documents_of(parser, arg.string(piece, 2, "parse"))
@@ -97,9 +106,9 @@ function methods:parse(piece, all)
     reset(parser)
     return nil, rest
   end
-  local goes_on = parser.pieces[1]
-  if goes_on or match(rest, "[^ \t\r\n]") then
-    if not goes_on and not can_begin(rest) then
+  local is_continued = parser.pieces[1]
+  if is_continued or match(rest, "[^ \t\r\n]") then
+    if not is_continued and not can_begin(rest) then
       reset(parser)
       return nil, "parse"
     end

@@ -1,11 +1,11 @@
--- Keys: signatures, encryption, certificates; what the module jwt and ba.tpm are made of (spec: bas-api §7, §10).
+-- Keys: signatures, encryption, certificates. The module jwt and ba.tpm use them as well (spec: bas-api §7, §10).
 local core, py = ...
 
 local arg, find, gsub, isyieldable, mathtype = core.arg, string.find, string.gsub, core.isyieldable, math.type
 local pack, pairs, pcall, rawtype, time, type = string.pack, pairs, pcall, core.rawtype, os.time, core.type
 local dump, octets = core.table_codec.dump, core.octets
 
-local LONG_BYTES <const> = 1000 -- the text of a private RSA key, which may take half a second, or that of a certificate
+local LONG_BYTES <const> = 1000 -- private RSA keys and certificates are longer; an operation with an RSA key may take half a second
 
 core.keys = {py = py}
 
@@ -18,7 +18,7 @@ core.keys.call = call
 
 local function is_pem(value) return rawtype(value) == "string" and find(value, "-----BEGIN ", 1, true) ~= nil end
 
--- A number of a raw key as bytes without leading zeros; those of JSON Web Keys are in base64.
+-- Returns a number of a raw key as bytes. encoded: it is in base64, as in JSON Web Keys.
 local function raw(value, name, encoded, fname)
   if mathtype(value) == "integer" then return (gsub(pack(">I8", value), "^%z+", "")) end
   if rawtype(value) ~= "string" then core.raise("bad key for '" .. fname .. "' (" .. name .. " must be a string)") end
@@ -37,7 +37,7 @@ core.keys.key_of = key_of
 
 local function is_key(value) return type(value) == "table" or is_pem(value) end
 
--- Key and data of two arguments: applications pass them in either order.
+-- Returns key and data of two arguments, which applications pass in either order.
 local function key_and_data(first, second, fname)
   if is_key(first) and not is_key(second) then first, second = second, first end
   return second, octets(first, 1, fname)
@@ -61,7 +61,7 @@ function ba.crypto.sign(data, key, op)
   return call("sign", key, key, data, hash, padding)
 end
 
--- The key among three arguments, and the two others in their order.
+-- Returns the key among three arguments, then the two others in their order.
 local function key_of_three(first, second, third)
   if is_key(third) then return third, first, second end
   if is_key(second) then return second, first, third end
@@ -113,7 +113,7 @@ end
 
 -- ---- certificates
 
---- A private key from the options of `ba.create.key` -> PEM text
+--- Generates a private key with the options of `ba.create.key`. -> PEM text
 local function generate(op, fname)
   op = arg.optional(arg.table, op, {}, 1, fname)
   local kind = string.lower(option(op, "key", op.bits and "rsa" or "ecc", fname))
@@ -129,7 +129,7 @@ function ba.create.key(op)
   return generate(op, "key")
 end
 
--- Uses and names of a request, from lists and from texts with commas or semicolons.
+-- Returns the words of lists and of strings with commas or semicolons: uses and names of a certificate request.
 local function words_of(fname, ...)
   local words = {}
   for at = 1, select("#", ...) do
@@ -143,23 +143,23 @@ local function words_of(fname, ...)
   return words
 end
 
---- The name and the options of a request in the form for Python.
-local function wishes(fname, name, ...)
+--- Returns the name and the options of a certificate request, encoded for Python.
+local function request_fields(fname, name, ...)
   local parts = {}
   for part, value in pairs(arg.table(name, 2, fname)) do
     if part ~= "subjectaltnames" then parts[arg.string(part, 2, fname)] = arg.string(value, 2, fname) end
   end
   return dump(parts), dump(words_of(fname, name.subjectaltnames, ...))
 end
-core.keys.wishes = wishes
+core.keys.request_fields = request_fields
 
 -- syntax: ba.create.csr(key, name [, uses] [, key uses] [, names]) -> PEM text | nil, error
 function ba.create.csr(key, name, ...)
   key = arg.string(key, 1, "csr")
-  return call("request", key, key, wishes("csr", name, ...))
+  return call("request", key, key, request_fields("csr", name, ...))
 end
 
--- Unix time of a number, of a table as returned by os.date "*t", of a text as ba.datetime reads it, or of its object.
+-- Returns the Unix time of a number, a table of os.date "*t", a string that ba.datetime accepts, or a datetime.
 local function time_of(value, index, fname)
   if value == nil or tonumber(value) then return tonumber(value) end
   if rawtype(value) == "table" and value.ticks == nil then

@@ -4,12 +4,12 @@ local core, py = ...
 local load, mathtype, next, pcall, rawget, rawtype, setmetatable, xpcall =
   load, math.type, next, pcall, rawget, core.rawtype, setmetatable, xpcall
 
-local DEEPEST <const> = 16 -- tables in tables that the server itself looks into
+local MAX_DEPTH <const> = 16 -- of nested tables that are copied for the server
 
 local conf = {} -- the result of `require "loadconf"`: one table, also after load()
 local is_read = false
 
--- The variables that the file sets. -> table | nil, message; without a file an empty table
+-- Returns the variables that the file sets. -> table, empty without a file | nil, message
 local function variables_of_file()
   local text, chunk_name = py.source()
   if not text then
@@ -32,7 +32,7 @@ local function variables_of_file()
   return variables
 end
 
--- syntax: conf.load() -> conf | nil, message      reads the file again; a file that fails leaves everything as it was
+-- syntax: conf.load() -> conf | nil, message      reads the file again; after an error `conf` is unchanged
 local function read_again()
   local variables, message = variables_of_file()
   if not variables then return nil, message end
@@ -46,7 +46,7 @@ end
 local loadconf = {}
 core.loadconf = loadconf
 
---- The table of the variables; raises the file's error when it could not be read yet.
+--- Returns the table of the variables. Reads the file at the first call, and raises its error.
 function loadconf.get()
   if not is_read then
     local done, message = read_again()
@@ -55,22 +55,23 @@ function loadconf.get()
   return conf
 end
 
-local PLAIN <const> = {string = true, number = true, boolean = true}
+local COPIED_TYPES <const> = {string = true, number = true, boolean = true}
 
--- A copy of the values that can be passed to the server: no functions, no objects, no table within itself.
-local function copy(value, above, depth)
-  if PLAIN[rawtype(value)] then return value end
-  if core.type(value) ~= "table" or above[value] or depth > DEEPEST then return nil end
-  above[value] = true
+-- Returns a copy of the values that can be passed to the server: no functions, no objects, no table within itself.
+-- enclosing: the tables that contain the value.
+local function copy(value, enclosing, depth)
+  if COPIED_TYPES[rawtype(value)] then return value end
+  if core.type(value) ~= "table" or enclosing[value] or depth > MAX_DEPTH then return nil end
+  enclosing[value] = true
   local result = {}
   for key, item in next, value do
-    if rawtype(key) == "string" or mathtype(key) == "integer" then result[key] = copy(item, above, depth + 1) end
+    if rawtype(key) == "string" or mathtype(key) == "integer" then result[key] = copy(item, enclosing, depth + 1) end
   end
-  above[value] = nil
+  enclosing[value] = nil
   return result
 end
 
--- What the server reads before it starts. -> the variables as one string | nil, message
+-- Returns the variables for the server, which reads them before it starts. -> encoded table | nil, message
 py.attach(core.ref(function()
   local done, message = pcall(loadconf.get)
   if not done then return nil, message end

@@ -1,5 +1,6 @@
 -- Logins: user databases, authenticators, authorizers, and the user of a request (spec: bas-api §5).
--- Python calls; the objects and the functions of applications are here.
+--
+-- The checks are in Python, which calls the functions of applications through this file.
 local core, py = ...
 
 local arg, exchange, session = core.arg, core.exchange, core.session
@@ -33,7 +34,7 @@ local function check_one_of(value, first, second, at, name)
   return value
 end
 
--- User databases
+-- ---- user databases
 
 -- syntax: ba.create.authuser(f) -> user database
 -- f(username, password, _ENV) returns a password, {HA1}, true (it is correct), or nil; then maxusers, recycle, inactive
@@ -44,12 +45,12 @@ end
 -- syntax: ba.create.jsonuser() -> user database
 function ba.create.jsonuser() return wrap(jsonuser_class, py.new_table()) end
 
--- syntax: ba.create.serverusers() -> user database: those of the server's users file
+-- syntax: ba.create.serverusers() -> user database: the server's users file
 function ba.create.serverusers() return wrap(serverusers_class, py.new_server_users()) end
 
-local DEPTH <const> = 3 -- name, field, list
+local DEPTH <const> = 3 -- of the tables of users and rules: name, field, list
 
--- A copy without null values: the table may come from ba.json.decode.
+-- Returns a copy without null values: the table may come from ba.json.decode.
 local function without_null(value, depth)
   if value == ba.json.null then return nil end
   if depth == 0 or rawtype(value) ~= "table" then return value end
@@ -60,12 +61,12 @@ end
 
 local function table_of(value, name)
   if rawtype(value) ~= "string" then return without_null(arg.table(value, 1, name), DEPTH) end
-  local decoded, message = ba.json.decode(value, false) -- what is null is absent
+  local decoded, message = ba.json.decode(value, false) -- false: without null values
   if rawtype(decoded) ~= "table" then return nil, message or "parse" end
   return decoded
 end
 
--- syntax: jsonuser:set(table or JSON text) -> true | nil, what is wrong
+-- syntax: jsonuser:set(table or JSON text) -> true | nil, error
 function jsonuser:set(users)
   local entries, message = table_of(users, "set")
   if not entries then return nil, message end
@@ -79,9 +80,9 @@ function jsonuser:getpwd(name)
   return is_ha1 and {secret} or secret, maxusers, recycle, inactive
 end
 
--- Authorizers
+-- ---- authorizers
 
--- syntax: jsonuser:authorizer() -> list of patterns, see set
+-- syntax: jsonuser:authorizer() -> authorizer with rules, see set
 function jsonuser:authorizer() return wrap(acl_class, py.new_acl(self.handle), {users = self}) end
 
 serverusers.authorizer = jsonuser.authorizer -- roles are groups
@@ -104,32 +105,32 @@ function acl:casesensitive(value)
   return py.casesensitive(self.handle, arg.optional(arg.boolean, value, nil, 1, "casesensitive"))
 end
 
-local function command_of(command, name)
-  arg.instance(command, exchange.class, 1, name)
-  return exchange.handle_of(command)
+local function request_handle(request, name)
+  arg.instance(request, exchange.class, 1, name)
+  return exchange.handle_of(request)
 end
 
--- What an op answered that may have ended the page.
-local function unless_stopped(command, ...)
-  if command.stopped then error(nil, 0) end
+-- Returns the results of a Python function, unless it has ended the page.
+local function unless_stopped(request, ...)
+  if request.stopped then error(nil, 0) end
   return ...
 end
 
-local function unless_refused(command, first, ...)
-  if first == false then exchange.stop(command) end -- the body can't be read: that is the answer
+local function unless_refused(request, first, ...)
+  if first == false then exchange.stop(request) end -- the body can't be read: the response is an error
   return first, ...
 end
 
--- syntax: authorizer:authorize(request, method, path) -> whether the user of the request may
-function authorizer:authorize(command, method, path)
-  local handle = command_of(command, "authorize")
+-- syntax: authorizer:authorize(request, method, path) -> whether the user of the request has permission
+function authorizer:authorize(request, method, path)
+  local handle = request_handle(request, "authorize")
   method, path = arg.string(method, 2, "authorize"), arg.string(path, 3, "authorize")
-  return unless_stopped(command, py.authorize(self.handle, handle, method, path, command.take()))
+  return unless_stopped(request, py.authorize(self.handle, handle, method, path, request.take()))
 end
 
 acl.authorize = authorizer.authorize
 
--- Authenticators
+-- ---- authenticators
 
 local KINDS <const> = {auth = true, digest = true, basic = true, form = true, sform = true, dav = true}
 
@@ -149,7 +150,7 @@ function ba.create.authenticator(users, op)
   if core.getmetatable(users) ~= serverusers_class then
     check_one_of(users, authuser_class, jsonuser_class, 1, "authenticator")
   end
-  if rawtype(op) == "number" then op = nil end -- the count of mako.udb(), the call as the last argument
+  if rawtype(op) == "number" then op = nil end -- the second result of mako.udb(), called as the last argument
   op = arg.optional(arg.table, op, {}, 2, "authenticator")
   local kind = check_kind(op)
   local response = arg.optional(arg["function"], op.response, nil, "response", "authenticator")
@@ -159,11 +160,11 @@ function ba.create.authenticator(users, op)
   return wrap(authenticator_class, handle, {users = users, response = response, app = response and core.app_of(response)})
 end
 
--- syntax: authenticator:authenticate(request, path) -> name, password, type | nil: the client has got the login page
-function authenticator:authenticate(command, path)
-  local handle = command_of(command, "authenticate")
+-- syntax: authenticator:authenticate(request, path) -> name, password, type | nil: the response is the login page
+function authenticator:authenticate(request, path)
+  local handle = request_handle(request, "authenticate")
   path = arg.optional(arg.string, path, "", 2, "authenticate")
-  return unless_refused(command, unless_stopped(command, py.authenticate(self.handle, handle, path, command.take())))
+  return unless_refused(request, unless_stopped(request, py.authenticate(self.handle, handle, path, request.take())))
 end
 
 -- syntax: dir:setauth([authenticator [, authorizer]])      nil removes both
@@ -171,12 +172,12 @@ function core.dir.methods:setauth(guard, permits)
   local directory = core.dir.check(self, 1, "setauth")
   arg.optional(function(value) return arg.instance(value, authenticator_class, 1, "setauth") end, guard)
   arg.optional(function(value) return check_one_of(value, authorizer_class, acl_class, 2, "setauth") end, permits)
-  directory.auth = {guard, permits} -- kept as long as the directory
+  directory.auth = {guard, permits} -- not collected before the directory
   py.set_auth(directory.handle, guard and guard.handle or 0, permits and permits.handle or 0)
   return true
 end
 
--- Users of requests and sessions
+-- ---- users of requests and sessions
 
 -- syntax: request:user() -> name, password | nil, "basic" | "digest" | "form" | "?"; nil without a login
 function exchange.methods:user() return py.user(exchange.handle_of(self)) end
@@ -200,19 +201,17 @@ function session.methods:user() return py.session_user(session.numbers[self]) en
 -- syntax: ba.users() -> names of users who are logged in
 function ba.users() return {py.users()} end
 
--- Called by Python. Each returns first whether the request is still open, then the result; otherwise body and failure of the response.
+-- ---- functions that Python calls
+--
+-- Each returns whether the request is still open, then the result, or else body and failure of the response.
 
-local function closed(self, handle, is_outermost)
+local function results(self, handle, is_outermost, has_returned, ...)
+  if has_returned then return true, ... end
   if is_outermost then return false, exchange.finish(self, handle) end
   return false
 end
 
-local function asked(self, handle, is_outermost, ended, ...)
-  if ended then return true, ... end
-  return closed(self, handle, is_outermost)
-end
-
--- The kind of a secret, the secret, and the limits as they came.
+-- Returns the kind of a secret, the secret, and the limits unchanged.
 local function secret_of(value, maxusers, recycle, inactive)
   local kind = rawtype(value)
   if kind == "string" then return "password", value, maxusers, recycle, inactive end
@@ -226,31 +225,31 @@ local function scalar(value)
   if kind == "number" or kind == "boolean" then return value end
 end
 
-local function found(ended, value, maxusers, recycle, inactive)
-  if not ended then return false end
+local function found_user(has_returned, value, maxusers, recycle, inactive)
+  if not has_returned then return false end
   return true, secret_of(value, scalar(maxusers), scalar(recycle), scalar(inactive))
 end
 
 local entries = {}
 
--- An object may be missing: its application was unloaded during a request.
+-- An object is missing when its application was unloaded during the request.
 
 function entries.find(handle, is_outermost, users, name, password)
   local self, owner = exchange.open(handle), objects[users]
   if not owner then return true end
-  return asked(self, handle, is_outermost, found(exchange.consult(self, owner.app, owner.f, name, password, self.environment)))
+  return results(self, handle, is_outermost, found_user(exchange.consult(self, owner.app, owner.f, name, password, self.environment)))
 end
 
 function entries.authorize(handle, is_outermost, permits, name, method, path, number)
   local self, owner = exchange.open(handle), objects[permits]
   local function decide() return owner and owner.f(name, method, path, session.wrap(number)) == true end
-  return asked(self, handle, is_outermost, exchange.consult(self, nil, decide))
+  return results(self, handle, is_outermost, exchange.consult(self, nil, decide))
 end
 
--- The stored secret is available by its name; encoding the table as JSON does not include it.
-function entries.show(handle, is_outermost, guard, told, upwd)
+-- The stored secret `upwd` comes from the metatable, so that JSON of the table does not include it.
+function entries.show(handle, is_outermost, guard, fields, upwd)
   local self, owner = exchange.open(handle), objects[guard]
-  local info = setmetatable(core.table_codec.load(told), {__index = {upwd = upwd}})
+  local info = setmetatable(core.table_codec.load(fields), {__index = {upwd = upwd}})
   if owner then exchange.consult(self, owner.app, owner.response, self.environment, info) end
   if is_outermost then return exchange.finish(self, handle) end
 end

@@ -1,20 +1,21 @@
 -- The e-mail log of mako.conf: mako.log, and the mails of require "log" (spec: bas-api §3, §12, runtime §1.2).
 --
--- Log lines are collected, and sent as one mail when they are large, old, or requested. A mail that can't be sent is retried.
+-- Log lines are collected and sent as one mail: when they exceed `maxsize`, after `sdelay`, or with `flush`. A mail that can't be
+-- sent is retried.
 local core, py = ...
 
 local arg, concat, ipairs, pairs, pcall = core.arg, table.concat, ipairs, pairs, pcall
 local remove, tostring = table.remove, tostring
 
-local MAX_BYTES <const>, DELAY_S <const> = 8192, 86400 -- of mako.conf
-local KEPT_TIMES <const> = 10      -- so many times maxsize is kept at most; the oldest go
-local MIN_BETWEEN_MS <const> = 60000 -- frequent errors do not cause many mails
-local EXIT_MS <const> = 5000       -- the server waits no longer for the last one
+local MAX_BYTES <const>, DELAY_S <const> = 8192, 86400 -- defaults of maxsize and sdelay
+local MAX_MAILS <const> = 10         -- unsent lines are kept up to 10 times maxsize; then the oldest are dropped
+local MIN_BETWEEN_MS <const> = 60000 -- between mails that a full log causes
+local EXIT_MS <const> = 5000         -- at shutdown: for the mail that is being sent, and again for the last one
 
 local maillog = {}
 core.maillog = maillog
 
-local lines, size, left_out = {}, 0, 0
+local lines, size, dropped = {}, 0, 0
 local subject, last_ms, is_sending, is_failing
 local timer, sender
 
@@ -25,7 +26,7 @@ local function field(smtp, name, kind)
   return smtp[name]
 end
 
--- The table `log` of mako.conf, and its table `smtp`; nil when there is none.
+-- Returns the table `log` of mako.conf and its table `smtp`; nil when one is missing.
 local function configured()
   local log = core.loadconf and core.loadconf.get().log
   if core.type(log) ~= "table" or core.type(log.smtp) ~= "table" then return nil end
@@ -65,29 +66,30 @@ function maillog.sendmail(mail, timeout_ms)
   return server_of(smtp, timeout_ms):send(fields)
 end
 
--- ---- what was logged
+-- ---- collected lines
 
-local function take()
+local function take_text()
   local text = concat(lines)
-  if left_out > 0 then text = "(" .. left_out .. " older entries were left out)\n" .. text end
+  if dropped > 0 then text = "(" .. dropped .. " older entries were left out)\n" .. text end
   lines, size = {}, 0
   return text
 end
 
-local function tell(ok, word, reason)
-  if not ok and not is_failing then tracep(false, 2, "mako.log: no mail: " .. tostring(word) .. " " .. tostring(reason or "")) end
+-- Traces the first of several failures.
+local function report_failure(ok, word, reason)
+  if not ok and not is_failing then tracep(false, 2, "mako.log: mail not sent: " .. tostring(word) .. " " .. tostring(reason or "")) end
   is_failing = not ok
 end
 
-local function limit(log)
-  local most = core.rawtype(log.maxsize) == "number" and log.maxsize or MAX_BYTES
-  return most > 0 and most or MAX_BYTES
+local function max_bytes(log)
+  local bytes = core.rawtype(log.maxsize) == "number" and log.maxsize or MAX_BYTES
+  return bytes > 0 and bytes or MAX_BYTES
 end
 
 local function trim(log)
-  local most = KEPT_TIMES * limit(log)
-  while size > most and lines[2] do
-    size, left_out = size - #lines[1], left_out + 1
+  local max_size = MAX_MAILS * max_bytes(log)
+  while size > max_size and lines[2] do
+    size, dropped = size - #lines[1], dropped + 1
     remove(lines, 1)
   end
 end
@@ -96,20 +98,20 @@ end
 local function send(timeout_ms)
   if is_sending or not lines[1] then return end
   is_sending, last_ms = true, core.clock()
-  local was_left_out, title = left_out, subject
-  local text = take()
-  left_out, subject = 0, nil
+  local dropped_before, title = dropped, subject
+  local text = take_text()
+  dropped, subject = 0, nil
   local done, ok, word, reason = pcall(maillog.sendmail, {txtbody = text, subject = title}, timeout_ms)
   is_sending = false
   if not done then ok, word = nil, ok end
   if not ok then
     table.insert(lines, 1, text)
-    size, left_out, subject = size + #text, left_out + was_left_out, subject or title
+    size, dropped, subject = size + #text, dropped + dropped_before, subject or title
     local log = configured()
     if log then trim(log) end
     timer:set(10 * MIN_BETWEEN_MS, true)
   end
-  tell(ok, word, reason)
+  report_failure(ok, word, reason)
 end
 
 local function send_later()
@@ -117,9 +119,9 @@ local function send_later()
   sender:run(send)
 end
 
-local function schedule(log, is_asked)
-  local is_full = size >= limit(log)
-  if is_asked or is_full and (not last_ms or core.clock() - last_ms >= MIN_BETWEEN_MS) then return send_later() end
+local function schedule(log, is_flush)
+  local is_full = size >= max_bytes(log)
+  if is_flush or is_full and (not last_ms or core.clock() - last_ms >= MIN_BETWEEN_MS) then return send_later() end
   local delay_ms = (core.rawtype(log.sdelay) == "number" and log.sdelay or DELAY_S) * 1000
   if is_full then
     timer:set(MIN_BETWEEN_MS, true)
@@ -132,7 +134,7 @@ local function add(log, text, op)
   if op.subject then subject = op.subject end
   if text:sub(-1) ~= "\n" then text = text .. "\n" end
   if op.ts then text = ba.datetime "NOW":tostring() .. " " .. text end
-  text = text:sub(1, KEPT_TIMES * limit(log))
+  text = text:sub(1, MAX_MAILS * max_bytes(log))
   lines[#lines + 1], size = text, size + #text
   trim(log)
   schedule(log, op.flush)
@@ -153,7 +155,7 @@ function mako.log(text, op)
   return true
 end
 
--- With log.logerr: errors of pages too.
+-- With log.logerr, errors of pages are logged as well.
 local report = core.report_error
 
 function core.report_error(message, env)
@@ -162,7 +164,7 @@ function core.report_error(message, env)
   return report(message, env)
 end
 
--- The server ends: what is on its way or waits gets its last chance.
+-- At shutdown: waits for the mail that is being sent, then sends the remaining lines.
 py.attach(core.ref(function()
   local until_ms = core.clock() + EXIT_MS
   while is_sending and core.clock() < until_ms do core.sleep(10) end

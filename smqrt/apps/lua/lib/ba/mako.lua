@@ -14,7 +14,7 @@ mako = {
   execpath = py.execpath(),
   version = py.version(),
 }
-mako.worker, mako.workers = py.worker() -- number from 0, and how many processes serve (help: workers)
+mako.worker, mako.workers = py.worker() -- index from 0, and number of processes (help: workers)
 local rtl = py.rtl()
 if rtl then
   core.rtl = core.dir.adopt(rtl) -- for the lifetime of the server: without its object the directory would be removed from the tree
@@ -22,7 +22,7 @@ if rtl then
 end
 for at = 1, #env, 2 do mako.env[env[at]] = env[at + 1] end
 
-setmetatable(mako, {__index = function(_, name) -- known only when the server listens
+setmetatable(mako, {__index = function(_, name) -- not known before the server listens
   if name == "port" or name == "sslport" then return py.port(name == "sslport") end
 end})
 
@@ -34,14 +34,14 @@ function mako.loadcerts()
   return py.load_certificates_here()
 end
 
--- Modules in `.lua/` of this io are found by require from now on; they get the global environment.
+-- Makes require search `.lua/` of an io as well. The modules get the global environment.
 function mako.createloader(io)
   core.io.check(io, 1, "createloader")
   core.add_loader(function(path) return core.io.source(io, ".lua/" .. path .. ".lua") end)
   return true
 end
 
-mako.sharkclient = ba.sharkclient -- its old name
+mako.sharkclient = ba.sharkclient -- the older name
 
 local exit_functions = {} -- in the order of their registration
 

@@ -1,4 +1,6 @@
--- MQTT clients, of which the modules mqttc and mqtt3c are made (spec: smq §8 and §9). A client is an object with an integer.
+-- MQTT clients: the common part of the modules mqttc and mqtt3c (spec: smq §8 and §9).
+--
+-- `number` identifies a client in Python.
 local core, py = ...
 
 local arg, format, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
@@ -7,7 +9,7 @@ local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}
 local class = core.class("mqtt", methods)
-local clients = {} -- integer -> client, until it has ended for good
+local clients = {} -- number -> client, until it has stopped
 
 local mqtt = {class = class, py = py}
 core.mqtt = mqtt
@@ -17,13 +19,13 @@ local function number_of(self, fname)
 end
 mqtt.number_of = number_of
 
--- ---- what happens
+-- ---- events
 
-local happens = {}
+local handlers = {}
 
--- A message, for the application's function or, without one, for that of the client.
-function happens.pub(self, f, topic, payload, properties, cpt)
-  local onpub = f and core.deref(f) or self.onpub -- a trace names the local variable that was called
+-- Passes a message to the function of its subscription, or else to that of the client.
+function handlers.pub(self, f, topic, payload, properties, cpt)
+  local onpub = f and core.deref(f) or self.onpub -- a local variable: a traceback shows its name
   if self.is_text then
     onpub(topic, payload)
   else
@@ -31,25 +33,25 @@ function happens.pub(self, f, topic, payload, properties, cpt)
   end
 end
 
-function happens.ack(self, f, topic, reason, properties)
+function handlers.ack(self, f, topic, reason, properties)
   local onsuback = core.deref(f)
   if self.is_text then onsuback(reason) else onsuback(topic, reason, load(properties)) end
 end
 
-function happens.status(self, _, kind, code, status)
+function handlers.status(self, _, kind, code, status)
   status = load(status)
   if not next(status) then status = nil end
   local onstatus = self.onstatus
-  local decision = onstatus(kind, code, status) -- no tail call: those have no name in a trace
+  local decision = onstatus(kind, code, status) -- no tail call: a traceback would not show its name
   return decision
 end
 
--- The application's function makes the connection; its cosocket exists as long as the connection.
-function happens.open(self)
+-- Connects by the application's function, in a cosocket that lasts as long as the connection.
+function handlers.open(self)
   ba.socket.event(function()
     local function connect()
       local sock, word = self.connectfunc(self, self.opt)
-      return sock, word, sock and core.socket.self_of(sock, "connect").handle -- raises when it is none
+      return sock, word, sock and core.socket.self_of(sock, "connect").handle -- raises when it is not a socket
     end
     local ok, sock, word, handle = xpcall(connect, core.traceback)
     if not ok then core.log_error("MQTT connect function failed: " .. tostring(sock)) end
@@ -59,7 +61,7 @@ function happens.open(self)
 end
 
 function mqtt.dispatch(self, kind, ...)
-  return happens[kind](self, ...)
+  return handlers[kind](self, ...)
 end
 
 py.on_event(ref(function(number, kind, ...)
@@ -67,7 +69,7 @@ py.on_event(ref(function(number, kind, ...)
   if kind == "end" then
     clients[number] = nil
   elseif self then
-    return happens[kind](self, ...)
+    return handlers[kind](self, ...)
   end
 end))
 
@@ -135,13 +137,13 @@ local function will_of(will, fname)
   }
 end
 
--- syntax: mqtt:setwill(will)        for the next connection; nil for none
+-- syntax: mqtt:setwill(will)        for the next connection; nil: without a will
 function methods:setwill(will)
   local number = number_of(self, "setwill")
   py.setwill(number, will ~= nil and dump(will_of(will, "setwill")) or nil)
 end
 
--- syntax: mqtt:disconnect([reason]) -> whether it was connected        for good
+-- syntax: mqtt:disconnect([reason]) -> whether it was connected        without reconnecting
 function methods:disconnect(reason)
   return py.disconnect(number_of(self, "disconnect"), arg.optional(arg.integer, reason, 0, 1, "disconnect"))
 end
@@ -149,16 +151,17 @@ end
 function methods:close() py.disconnect(number_of(self, "close"), 0) end
 
 class.__close = methods.close
-class.__gc = function(self) -- a running client without references
+class.__gc = function(self) -- stops a running client without references
   if self.runs then py.dropped(self.number) end
 end
 
 -- syntax: mqtt:status() -> queued, connected, disconnected
 function methods:status() return py.status(number_of(self, "status")) end
 
--- ---- making them
+-- ---- creation
 
---- The TLS object of `secure`, or of `shark`, the older name; `secure = true` is the default one, if there is no other. Or nil.
+--- Returns the TLS object of the options, or nil. `shark` is the older name of `secure`. true: the object in `shark`, if there is
+-- one, or the default client.
 function mqtt.tls(op)
   local tls = op.secure or op.shark
   if tls == true then tls = op.shark and op.shark ~= true and op.shark or ba.sharkclient() end
@@ -170,31 +173,31 @@ local function tls_of(op, fname)
   return tls and core.tls.check(tls, "secure", fname, "client")
 end
 
-local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
+local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
   "inflight", "topicalias"}
-local OLDER <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
-local known = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
-for _, name in ipairs(COPIED) do known[name] = true end
-for name, older in pairs(OLDER) do known[name], known[older] = true, true end
+local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
+local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
+for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
+for name, older in pairs(OLDER_NAMES) do known_options[name], known_options[older] = true, true end
 
 local function warn_of_unknown(op, version, fname)
   local module = version == 5 and "mqttc" or "mqtt3c"
   for name in pairs(op) do
-    if not known[name] then
+    if not known_options[name] then
       tracep(false, 0, format("%s%s.%s: unknown option '%s' is ignored", core.where(), module, fname, tostring(name)))
     end
   end
 end
 mqtt.warn_of_unknown = warn_of_unknown
 
--- The options for Python, which checks the values of most of them.
+-- Returns the encoded options for Python, which checks most of the values.
 function mqtt.options(op, props, version, fname)
   local options = {version = version, properties = props, tls = tls_of(op, fname)}
   options.source = arg.optional(arg.string, op.intf, nil, "intf", fname)
-  for _, name in ipairs(COPIED) do
+  for _, name in ipairs(COPIED_OPTIONS) do
     options[name] = op[name]
   end
-  for name, older in pairs(OLDER) do
+  for name, older in pairs(OLDER_NAMES) do
     local given = op[name] == nil and older or name
     options[name] = arg.optional(arg.string, op[given], nil, given, fname)
   end
@@ -208,8 +211,8 @@ function mqtt.options(op, props, version, fname)
   return dump(options)
 end
 
---- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one. What is none of these
--- is passed to onstatus (spec: bas-api §17).
+--- Makes a client, which connects in the background. addr: a host name, a connected socket, or a function that returns a socket.
+-- Other values cause an error that onstatus receives (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
   warn_of_unknown(op, version, "create")
   local address, socket

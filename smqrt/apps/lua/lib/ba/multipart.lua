@@ -1,4 +1,4 @@
--- Forms with files (spec: bas-api §2.1).
+-- Forms with files: multipart/form-data (spec: bas-api §2.1).
 local core, py = ...
 
 local exchange = core.exchange
@@ -16,7 +16,7 @@ end
 
 local CALLBACK_OF <const> = {field = "formdata", file = "beginfile", data = "filedata"}
 
--- Calls back for every event. -> true, or nil, "Operation failed", code
+-- Calls the callback of each event. -> true | nil, "Operation failed", code
 local function read(self, handle, callbacks, kind, ...)
   if kind == "end" then
     if callbacks.endmp then callbacks.endmp() end
@@ -34,7 +34,7 @@ end
 
 -- syntax: request:multipart(callbacks [, bufsize=8192]) -> true | nil, "Operation failed", code
 --   formdata(name, value)   beginfile(name, filename, contenttype, encoding)   filedata(data)   endmp()   error(message)
--- A callback that returns false ends the reading.
+-- Reading stops when a callback returns false.
 function exchange.methods:multipart(callbacks, size)
   local handle = exchange.handle_of(self)
   check(callbacks)

@@ -1,4 +1,4 @@
--- Output of a page: strings in a table, handed over to Python in one piece at the end, or when 8 KiB are exceeded.
+-- Output of a page: strings in a table, passed to Python as one string at the end, or beyond 8 KiB.
 local core, py = ...
 
 local concat, isyieldable = table.concat, core.isyieldable
@@ -6,7 +6,7 @@ local concat, isyieldable = table.concat, core.isyieldable
 local LIMIT_BYTES <const> = 8192
 
 -- The output of an exchange, as three functions:
---   append(text)   adds to it; once exchange.closed is set, exchange:refuse() decides
+--   append(text)   adds text; calls exchange:refuse() instead once exchange.closed is set
 --   take()         returns the contents, or nil, and starts again
 --   peek()         returns the contents, and their size in bytes
 -- Functions instead of fields: a page calls append for every piece of text.
@@ -28,8 +28,8 @@ function core.output(exchange)
     if size <= LIMIT_BYTES then return end
     if exchange.filter then
       exchange.filter(take())
-    elseif isyieldable() then -- else it is kept until it may cross
-      exchange.closed = not py.write(exchange.handle, take()) -- closed: the client has closed the connection
+    elseif isyieldable() then -- else kept until Python can be called
+      exchange.closed = not py.write(exchange.handle, take()) -- write fails when the client has disconnected
     end
   end
 

@@ -1,9 +1,9 @@
--- Lua Server Pages, compiled (spec: bas-api §1). A reader's `pages` holds what belongs to each of its pages.
+-- Compiled Lua Server Pages (spec: bas-api §1). `pages` of a reader: path -> {chunk, memory, io, app}.
 local core, py = ...
 
 local load = load
 
--- Called when a page is new or changed. Its `page` table stays. -> true | nil, error
+-- Compiles a page that is new or was changed; it keeps `memory`, its `page` table. -> true | nil, error
 local function compile(directory, pathname, source)
   local reader = core.dir.handles[directory]
   local chunk, message = load(source, "@" .. pathname, "t")
@@ -17,7 +17,7 @@ local function compile(directory, pathname, source)
   return true
 end
 
--- syntax: ba.parselsp(text [, raw]) -> Lua source | nil, error      raw: without the prologue of five arguments
+-- syntax: ba.parselsp(text [, raw]) -> Lua source | nil, error      raw: without the first line, which names the five arguments
 function ba.parselsp(text, raw)
   return py.parse(core.arg.string(text, 1, "parselsp"), core.arg.optional(core.arg.boolean, raw, false, 2, "parselsp"))
 end

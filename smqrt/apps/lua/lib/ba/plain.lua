@@ -1,37 +1,42 @@
--- io.popen, os.execute, os.tmpname, os.remove and os.rename with the results of plain Lua, without blocking other activities (spec: bas-api §17.1).
+-- io.popen, os.execute, os.tmpname, os.remove and os.rename, which do not block other activities (spec: bas-api §17.1).
+--
+-- Their results are those of standard Lua.
 local core, py = ...
 
-local arg, bad, isyieldable, raise = core.arg, core.bad_argument, core.isyieldable, core.raise
+local arg, isyieldable, raise = core.arg, core.isyieldable, core.raise
 local byte, concat, find, format, ipairs, min = string.byte, table.concat, string.find, string.format, ipairs, math.min
 local getmetatable, next, pack, rawtype, select, setmetatable = core.getmetatable, next, table.pack, core.rawtype, select, setmetatable
 local sub, tonumber, unpack = string.sub, tonumber, table.unpack
 local io, os = io, os
 
 local MAX_READ <const> = 64 << 20
-local TOO_MUCH <const>, ENOMEM <const> = "Cannot allocate memory", 12
-local NO_FILE <const>, EBADF <const> = "Bad file descriptor", 9
-local READS_IN_A_ROW <const> = 100
-local WRITTEN_AT_ONCE <const> = 1 << 18 -- a longer string crosses to Python in pieces, and others run in between
-local LONGEST_NUMBER <const> = 200 -- characters, as in Lua
+local NO_MEMORY <const>, ENOMEM <const> = "Cannot allocate memory", 12
+local BAD_FILE <const>, EBADF <const> = "Bad file descriptor", 9
+local READS_A_TURN <const> = 100
+local WRITE_PIECE_BYTES <const> = 1 << 18 -- longer strings are passed to Python in pieces; other activities run in between
+local MAX_NUMERAL_LENGTH <const> = 200 -- as in Lua
 
 local function text_without_nul(value, index, fname)
   local text = arg.string(value, index, fname)
-  if find(text, "\0", 1, true) then raise(format("bad argument #%d to '%s' (a text with a NUL character)", index, fname)) end
+  if find(text, "\0", 1, true) then raise(format("bad argument #%d to '%s' (the string has a NUL character)", index, fname)) end
   return text
 end
 
--- true or nil, how it ended, and the code.
-local function ended(status, message, number)
+-- Returns what Lua returns for an exit status: true or nil, "exit" or "signal", and the code.
+local function exit_results(status, message, number)
   if not status then return nil, message, number end
   if status < 0 then return nil, "signal", -status end
   return status == 0 or nil, "exit", status
 end
 
--- ---- handles: number: for Python, nil when closed. buffer, at: received data that was not read, and where it begins.
+-- ---- handles
+--
+-- number       of the command in Python, nil when closed
+-- buffer, at   received data, and the position of its first unread byte
 
 local methods = {}
 local class = core.class("FILE*", methods)
-local inputs, outputs = {}, {} -- place of an application -> its default file, where that is one of these
+local inputs, outputs = {}, {} -- place of an application -> its default file, when io.popen has made it
 
 function class:__tostring()
   return self.number and format("file (0x%08x)", self.number) or "file (closed)"
@@ -45,15 +50,15 @@ end
 
 class.__gc = drop
 
-local function opened(self, fname)
+local function open_handle(self, fname)
   local handle = arg.instance(self, class, "self", fname)
   if not handle.number then raise("attempt to use a closed file") end
   return handle
 end
 
--- Takes more output into the buffer: false at the end, nil and what is wrong.
-local function more(self)
-  if not self.number or self.mode ~= "r" then return nil, NO_FILE, EBADF end
+-- Appends output of the command to the buffer. Returns true, false at the end, or nil and the error.
+local function fill(self)
+  if not self.number or self.mode ~= "r" then return nil, BAD_FILE, EBADF end
   local data, message, code = false, nil, nil
   if not isyieldable() then data, message, code = py.read_now(self.number) end
   if data == false then data, message, code = py.read(self.number) end
@@ -62,27 +67,27 @@ local function more(self)
   return #data > 0
 end
 
--- The next character, which stays; empty at the end.
+-- Returns the next character without taking it, "" at the end.
 local function peek(self)
   while self.at > #self.buffer do
-    local there, message, code = more(self)
-    if not there then return there == false and "" or nil, message, code end
+    local has_more, message, code = fill(self)
+    if not has_more then return has_more == false and "" or nil, message, code end
   end
   return sub(self.buffer, self.at, self.at)
 end
 
--- Reads up to `last`, which returns where in the buffer to stop, nil when the end is not in the buffer.
-local function read_until(self, last)
+-- Reads up to the position that `find_stop` returns, and beyond the buffer while it returns nil.
+local function read_until(self, find_stop)
   local pieces, count = {}, 0
   while true do
     local next_char, message, code = peek(self)
     if not next_char then return nil, message, code end
     if next_char == "" then break end
-    local stop = last(self.buffer, self.at, count)
+    local stop = find_stop(self.buffer, self.at, count)
     local piece = sub(self.buffer, self.at, stop or #self.buffer)
     pieces[#pieces + 1], count, self.at = piece, count + #piece, self.at + #piece
     if stop then break end
-    if count > MAX_READ then return nil, TOO_MUCH, ENOMEM end
+    if count > MAX_READ then return nil, NO_MEMORY, ENOMEM end
   end
   return count > 0 and concat(pieces) or nil
 end
@@ -109,22 +114,22 @@ local function read_count(self, size)
     if message then return nil, message, code end
     return next_char ~= "" and "" or nil
   end
-  size = min(size, 2 * MAX_READ) -- so that the sum below is one
+  size = min(size, 2 * MAX_READ) -- the sum below must not overflow
   return read_until(self, function(buffer, at, count)
     local stop = at + size - count - 1
     return stop <= #buffer and stop or nil
   end)
 end
 
--- A numeral, read as liolib.c of Lua does: the longest text that may begin one.
+-- Reads a numeral as liolib.c of Lua does: the longest text with which a numeral may begin.
 local function read_number(self)
   local text, length, fault = {}, 0, nil
   local function accept(pattern)
     local char, message, code = peek(self)
     if not char then fault = {message, code} end
     if not char or char == "" or not find(char, pattern) then return false end
-    if length >= LONGEST_NUMBER then
-      text = {} -- no number
+    if length >= MAX_NUMERAL_LENGTH then
+      text = {} -- not a number
       return false
     end
     length, self.at = length + 1, self.at + 1
@@ -156,7 +161,7 @@ local FORMATS <const> = {
   n = read_number, a = read_all, l = read_line, L = function(self) return read_line(self, true) end,
 }
 
--- What reads one format: a function and its argument.
+-- Returns the function that reads a format, and its argument.
 local function reader_of(wanted, index)
   if rawtype(wanted) == "number" then return read_count, arg.size(wanted, index, "read") end
   local name = arg.string(wanted, index, "read"):gsub("^%*", "")
@@ -165,16 +170,16 @@ local function reader_of(wanted, index)
   return reader
 end
 
--- What lies in the buffer is read without a wait, and may be thousands of lines.
-local function give_way(self)
+-- Yields after some reads: those of buffered data, perhaps thousands of lines, do not wait.
+local function yield_if_due(self)
   self.reads = self.reads + 1
-  if self.reads % READS_IN_A_ROW == 0 and isyieldable() then core.pause() end
+  if self.reads % READS_A_TURN == 0 and isyieldable() then core.pause() end
 end
 
 local read
 
 function read(self, ...)
-  give_way(self)
+  yield_if_due(self)
   local count = select("#", ...)
   if count == 0 then return read(self, "l") end
   local values = {}
@@ -189,11 +194,11 @@ function read(self, ...)
 end
 
 -- syntax: file:read([format, ...]) -> values      as in Lua: "l", "L", "a", "n", a number of bytes
-function methods:read(...) return read(opened(self, "read"), ...) end
+function methods:read(...) return read(open_handle(self, "read"), ...) end
 
 -- syntax: for values in file:lines([format, ...]) do ... end
 function methods:lines(...)
-  local handle, formats = opened(self, "lines"), pack(...)
+  local handle, formats = open_handle(self, "lines"), pack(...)
   return function()
     if not handle.number then raise("file is already closed") end
     local values = pack(read(handle, unpack(formats, 1, formats.n)))
@@ -203,17 +208,17 @@ function methods:lines(...)
 end
 
 local function put_piece(self, text)
-  if self.mode ~= "w" or not self.number then return nil, NO_FILE, EBADF end -- closed meanwhile by another activity, perhaps
+  if self.mode ~= "w" or not self.number then return nil, BAD_FILE, EBADF end -- another activity may have closed it
   if isyieldable() then return py.write(self.number, text) end
   local count, message, code = py.write_now(self.number, text)
   if not count then return nil, message, code end
-  return count == #text or py.write(self.number, sub(text, count + 1)) -- which can't wait here, and returns an error
+  return count == #text or py.write(self.number, sub(text, count + 1)) -- can't wait here: returns an error
 end
 
 local function put(self, text)
-  if #text <= WRITTEN_AT_ONCE then return put_piece(self, text) end
-  for at = 1, #text, WRITTEN_AT_ONCE do
-    local ok, message, code = put_piece(self, sub(text, at, at + WRITTEN_AT_ONCE - 1))
+  if #text <= WRITE_PIECE_BYTES then return put_piece(self, text) end
+  for at = 1, #text, WRITE_PIECE_BYTES do
+    local ok, message, code = put_piece(self, sub(text, at, at + WRITE_PIECE_BYTES - 1))
     if not ok then return nil, message, code end
   end
   return true
@@ -228,11 +233,11 @@ local function write(self, ...)
   return self
 end
 
--- syntax: file:write(value, ...) -> file | nil, error, number      There is no buffer: it is with the command at once.
-function methods:write(...) return write(opened(self, "write"), ...) end
+-- syntax: file:write(value, ...) -> file | nil, error, number      without a buffer
+function methods:write(...) return write(open_handle(self, "write"), ...) end
 
 function methods:flush()
-  opened(self, "flush")
+  open_handle(self, "flush")
   return true
 end
 
@@ -244,26 +249,26 @@ local function check_option(value, options, fname)
 end
 
 function methods:seek(whence, offset)
-  opened(self, "seek")
+  open_handle(self, "seek")
   check_option(whence == nil and "cur" or whence, WHENCE, "seek")
   arg.optional(arg.integer, offset, 0, 2, "seek")
   return nil, "Illegal seek", 29
 end
 
 function methods:setvbuf(mode, size)
-  opened(self, "setvbuf")
+  open_handle(self, "setvbuf")
   check_option(mode, BUFFERING, "setvbuf")
   arg.optional(arg.integer, size, nil, 2, "setvbuf")
   return true
 end
 
--- syntax: file:close() -> true, "exit", 0 | nil, "exit", code | nil, "signal", number      Waits until the command has ended.
+-- syntax: file:close() -> true, "exit", 0 | nil, "exit", code | nil, "signal", number      Waits until the command has exited.
 function methods:close()
-  local handle = opened(self, "close")
+  local handle = open_handle(self, "close")
   local number = handle.number
-  if not isyieldable() then return ended(py.close(number)) end -- can't wait here, and returns an error
+  if not isyieldable() then return exit_results(py.close(number)) end -- can't wait here: returns an error
   handle.number, handle.buffer = nil, ""
-  return ended(py.close(number))
+  return exit_results(py.close(number))
 end
 
 function class:__close()
@@ -285,9 +290,9 @@ end
 local plain = {}
 for _, name in ipairs{"close", "input", "lines", "output", "read", "type", "write"} do plain[name] = io[name] end
 
-local function is_ours(value) return getmetatable(value) == class end
+local function is_popen_file(value) return getmetatable(value) == class end
 
--- The default file of the running application when it is one of these.
+-- Returns the default file of the running application when io.popen has made it.
 local function default(files)
   return next(files) and files[py.place(core.application())]
 end
@@ -298,16 +303,17 @@ local function opened_default(files, what)
   return file
 end
 
-local function chooser(files, name)
+-- Makes io.input and io.output, which also take file names and files of Lua.
+local function make_default(files, name)
   return function(file)
     if file == nil then return default(files) or plain[name]() end
-    local own = is_ours(file) and file or nil
+    local own = is_popen_file(file) and file or nil
     if own or next(files) then files[py.place(core.application())] = own end
     return own or plain[name](file)
   end
 end
 
-io.input, io.output = chooser(inputs, "input"), chooser(outputs, "output")
+io.input, io.output = make_default(inputs, "input"), make_default(outputs, "output")
 
 function io.read(...)
   local file = opened_default(inputs, "input")
@@ -330,13 +336,13 @@ end
 function io.close(...)
   local file = ...
   if file == nil then file = opened_default(outputs, "output") end
-  if is_ours(file) then return file:close() end
+  if is_popen_file(file) then return file:close() end
   return plain.close(...)
 end
 
 function io.type(...)
   local file = ...
-  if is_ours(file) then return file.number and "file" or "closed file" end
+  if is_popen_file(file) then return file.number and "file" or "closed file" end
   if select("#", ...) == 0 then raise("bad argument #1 to 'type' (value expected)") end
   return plain.type(...)
 end
@@ -346,7 +352,7 @@ end
 -- syntax: os.execute(command) -> true, "exit", 0 | nil, "exit", code | nil, "signal", number      os.execute() -> true
 function os.execute(command)
   if command == nil then return py.has_shell() end
-  return ended(py.execute(text_without_nul(command, 1, "execute"), core.application()))
+  return exit_results(py.execute(text_without_nul(command, 1, "execute"), core.application()))
 end
 
 function os.tmpname()

@@ -7,7 +7,7 @@ local ipairs, select = ipairs, select
 
 function methods:method() return py.method(handle_of(self)) end
 
--- Names and values in order, name1, value1, name2, ...; read once per request.
+-- Returns names and values in order: name1, value1, name2, ... They are read once per request.
 local function parameters(self)
   local handle = handle_of(self)
   local list = self.parameters
@@ -85,7 +85,7 @@ function methods:env()
   return self.environment
 end
 
--- Answers for the application when the method is not one of the list, and ends the page.
+-- Ends the page with the list of allowed methods when the method of the request is not in the list.
 function methods:allow(list, defaults)
   local handle = handle_of(self)
   local allowed = {}
@@ -95,7 +95,7 @@ function methods:allow(list, defaults)
   stop(self)
 end
 
--- Ends the page with 304 unless the resource is newer than what the client has.
+-- Ends the page with 304 unless the resource is newer than the client's copy.
 function methods:checktime(time)
   if py.is_newer(handle_of(self), core.arg.time(core.arg.integer(time, 1, "checktime"), 1, "checktime")) then return true end
   self.take()

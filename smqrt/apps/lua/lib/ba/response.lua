@@ -11,7 +11,7 @@ local function check_uncommitted(self)
   return handle
 end
 
--- syntax: response:write(value, ...) -> bytes      strings and numbers, nothing between them
+-- syntax: response:write(value, ...) -> bytes      strings and numbers, without separators
 function methods:write(...)
   local bytes, append = 0, self.append
   for at = 1, select("#", ...) do
@@ -116,22 +116,22 @@ function methods:sendredirect(url, permanent, continues)
   return true
 end
 
--- syntax: response:senderror(code [, html])      the page runs on, what it writes later is ignored
+-- syntax: response:senderror(code [, html])      the page continues; its later output is ignored
 function methods:senderror(code, html)
   local handle = check_uncommitted(self)
   seal(self, py.error_body(handle, core.arg.integer(code, 1, "senderror"), html ~= nil and tostring(html) or nil))
   return true
 end
 
--- A failed or stopped inner page ends the outer ones as well.
--- What was written so far, to be handed over; a filter gets it instead.
-local function written(self)
+-- Takes the output so far for a Python function. With a filter, the filter gets the output and this returns nil.
+local function take_output(self)
   local text = self.take()
   if not (text and self.filter) then return text end
   self.filter(text)
-  return nil -- written out: a call of Python counts its arguments
+  return nil -- explicit: Python functions count their arguments
 end
 
+-- Raises when an inner page failed or was stopped, which ends the outer pages as well.
 local function check_inner(self, ok, message)
   if self.stopped then error(nil, 0) end
   if ok == false then stop(self) end
@@ -140,25 +140,26 @@ end
 
 function methods:include(path)
   path = core.arg.string(path, 1, "include")
-  check_inner(self, py.include(handle_of(self), path, written(self)))
+  check_inner(self, py.include(handle_of(self), path, take_output(self)))
   return true
 end
 
-local function hand_over(name, op)
+-- Makes a method that continues the request at another path by the Python function `op`.
+local function forward_method(name, op)
   return function(self, path, continues)
     path = core.arg.string(path, 1, name)
     local handle = check_uncommitted(self)
     local text = self.take()
     local ok, message = op(handle, path)
-    if not ok and text and not self.stopped then self.append(text) end -- no response: the page continues unchanged
+    if not ok and text and not self.stopped then self.append(text) end -- no response: the page continues with its output
     check_inner(self, ok, message)
     if not continues then stop(self) end
     return true
   end
 end
 
-methods.forward = hand_over("forward", py.forward)
-methods.redirect = hand_over("redirect", py.redirect_inside)
+methods.forward = forward_method("forward", py.forward)
+methods.redirect = forward_method("redirect", py.redirect_inside)
 
 function methods:abort()
   if not self.taken then handle_of(self) end
@@ -166,10 +167,10 @@ function methods:abort()
 end
 
 function methods:flush()
-  return py.flush(handle_of(self), written(self)) or false
+  return py.flush(handle_of(self), take_output(self)) or false
 end
 
--- Sends body bytes as they are; not to be mixed with write before the headers went out.
+-- Sends bytes of the body unchanged. Raises while output of `write` waits and the headers are not sent.
 function methods:send(text)
   local handle = handle_of(self)
   text = core.arg.string(text, 1, "send")
@@ -206,7 +207,7 @@ function methods:writesize()
   return (select(2, self.peek()))
 end
 
--- What was written and not yet sent.
+-- Returns the output that is not sent yet.
 function methods:getdata()
   handle_of(self)
   return (self.peek())

@@ -1,4 +1,4 @@
--- ba.create.servcon: more ports for the server (spec: bas-api §10). A port is served while its object is there.
+-- ba.create.servcon: more ports for the server (spec: bas-api §10). A port is open as long as its object exists.
 local core, py = ...
 
 local arg, setmetatable = core.arg, setmetatable
@@ -10,7 +10,7 @@ local function handle_of(self, fname)
   return arg.instance(self, class, 1, fname).handle
 end
 
--- The port to listen on. `port` may be an object made before: it releases its port.
+-- Returns the number of the port. `port` may be an open servcon, which is closed to release its port.
 local function port_of(port)
   if core.type(port) ~= "userdata" then return arg.integer(port, 1, "servcon") end
   local handle = handle_of(port, "servcon")
@@ -34,7 +34,7 @@ end
 -- syntax: servcon:port() -> number | nil when it is closed
 function methods:port() return py.port(handle_of(self, "port")) end
 
--- syntax: servcon:close() -> whether it was open       open connections stay
+-- syntax: servcon:close() -> whether it was open       connections stay open
 function methods:close() return py.close(handle_of(self, "close")) end
 
 class.__gc, class.__close = methods.close, methods.close

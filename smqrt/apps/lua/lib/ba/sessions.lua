@@ -1,7 +1,7 @@
 -- Sessions (spec: bas-api §5). A session is a table in which applications store attributes.
 local core, py = ...
 
-local exchange, shared = core.exchange, core.shared_attributes -- the latter in a worker of several
+local exchange, shared = core.exchange, core.shared_attributes -- shared: nil without several workers
 local pairs, setmetatable, tostring = pairs, setmetatable, tostring
 
 local methods = {}
@@ -28,7 +28,7 @@ if shared then
   end
 end
 
-local function made(number)
+local function create(number)
   local self = {}
   numbers[self], attributes[self], objects[number] = number, {}, self
   if shared then shared.begin(self, number, attributes[self]) end
@@ -36,19 +36,19 @@ local function made(number)
 end
 
 local function wrap(number)
-  local self = objects[number] or made(number)
+  local self = objects[number] or create(number)
   if shared then shared.refresh(self) end
   return self
 end
 
--- That of a request: its page may change tables in place until it ends.
-local function wrap_for(command, number)
+-- Returns the session of a request, whose page may change tables in place until it ends.
+local function wrap_for(request, number)
   local self = wrap(number)
-  if shared then command.session_ = self end
+  if shared then request.session_ = self end
   return self
 end
 
-local function ended(number)
+local function terminated(number)
   local self = objects[number]
   objects[number] = nil
   if self and shared then shared.forget(self) end
@@ -72,7 +72,7 @@ end
 
 -- syntax: ba.session(number) -> session | nil
 --         ba.session(request, relpath [, set]) -> session, rest of the path | nil      its first segment is the session's id
--- set: from then on it is the session of the request, as if the request had its cookie.
+-- set: makes it the session of the request, as if the request had its cookie.
 function ba.session(first, path, set)
   if core.getmetatable(first) == exchange.class then
     path, set = core.arg.string(path, 2, "session"), core.arg.optional(core.arg.boolean, set, false, 3, "session")
@@ -96,10 +96,10 @@ function methods:id(text)
   return text and py.id(numbers[self]) or numbers[self]
 end
 
--- A copy of the attributes.
+-- Returns a copy of the attributes.
 function methods:attributes()
   local copy = {}
-  if shared then shared.give(self) end
+  if shared then shared.watch(self) end
   for name, value in pairs(attributes[self]) do copy[name] = value end
   return copy
 end
@@ -124,4 +124,4 @@ function methods:lock() return py.hold(numbers[self], 1) end
 function methods:release() return py.hold(numbers[self], -1) end
 
 core.session = {wrap = wrap, methods = methods, numbers = numbers}
-py.attach(core.ref(ended))
+py.attach(core.ref(terminated))

@@ -1,26 +1,28 @@
--- Attributes of sessions that all workers of a server have (help: workers). A value that can cross is written when it is set.
--- A table that was given out may be changed in place: that is looked for when a page ends, and once a second.
+-- Session attributes that all workers of a server share (help: workers).
+--
+-- A value is written when it is set. An application that has read a table may change it in place: these tables are compared with
+-- their last encoding once a second, and when the page ends.
 local core, py = ...
 
 local codec, getmetatable, next, pairs, pcall, rawtype, setmetatable =
   core.table_codec, core.getmetatable, next, pairs, pcall, core.rawtype, setmetatable
 
-local GIVEN_TICKS <const> = 10
+local WATCH_TICKS <const> = 10
 
 local states = setmetatable({}, {__mode = "k"}) -- session -> its state
-local given = setmetatable({}, {__mode = "k"}) -- session -> for how many ticks its tables are looked at
+local watched = setmetatable({}, {__mode = "k"}) -- session -> for how many more ticks (of one second) its tables are compared
 
 -- Fields of a state:
 --   number       of the session
---   changes      how often other workers had changed something when it was read last
+--   changes      number of changes by other workers at the last read
 --   attributes   name -> value
---   stored       name as bytes -> value as bytes, as all workers have them
---   tables       name -> encoded bytes of the table when it was written or read
+--   stored       encoded name -> encoded value, as in all workers
+--   tables       name -> encoded table when it was last written or read
 
 local shared = {}
 core.shared_attributes = shared
 
--- `value` as bytes, nil when other workers can't have it.
+-- Returns an encoded value, nil when it can't be shared: a function, or a table with a metatable.
 local function encoded(value)
   if rawtype(value) == "table" and getmetatable(value) then return nil end
   local done, bytes = pcall(codec.dump, value)
@@ -36,7 +38,8 @@ local function put(state, name, value, bytes)
   state.tables[name] = rawtype(value) == "table" and bytes or nil
 end
 
-local function settle(state)
+-- Writes the tables that were changed in place.
+local function write_changes(state)
   for name, before in pairs(state.tables) do
     local value = state.attributes[name]
     local bytes = encoded(value)
@@ -44,19 +47,19 @@ local function settle(state)
   end
 end
 
-local function give(session)
-  if not next(given) then py.given() end
-  given[session] = GIVEN_TICKS
+local function watch(session)
+  if not next(watched) then py.given() end
+  watched[session] = WATCH_TICKS
 end
 
--- Applies the differences between the rows of a session and the values here.
-local function take(state, rows)
+-- Applies the differences between the rows of a session and its values in this worker.
+local function apply_rows(state, rows)
   local attributes, stored, tables = state.attributes, state.stored, state.tables
   for key, bytes in pairs(rows) do
     if stored[key] ~= bytes then
       local name, value = codec.load(key), codec.load(bytes)
       attributes[name], stored[key] = value, bytes
-      tables[name] = rawtype(value) == "table" and encoded(value) or nil -- not `bytes`: fields have no order
+      tables[name] = rawtype(value) == "table" and encoded(value) or nil -- encoded again: the order of fields may differ from `bytes`
     end
   end
   for key in pairs(stored) do
@@ -72,14 +75,14 @@ function shared.begin(session, number, attributes)
   states[session] = {number = number, changes = -1, attributes = attributes, stored = {}, tables = {}}
 end
 
---- Takes what other workers have changed.
+--- Reads the changes of other workers.
 function shared.refresh(session)
   local state = states[session]
-  if given[session] then settle(state) end -- first: what is read then has it
+  if watched[session] then write_changes(state) end -- first: the rows must include these changes
   local changes, rows = py.rows(state.number, state.changes)
   if not changes then return end
   state.changes = changes
-  take(state, codec.load(rows))
+  apply_rows(state, codec.load(rows))
 end
 
 function shared.set(session, name, value)
@@ -90,28 +93,28 @@ end
 
 function shared.get(session, name)
   local state = states[session]
-  if state.tables[name] then give(session) end
+  if state.tables[name] then watch(session) end
   return state.attributes[name]
 end
 
---- All tables of the session may be changed from now on.
-function shared.give(session)
-  if next(states[session].tables) then give(session) end
+--- Watches all tables of a session, which an application has read.
+function shared.watch(session)
+  if next(states[session].tables) then watch(session) end
 end
 
---- A page ends that has used the session.
-function shared.settle(session)
-  if not given[session] then return end
-  given[session] = nil
-  settle(states[session])
+--- Writes the changes of a page that has ended.
+function shared.end_page(session)
+  if not watched[session] then return end
+  watched[session] = nil
+  write_changes(states[session])
 end
 
-function shared.forget(session) given[session] = nil end
+function shared.forget(session) watched[session] = nil end
 
 py.attach(core.ref(function()
-  for session, ticks in pairs(given) do
-    settle(states[session])
-    given[session] = ticks > 1 and ticks - 1 or nil
+  for session, ticks in pairs(watched) do
+    write_changes(states[session])
+    watched[session] = ticks > 1 and ticks - 1 or nil
   end
-  if next(given) then py.given() end
+  if next(watched) then py.given() end
 end))

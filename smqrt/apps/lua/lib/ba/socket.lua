@@ -22,7 +22,7 @@ local function read(formats, size, text, position, fname, expected)
   return (unpack(format, text, position))
 end
 
---- ba.socket.h2n(size, n): n as 1 to 8 bytes, the most significant first; what does not fit is cut off, so negative numbers wrap.
+--- ba.socket.h2n(size, n): returns n as 1 to 8 bytes, the most significant first. Higher bytes are dropped: negative numbers wrap.
 function ba.socket.h2n(size, n)
   local format
   format, size = format_of(UNSIGNED, size, "h2n", "1 to 8")
@@ -30,12 +30,12 @@ function ba.socket.h2n(size, n)
   return pack(format, size < 8 and n & ((1 << 8 * size) - 1) or n)
 end
 
---- ba.socket.n2h(size, s [,position]): the inverse. Raises when the bytes are not there.
+--- ba.socket.n2h(size, s [,position]): the inverse. Raises when s is too short.
 function ba.socket.n2h(size, text, position)
   return read(UNSIGNED, size, text, position, "n2h", "1 to 8")
 end
 
---- ba.socket.fh2n(size, n): a float of 4 or 8 bytes.
+--- ba.socket.fh2n(size, n): returns n as a float of 4 or 8 bytes.
 function ba.socket.fh2n(size, n)
   return pack((format_of(FLOAT, size, "fh2n", "4 or 8")), arg.number(n, 2, "fh2n"))
 end

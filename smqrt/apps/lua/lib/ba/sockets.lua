@@ -1,4 +1,4 @@
--- The socket object (spec: bas-api §8.2): reading, writing, closing, and what is known of a connection.
+-- The socket object: reading, writing, closing, and properties of the connection (spec: bas-api §8.2).
 --
 -- `handle` is the number of the socket in Python, nil without a connection. `runner` is the coroutine of the cosocket that the
 -- socket belongs to, nil in blocking mode. `mode` is "r" or "s" for a cosocket.
@@ -11,15 +11,15 @@ local ipairs, isyieldable, rawtype, select, unpack = ipairs, core.isyieldable, c
 local methods = {}
 local class = core.class("socket", methods)
 local owners = setmetatable({}, {__mode = "k"}) -- coroutine -> the socket whose cosocket runs in it
-local last = 0
+local last_number = 0
 
 local socket = {class = class, methods = methods, owners = owners, py = py}
 core.socket = socket
 
---- A socket object; `handle` is nil for one without a connection.
+--- Returns a socket object; `handle` is nil for one without a connection.
 function socket.new(handle)
-  last = last + 1
-  return setmetatable({handle = handle, number = last}, class)
+  last_number = last_number + 1
+  return setmetatable({handle = handle, number = last_number}, class)
 end
 
 --- The same for results of Python: a handle, or nil and an error.
@@ -53,7 +53,7 @@ function methods:read(ms, with_address)
   self_of(self, "read")
   if ms == true then ms, with_address = nil, true end
   if ms then ms = arg.milliseconds(ms, 1, "read") end
-  if self.runner and self.runner ~= running() then raise("read: the socket belongs to a cosocket; nobody else may read it") end
+  if self.runner and self.runner ~= running() then raise("read: the socket belongs to a cosocket; only that cosocket may read it") end
   if not self.handle then return wait(self, ms) end
   if self.is_udp and with_address ~= true then return without_address(py.read(self.handle, ms)) end
   return py.read(self.handle, ms)
@@ -62,7 +62,7 @@ end
 -- syntax: listener:accept() -> socket | nil, error
 function methods:accept()
   self_of(self, "accept")
-  if self.runner and self.runner ~= running() then raise("accept: the listener belongs to a cosocket; nobody else may accept") end
+  if self.runner and self.runner ~= running() then raise("accept: the listener belongs to a cosocket; only that cosocket may accept") end
   if not self.is_listener then return nil, self.closed and "socketclosed" or "incorrectuse" end
   return socket.made(py.read(self.handle, nil))
 end
@@ -81,7 +81,7 @@ local function octets(data, i, j)
   return sub(data, arg.integer(i, 2, "write"), j and arg.integer(j, 3, "write"))
 end
 
--- The writer waits: any cosocket, and all writers of a socket that is none or is in mode "r".
+-- Whether a writer waits for room in the queue: in any cosocket, and elsewhere unless the socket is in mode "s".
 local function may_wait(self)
   return self.mode ~= "s" or owners[running()]
 end
@@ -133,7 +133,7 @@ function methods:close(code, text)
   return true
 end
 
---- The connection was closed by the peer or an error.
+--- Marks the socket as closed after the remote side or an error has closed the connection.
 function socket.forget(self)
   if self.handle then py.drop(self.handle) end
   self.handle, self.closed = nil, true
@@ -145,37 +145,37 @@ class.__gc = function(self)
 end
 class.__tostring = function(self) return "socket: " .. self.number end
 
--- ---- facts and settings
+-- ---- properties and options
 
--- A method in Python that needs a connection.
-local function fact(name, ask)
+-- Adds a method that needs a connection, to whose handle f is applied.
+local function add_method(name, f)
   methods[name] = function(self, ...)
     self_of(self, name)
     if not self.handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
-    return ask(self.handle, ...)
+    return f(self.handle, ...)
   end
 end
 
 -- syntax: socket:peername() -> ip, port, isipv6 | nil, error
-fact("peername", function(handle) return py.peername(handle) end)
-fact("sockname", function(handle) return py.sockname(handle) end)
+add_method("peername", function(handle) return py.peername(handle) end)
+add_method("sockname", function(handle) return py.sockname(handle) end)
 
 -- syntax: socket:setoption(name, on, ...) -> true | nil, error
-fact("setoption", function(handle, name, on, ...)
+add_method("setoption", function(handle, name, on, ...)
   local values, count = {...}, select("#", ...)
   for i = 1, count do
     local kind = rawtype(values[i])
     if kind ~= "number" and kind ~= "string" then core.bad_argument(i + 2, "setoption", "number or string", values[i]) end
-    values[i] = tonumber(values[i]) or values[i] -- an address is not a number
+    values[i] = tonumber(values[i]) or values[i] -- values may be numbers or addresses
   end
   return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), unpack(values, 1, count))
 end)
 
 -- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
-fact("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.positive, limit, nil, 1, "queuelen")) end)
+add_method("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.positive, limit, nil, 1, "queuelen")) end)
 
 -- syntax: websocket:maxsize(bytes) -> true        the largest message that is accepted
-fact("maxsize", function(handle, size) return py.maxsize(handle, arg.positive(size, 1, "maxsize")) end)
+add_method("maxsize", function(handle, size) return py.maxsize(handle, arg.positive(size, 1, "maxsize")) end)
 
 -- syntax: socket:websocket() -> boolean
 function methods:websocket()
@@ -197,7 +197,7 @@ end
 
 -- ---- TLS
 
---- ALPN protocols, as one string or a table of them.
+--- Returns the ALPN protocols of a string or a table of strings.
 function socket.protocols(alpn, fname)
   if alpn == nil then return end
   if core.type(alpn) ~= "table" then return arg.string(alpn, "alpn", fname) end
@@ -209,26 +209,26 @@ end
 -- syntax: socket:upgrade(tls [,alpn]) -> true | nil, error [, reason]
 function methods:upgrade(tls, alpn)
   self_of(self, "upgrade")
-  if self.runner and self.runner ~= running() then raise("upgrade: the socket belongs to a cosocket; only that may upgrade it") end
+  if self.runner and self.runner ~= running() then raise("upgrade: the socket belongs to a cosocket; only that cosocket may upgrade it") end
   local number = core.tls.check(tls, 1, "upgrade")
   if not self.handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
   return py.upgrade(self.handle, number, socket.protocols(alpn, "upgrade"))
 end
 
 -- syntax: socket:trusted([name]) -> true | nil, "cn" | "cert" | "certcn" | "none"
-fact("trusted", function(handle, name) return py.trusted(handle, arg.optional(arg.string, name, nil, 1, "trusted")) end)
+add_method("trusted", function(handle, name) return py.trusted(handle, arg.optional(arg.string, name, nil, 1, "trusted")) end)
 
 -- syntax: socket:certificate() -> table | nil, error
-fact("certificate", function(handle)
+add_method("certificate", function(handle)
   local text, word = py.certificate(handle)
   return describe(text), word
 end)
 
 -- syntax: socket:cipher() -> cipher, protocol | nil, error
-fact("cipher", function(handle) return py.cipher(handle) end)
+add_method("cipher", function(handle) return py.cipher(handle) end)
 
 -- syntax: socket:alpn() -> protocol | nil
-fact("alpn", function(handle) return py.alpn(handle) end)
+add_method("alpn", function(handle) return py.alpn(handle) end)
 
 -- syntax: socket:isresumed() -> boolean
-fact("isresumed", function(handle) return py.is_resumed(handle) end)
+add_method("isresumed", function(handle) return py.is_resumed(handle) end)

@@ -2,23 +2,23 @@
 local core, py = ...
 
 local ipairs, isyieldable = ipairs, core.isyieldable
-local SHORT <const> = py.short()
+local SHORT_BYTES <const> = py.short()
 
 local sparkplug = {DataType = {}}
 
---- The result of `require`; loads what is needed before it is waited for.
+--- Returns the result of `require`. Loads protobuf, which takes some 40 ms, in a thread where the caller can wait.
 function core.require_sparkplug()
   if isyieldable() then py.prepare() end
   return sparkplug
 end
 
 -- SparkplugB.DataType.Int32 is 3, and SparkplugB.DataType[3] is "Int32"
-for place, name in ipairs{py.types()} do
-  sparkplug.DataType[name], sparkplug.DataType[place - 1] = place - 1, name
+for index, name in ipairs{py.types()} do
+  sparkplug.DataType[name], sparkplug.DataType[index - 1] = index - 1, name
 end
 
 local function long_or_short(name, text)
-  return (#text > SHORT and isyieldable() and py[name .. "_long"] or py[name])(text)
+  return (#text > SHORT_BYTES and isyieldable() and py[name .. "_long"] or py[name])(text)
 end
 
 -- syntax: SparkplugB.encode(payload) -> string      raises when a field is wrong

@@ -6,9 +6,9 @@ local core, py = ...
 local arg, create, resume, status, setmetatable = core.arg, coroutine.create, coroutine.resume, coroutine.status, setmetatable
 local raise, traceback = core.raise, debug.traceback
 
-local known = setmetatable({}, {__mode = "v"}) -- handle -> timer: one without references is collected, and stops
-local anchored = {}                            -- handle -> timer, of the active ones that were set with anchor
-local last = 0
+local timers = setmetatable({}, {__mode = "v"}) -- handle -> timer; a timer without references is collected and stops
+local anchored = {}                             -- handle -> active timer that was set with anchor: not collected
+local last_handle = 0
 
 local methods = {}
 local Timer = core.class("timer", methods)
@@ -19,7 +19,7 @@ local function halt(timer)
   return py.stop(timer.handle) or nil
 end
 
---- Ends the timer for good: later calls raise.
+--- Stops a timer whose callback failed: its methods raise from then on.
 local function fail(timer, co, message)
   halt(timer)
   timer.failed = true
@@ -27,18 +27,18 @@ local function fail(timer, co, message)
 end
 
 local function tick(timer)
-  if timer.running then return end -- the run before is blocked in a call and takes longer than the interval
+  if timer.running then return end -- the previous tick still waits in a blocking call
   local co, changes = timer.suspended or create(timer.callback), timer.changes
   timer.running, timer.suspended = true, nil
   local ok, again = resume(co)
   timer.running = false
   if not ok then return fail(timer, co, again) end
   if status(co) == "suspended" then timer.suspended = co end
-  if again ~= true and changes == timer.changes then halt(timer) end
+  if again ~= true and changes == timer.changes then halt(timer) end -- not when the callback itself set the timer
 end
 
 local tick_ref = core.ref(function(handle)
-  local timer = known[handle]
+  local timer = timers[handle]
   if timer then tick(timer) end
 end)
 
@@ -48,7 +48,7 @@ local function self_of(timer, fname)
   return timer
 end
 
---- Starts the timer, or restarts it. anchor: it is kept without a Lua reference. now: it also ticks immediately.
+--- Starts or restarts the timer. anchor: keeps the timer without a Lua reference. now: ticks immediately as well.
 function methods:set(ms, anchor, now)
   local timer = self_of(self, "set")
   local interval_ms = arg.milliseconds(ms, 2, "set")
@@ -59,7 +59,7 @@ function methods:set(ms, anchor, now)
   return true
 end
 
---- Gives an active timer a new interval, counted from now: true, or nil when it is not active.
+--- Restarts an active timer with a new interval. Returns true, or nil when it is not active.
 function methods:reset(ms)
   local timer = self_of(self, "reset")
   local interval_ms = arg.milliseconds(ms, 2, "reset")
@@ -69,7 +69,7 @@ function methods:reset(ms)
   return true
 end
 
---- Stops the timer: true, or nil when it was not active.
+--- Stops the timer. Returns true, or nil when it was not active.
 function methods:cancel()
   return halt(self_of(self, "cancel"))
 end
@@ -77,11 +77,11 @@ end
 Timer.__gc = function(timer) py.stop(timer.handle) end
 Timer.__close = function(timer) halt(timer) end
 
---- ba.timer(f): a timer that calls f, not yet set.
+--- ba.timer(f): returns a timer that calls f once it is set.
 function ba.timer(callback)
   arg["function"](callback, 1, "timer")
-  last = last + 1
-  local timer = setmetatable({handle = last, callback = callback, changes = 0}, Timer)
-  known[last] = timer
+  last_handle = last_handle + 1
+  local timer = setmetatable({handle = last_handle, callback = callback, changes = 0}, Timer)
+  timers[last_handle] = timer
   return timer
 end

@@ -1,4 +1,4 @@
--- TLS objects (spec: bas-api §10): trusted certificates, own certificates, and clients and servers with them.
+-- TLS objects: trusted certificates, own certificates, and the clients and servers that use them (spec: bas-api §10).
 local core, py = ...
 
 local arg, find, gsub, match, setmetatable = core.arg, string.find, string.gsub, string.match, setmetatable
@@ -17,15 +17,15 @@ end
 core.tls = {}
 ba.create = ba.create or {}
 
---- The number of a TLS object, for the other parts of the API; raises when `value` is none.
--- side: "client" or "server", when it has to be that.
+--- Returns the number of a TLS object, for other parts of the API; raises when `value` is not a TLS object.
+-- side: the required kind, "client" or "server"; nil for either.
 function core.tls.check(value, index, fname, side)
   local self = arg.instance(value, tls_class, index, fname)
   if side and self.side ~= side then core.bad_argument(index, fname, "TLS " .. side, value) end
   return self.handle
 end
 
---- The table that describes a certificate, from the fields that Python returns; nil for nil.
+--- Returns the table that describes a certificate, from the JSON text of Python; nil for nil.
 function core.certificate(text)
   return text and ba.json.decode(text)
 end
@@ -39,13 +39,13 @@ end
 function ba.parsecerttime(text)
   text = arg.string(text, 1, "parsecerttime")
   local digits = match(text, "^(%d+)Z$") or ""
-  if #digits == 12 then digits = (digits < "5" and "20" or "19") .. digits end -- RFC 5280 4.1.2.5
+  if #digits == 12 then digits = (digits < "5" and "20" or "19") .. digits end -- the century: RFC 5280 4.1.2.5
   if #digits == 14 then text = gsub(digits, "^(....)(..)(..)(..)(..)(..)$", "%1-%2-%3T%4:%5:%6Z") end
   local date = find(text, "^%d%d%d%d%-") and ba.datetime(text)
   return date and date:ticks() or nil
 end
 
--- The content of a file in an io object, or nil and an error word.
+-- Returns the content of a file in an io object, or nil and an error word.
 local function content(io, name, index, fname)
   core.io.check(io, index, fname)
   local file, message = io:open(arg.string(name, index + 1, fname))
@@ -68,7 +68,7 @@ function store:addcert(io, name)
   return py.add_to_store(handle, data)
 end
 
---- A certificate with its key, both PEM text.
+--- Returns a certificate with its key, both given as PEM text.
 function core.tls.identity(cert, key, password)
   return wrap(cert_class, py.new_identity(cert, key, password))
 end
@@ -83,7 +83,7 @@ function ba.create.sharkcert(io, cert, key, password)
   if not cert_data then return nil, message end
   local key_data, fault = content(io, key, 1, "sharkcert")
   if not key_data then return nil, fault end
-  if password == "sharkssl" then password = nil end -- the name of a format in older applications
+  if password == "sharkssl" then password = nil end -- older applications name a file format here
   return core.tls.identity(cert_data, key_data, arg.optional(arg.string, password, nil, 4, "sharkcert"))
 end
 

@@ -1,4 +1,4 @@
--- ba.tpm: keys of this machine, of which applications see only what they are used for (spec: bas-api §5, §7, §17).
+-- ba.tpm: keys of this machine, which applications use but can't read (spec: bas-api §5, §7, §17).
 local core, py = ...
 
 local arg, call, isyieldable, octets, rawtype, type = core.arg, core.keys.call, core.isyieldable, core.octets, core.rawtype, core.type
@@ -9,35 +9,35 @@ local IV_BYTES <const>, TAG_BYTES <const> = 12, 16
 
 ba.tpm = {}
 
-local loaded = false
+local is_loaded = false
 
 local function in_thread(name) return py[isyieldable() and name .. "_in_thread" or name] end
 
--- Reads the key file, or makes it, at the first call. -> true | nil, error, text
-local function ready()
-  if loaded then return true end
+-- Reads or creates the key file at the first call. -> true | nil, error, text
+local function load_keys()
+  if is_loaded then return true end
   local ok, word, detail = in_thread "load"()
-  loaded = ok == true
+  is_loaded = ok == true
   return ok, word, detail
 end
 
-local function derived(fname, unique, name, length)
+local function derive(fname, unique, name, length)
   name, length = octets(name, 1, fname), arg.positive(length, 2, fname)
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.derive(name, length, unique)
 end
 
 -- syntax: ba.tpm.uniquekey(name, length) -> bytes | nil, error        of this machine
-function ba.tpm.uniquekey(name, length) return derived("uniquekey", true, name, length) end
+function ba.tpm.uniquekey(name, length) return derive("uniquekey", true, name, length) end
 
 -- syntax: ba.tpm.globalkey(name, length) -> bytes | nil, error        of all machines with the same "global" in their key file
-function ba.tpm.globalkey(name, length) return derived("globalkey", false, name, length) end
+function ba.tpm.globalkey(name, length) return derive("globalkey", false, name, length) end
 
 -- syntax: ba.tpm.haskey(name) -> boolean | nil, error
 function ba.tpm.haskey(name)
   name = arg.string(name, 1, "haskey")
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.has(name)
 end
@@ -45,26 +45,26 @@ end
 -- syntax: ba.tpm.createkey(name [, {key = "ecc" | "rsa", bits =, curve =}]) -> true | nil, error
 function ba.tpm.createkey(name, op)
   name, op = arg.string(name, 1, "createkey"), arg.optional(arg.table, op, nil, 2, "createkey")
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   if py.has(name) then return nil, "exist" end
   return in_thread "add"(name, core.keys.generate(op, "createkey"))
 end
 
--- The private key of a name as PEM text, which stays in here. -> text | nil, error, text
+-- Returns a private key as PEM text, which must not reach applications. -> text | nil, error, text
 local function key_of(name, fname)
   name = arg.string(name, 1, fname)
-  local ok, word, detail = ready()
+  local ok, word, detail = load_keys()
   if not ok then return nil, word, detail end
   return py.pem(name)
 end
 
--- The key's name and the other one of two texts: applications pass them in either order.
+-- Returns the key's name and the data of two arguments, which applications pass in either order.
 local function name_and_data(first, second)
   if rawtype(first) == "number" then first = tostring(first) end
   if rawtype(second) == "number" then second = tostring(second) end
   if rawtype(first) ~= "string" then return second, first end
-  if rawtype(second) == "string" and ready() and not py.has(first) and py.has(second) then return second, first end
+  if rawtype(second) == "string" and load_keys() and not py.has(first) and py.has(second) then return second, first end
   return first, second
 end
 
@@ -72,7 +72,7 @@ end
 function ba.tpm.createcsr(name, ...)
   local key, word, detail = key_of(name, "createcsr")
   if not key then return nil, word, detail end
-  return call("request", key, key, core.keys.wishes("createcsr", ...))
+  return call("request", key, key, core.keys.request_fields("createcsr", ...))
 end
 
 -- syntax: ba.tpm.sign(name, data [, {hash =, padding =}]) -> signature | nil, error
@@ -132,28 +132,21 @@ local function names_of(users)
   return names
 end
 
--- An entry of `ba.create.jsonuser` from an application's value: a password, or such an entry.
+-- Returns an entry of `ba.create.jsonuser` for a password or an entry.
 local function entry_of(pwd)
   if pwd == nil or type(pwd) == "table" then return pwd end
   return {pwd = arg.string(pwd, 2, "setuser")}
 end
 
-local function changed(users, name, entry)
-  local result = {}
-  for other, value in pairs(users) do result[other] = value end
-  result[name] = entry
-  return result
-end
-
 -- syntax: ba.tpm.jsonuser(key [, global]) -> {users =, setuser =, setdb =, getauth =} | nil, error
--- key: names the key of the encryption; global: whether it is that of `globalkey`.
+-- key: the name of the encryption key; global: whether it is a key of `globalkey`, not of `uniquekey`.
 function ba.tpm.jsonuser(key, global)
   global = arg.optional(arg.boolean, global, false, 2, "jsonuser")
-  local secret, word, detail = derived("jsonuser", not global, "jsonuser " .. octets(key, 1, "jsonuser"), 32)
+  local secret, word, detail = derive("jsonuser", not global, "jsonuser " .. octets(key, 1, "jsonuser"), 32)
   if not secret then return nil, word, detail end
   local users, database = {}, ba.create.jsonuser()
 
-  local function take(new)
+  local function replace_users(new)
     local ok, message = database:set(new)
     if not ok then return nil, message end
     users = new
@@ -168,9 +161,11 @@ function ba.tpm.jsonuser(key, global)
   -- syntax: t.setuser(name [, password]) -> encrypted database | nil, error        without a password: removes the user
   function self.setuser(name, pwd)
     name = arg.string(name, 1, "setuser")
-    local new = changed(users, name, entry_of(pwd))
+    local new = {} -- a copy: the database must be unchanged after an error
+    for other, entry in pairs(users) do new[other] = entry end
+    new[name] = entry_of(pwd)
     if #names_of(new) > MAX_USERS then return nil, "mem", "more than " .. MAX_USERS .. " users" end
-    local ok, message = take(new)
+    local ok, message = replace_users(new)
     if not ok then return nil, message end
     return sealed(secret, users)
   end
@@ -179,7 +174,7 @@ function ba.tpm.jsonuser(key, global)
   function self.setdb(text)
     local new = opened(secret, arg.string(text, 1, "setdb"))
     if type(new) ~= "table" then return nil, "failed" end
-    return take(new)
+    return replace_users(new)
   end
 
   -- syntax: t.getauth() -> user database for ba.create.authenticator

@@ -4,7 +4,7 @@ local core, py = ...
 local concat, format, getinfo, pack, rawtype, running, select, tostring =
   table.concat, string.format, debug.getinfo, table.pack, core.rawtype, coroutine.running, select, tostring
 
-local quiet = setmetatable({}, {__mode = "k"}) -- coroutines whose traces tracelogger:ontrace does not get
+local quiet = setmetatable({}, {__mode = "k"}) -- coroutines whose traces tracelogger:ontrace does not receive
 core.quiet_coroutines = quiet
 
 local function line(...)
@@ -13,7 +13,7 @@ local function line(...)
   return concat(texts, "\t", 1, texts.n)
 end
 
---- "<function> <line>: " of the caller of the function that calls this; the file replaces a missing name.
+--- Returns "<function> <line>: " of the caller of the calling function; the file replaces a missing name.
 local function origin()
   local info = getinfo(3, "Sln")
   return format("%s %d: ", info.name or info.short_src, info.currentline)
@@ -25,7 +25,7 @@ function trace(...)
   py.trace(0, prefix .. line(...), quiet[running()] or false)
 end
 
---- The same at a priority, 0 to 9: tracep([prefix,] priority, ...). `false` in front leaves out function and line.
+--- Like trace, with a priority of 0 to 9: tracep([prefix,] priority, ...). prefix: false leaves out function and line.
 function tracep(...)
   local with_prefix, first = true, 1
   if rawtype((...)) == "boolean" then with_prefix, first = (...), 2 end
@@ -34,7 +34,7 @@ function tracep(...)
   py.trace(priority, prefix .. line(select(first + 1, ...)), quiet[running()] or false)
 end
 
---- As in Lua; written through Python, so that output is not held back in a buffer of C.
+--- Prints as in Lua, through Python: C would buffer the output.
 function print(...)
   py.print(line(...))
 end
@@ -46,7 +46,7 @@ function ba.seterrh(f)
   handler = core.arg.optional(core.arg["function"], f, nil, 1, "seterrh")
 end
 
---- Tells the handler of an error. env: the request environment. An error in the handler is logged.
+--- Calls the error handler. env: the request environment. An error in the handler is logged.
 function core.report_error(message, env)
   if not handler then return end
   local ok, fault = xpcall(handler, core.traceback, message, env)

@@ -12,7 +12,7 @@ function ba.create.tracelogger(...)
 end
 
 -- syntax: tracelogger:configure{request=bool, requestheaders=bool, responseheaders=bool, requestbody=bool}
--- What is not given stays as it is, other names are left aside.
+-- Options that are not given keep their values; unknown names are ignored.
 function tracelogger:configure(wanted)
   core.arg.table(wanted, 1, "configure")
   local given = {}
@@ -25,27 +25,27 @@ function tracelogger:configure(wanted)
   return py.configure(self.handle, table.unpack(given))
 end
 
-local PAUSE_MS <const> = 50 -- between two calls of a callback whose work is logged in turn
+local PAUSE_MS <const> = 50 -- between two calls: the callback may itself cause lines
 
--- Calls f with what waits, until nothing does; f's own traces are for viewers only. An error ends it.
+-- Calls f with waiting lines until there are none. Traces of f go to viewers only. An error removes the callback.
 local function deliver(handle, number, f)
-  local own = coroutine.running()
-  local text = py.heard(handle, number)
+  local current = coroutine.running()
+  local text = py.next_lines(handle, number)
   while text do
-    core.quiet_coroutines[own] = true
+    core.quiet_coroutines[current] = true
     local ok, message = xpcall(f, core.traceback, text)
-    core.quiet_coroutines[own] = nil
+    core.quiet_coroutines[current] = nil
     if not ok then
-      py.ended(handle, number)
-      return core.log_error("ontrace: the callback failed and is called no more: " .. message)
+      py.remove_callback(handle, number)
+      return core.log_error("ontrace: the callback failed and was removed: " .. message)
     end
     core.sleep(PAUSE_MS)
-    text = py.heard(handle, number)
+    text = py.next_lines(handle, number)
   end
 end
 
 -- syntax: tracelogger:ontrace(f(text) | nil) -> true
--- f gets what is traced from now on: whole lines, one or several. nil ends it. One callback at a time, the latest.
+-- f receives later traces, one or more whole lines a call. nil removes it. A new callback replaces the previous one.
 function tracelogger:ontrace(f)
   core.arg.instance(self, class, 1, "ontrace")
   if core.arg.optional(core.arg["function"], f, nil, 2, "ontrace") == nil then return py.ontrace(self.handle) end

@@ -4,20 +4,20 @@ local core, py = ...
 local arg, exchange = core.arg, core.exchange
 local getmetatable, setmetatable, xpcall = getmetatable, setmetatable, xpcall
 
-local MOST <const> = 10 -- of one uploader at once; a browser sends six
+local MAX_UPLOADS <const> = 10 -- of one uploader at once; a browser sends six
 
 local up = {}
 local class = core.class("upload", up)
 local uploads = {} -- number -> {up =, environment =, started =, done =, failed =}
 
--- Values that are available after the upload stay in the object.
-local function fact(name)
+-- Adds a method that returns a property of the upload. The object keeps the last value after the upload.
+local function add_property(name)
   up[name] = function(self)
     if uploads[self.handle] ~= nil then self["last_" .. name] = py[name == "multipart" and "is_multipart" or name](self.handle) end
     return self["last_" .. name]
   end
 end
-fact"name" fact"url" fact"multipart"
+add_property"name" add_property"url" add_property"multipart"
 
 -- syntax: up:session() -> session | nil
 function up:session()
@@ -25,7 +25,7 @@ function up:session()
   return number and core.session.wrap(number)
 end
 
--- syntax: up:response() -> deferred response      always the same one
+-- syntax: up:response() -> deferred response      always the same object
 function up:response()
   if not self.deferred then
     py.respond(self.handle)
@@ -34,17 +34,17 @@ function up:response()
   return self.deferred
 end
 
-local function tell(number, what, ...)
+local function call_back(number, name, ...)
   local upload = uploads[number]
   up.name(upload.up)
-  local done, message = xpcall(upload[what], core.traceback, upload.environment, upload.up, ...)
+  local done, message = xpcall(upload[name], core.traceback, upload.environment, upload.up, ...)
   if done then return true end
   core.log_error("upload: " .. message)
   core.report_error(message, upload.environment)
   return false
 end
 
--- The upload is over. A response without references is complete: it ends when the garbage collector finds it.
+-- Ends an upload. A response that the application has dropped is complete: the garbage collector closes it.
 local function forget(number)
   local response = uploads[number].up.deferred
   uploads[number] = nil
@@ -52,13 +52,13 @@ local function forget(number)
   response = nil
   if is_open then
     core.collect()
-    core.collect() -- the first may have begun before
+    core.collect() -- the first may have been in progress already
   end
 end
 
-py.attach(core.ref(tell), core.ref(forget))
+py.attach(core.ref(call_back), core.ref(forget))
 
--- The environment of the callbacks; a table of the application sees the globals as well.
+-- Returns the environment of the callbacks; a table of the application also gets the globals.
 local function environment_of(given)
   if given == nil then return setmetatable({}, {__index = _G}) end
   arg.table(given, 6, "uploader")
@@ -68,9 +68,9 @@ end
 
 -- syntax: ba.create.upload(io [, maxuploads]) -> uploader
 --         uploader(request, name, startcb, donecb, errcb [, env [, cont]])      ends the page, unless cont is true
-function ba.create.upload(io, most)
+function ba.create.upload(io, max_uploads)
   core.io.check(io, 1, "upload")
-  most = arg.optional(arg.positive, most, MOST, 2, "upload")
+  max_uploads = arg.optional(arg.positive, max_uploads, MAX_UPLOADS, 2, "upload")
   local uploader = py.new_uploader()
   return function(request, name, started, done, failed, environment, continues)
     arg.instance(request, exchange.class, 1, "uploader")
@@ -80,7 +80,7 @@ function ba.create.upload(io, most)
     arg["function"](failed, 5, "uploader")
     environment = environment_of(environment)
     local handle = exchange.handle_of(request)
-    if not py.take(uploader, most, handle, io.handle, name) then exchange.stop(request) end
+    if not py.take(uploader, max_uploads, handle, io.handle, name) then exchange.stop(request) end
     local object = setmetatable({handle = handle}, class)
     uploads[handle] = {up = object, environment = environment, started = started, done = done, failed = failed}
     up.name(object) up.url(object) up.multipart(object)

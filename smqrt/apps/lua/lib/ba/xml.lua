@@ -1,33 +1,33 @@
--- XML: a parser that takes chunks and calls functions, or makes a table of the document (spec: bas-api §13).
+-- XML parser, which takes chunks and calls functions or builds a table of the document (spec: bas-api §13).
 local core, py = ...
 
 local concat, find, unpack = table.concat, string.find, string.unpack
 local isyieldable, pairs, select, setmetatable = core.isyieldable, pairs, select, setmetatable
 
 local SLICE <const> = py.slice()
-local MAX_NODES <const> = 100000 -- elements and texts of a document that is made a table: some 25 MB
+local MAX_NODES <const> = 100000 -- elements and texts of a document as a table: about 25 MB
 local EVENTS <const> = {S = "StartElement", E = "EndElement", T = "CharacterData", C = "Comment", P = "ProcessingInstruction"}
 local FLAGS <const> = {namespaces = true, keepspace = true}
 
 local parser = {}
 local class = core.class("xparser", parser)
 
-local function start(self)
+local function begin_document(self)
   self.handle = py.new(self.flags.namespaces == true)
   self.done, self.fault, self.too_large, self.document, self.nodes = false, nil, nil, nil, 0
   self.open, self.texts = {}, {}
 end
 
-local function collect(self)
+local function release(self)
   if self.handle then py.collect(self.handle) end
   self.handle = nil
 end
 
-class.__gc, class.__close = collect, collect
+class.__gc, class.__close = release, release
 
--- Making the table
+-- ---- the table of a document
 
-local function count(self)
+local function count_node(self)
   self.nodes = self.nodes + 1
   if self.nodes > MAX_NODES then self.too_large = "the document has more than " .. MAX_NODES .. " elements and texts" end
 end
@@ -37,7 +37,7 @@ local function end_of_text(self)
   local text, parent = concat(self.texts), self.open[#self.open]
   self.texts = {}
   if parent and (self.flags.keepspace or find(text, "%S")) then
-    count(self)
+    count_node(self)
     parent[#parent + 1] = text
   end
 end
@@ -46,7 +46,7 @@ local build = {}
 
 function build.StartElement(self, name, attributes)
   end_of_text(self)
-  count(self)
+  count_node(self)
   local element, parent = {tag = name, attr = attributes}, self.open[#self.open]
   if parent then parent[#parent + 1] = element else self.document = element end
   self.open[#self.open + 1] = element
@@ -59,7 +59,7 @@ end
 
 function build.CharacterData(self, text) self.texts[#self.texts + 1] = text end
 
--- Taking the events apart
+-- ---- events
 
 local function attributes_at(events, at)
   local attributes, amount, name = {}, nil, nil
@@ -99,32 +99,32 @@ local function feed(self, chunk)
   return "DONE", self.callbacks and self.context or self.document
 end
 
-local UnderWay = {__close = function(self) self.parser.busy = false end}
+local ParseGuard = {__close = function(self) self.parser.busy = false end}
 
 -- syntax: parser:parse(chunk) -> true (more is needed) | "DONE", document or context | nil, message with line and column
 -- An error in a callback ends the parsing and is raised.
 function parser:parse(chunk)
   chunk = core.arg.string(chunk, 1, "parse")
   if not self.handle then core.raise("the parser was destroyed") end
-  if self.busy then core.raise("parse is under way: a callback can't call it") end
+  if self.busy then core.raise("parse: a callback can't call it") end
   if self.fault then return nil, self.fault end
-  local under_way <close> = setmetatable({parser = self}, UnderWay)
-  self.busy, self.fault = true, "a callback failed before" -- unless it gets to its end
+  local guard <close> = setmetatable({parser = self}, ParseGuard)
+  self.busy, self.fault = true, "a callback failed before" -- remains when feed raises
   local state, result = feed(self, chunk)
   self.fault = not state and result or nil
   return state, result
 end
 
--- Begins a new document, with the same callbacks.
+-- Begins a new document with the same callbacks.
 function parser:reset()
-  collect(self)
-  start(self)
+  release(self)
+  begin_document(self)
   return true
 end
 
 function parser:destroy()
   local was_there = self.handle ~= nil
-  collect(self)
+  release(self)
   return was_there
 end
 
@@ -132,7 +132,7 @@ local xparser = {}
 
 -- syntax: xparser.create([callbacks [, context [, "namespaces"] [, "keepspace"]]]) -> parser
 -- callbacks: functions StartElement(context, name, attributes), EndElement(context, name), CharacterData(context, text),
--- Comment(context, text), ProcessingInstruction(context, target, data); without the table a document is made.
+-- Comment(context, text), ProcessingInstruction(context, target, data). Without callbacks the parser builds a table.
 function xparser.create(callbacks, context, ...)
   core.arg.optional(core.arg.table, callbacks, nil, 1, "create")
   for _, name in pairs(EVENTS) do
@@ -141,11 +141,11 @@ function xparser.create(callbacks, context, ...)
   local flags = {}
   for at = 1, select("#", ...) do
     local flag = core.arg.string(select(at, ...), at + 2, "create")
-    if not FLAGS[flag] then core.raise("unknown flag '" .. flag .. "': there are namespaces and keepspace") end
+    if not FLAGS[flag] then core.raise("unknown flag '" .. flag .. "' ('namespaces' or 'keepspace' expected)") end
     flags[flag] = true
   end
   local self = setmetatable({callbacks = callbacks, context = context, flags = flags}, class)
-  start(self)
+  begin_document(self)
   return self
 end
 

@@ -1,4 +1,4 @@
--- Unread bytes that a TCP object of the LuaSocket layer has received: pieces, the first of which may be read partly.
+-- Received bytes that a TCP object of the LuaSocket layer has not read yet: pieces, of which the first may be partly read.
 local core = ...
 
 local concat, find, setmetatable, sub = table.concat, string.find, setmetatable, string.sub
@@ -8,7 +8,7 @@ local SMALL_BYTES <const> = 4096 -- smaller pieces are joined, so that single by
 local inbox = {}
 local class = {__index = inbox}
 
---- `size`: bytes that are there.
+--- Returns an empty inbox. `size` is the number of its bytes.
 function core.luasocket.inbox()
   return setmetatable({pieces = {}, first = 1, last = 0, at = 1, size = 0}, class)
 end
@@ -29,7 +29,7 @@ local function drop_first(self)
   self.first, self.at = self.first + 1, 1
 end
 
---- Takes `count` bytes, of which there are as many.
+--- Removes and returns `count` bytes; the inbox must have them.
 function inbox:take(count)
   local parts, pieces = {}, self.pieces
   self.size = self.size - count
@@ -48,7 +48,8 @@ function inbox:take(count)
   return concat(parts)
 end
 
---- The length of a line with its end, nil when the end has not arrived; examines each byte once between two reads.
+--- Returns the length of the first line with its end, nil when the end has not arrived.
+-- state: the position reached, so that repeated calls examine each byte once; initially empty.
 function inbox:line_bytes(state)
   local number, from = state.number or self.first, state.from or self.at
   local before = state.before or 1 - self.at

@@ -1,7 +1,7 @@
 -- socket.tcp: TCP objects of the LuaSocket layer, over the sockets of ba.socket (spec: bas-api §12, §17).
 --
--- `sock` is the socket of ba.socket, nil before connect and listen. `inbox` has received data that was not read yet; `accepted` the
--- clients that socket.select has seen.
+-- `sock` is the socket of ba.socket, nil before connect and listen. `inbox` has received data that is not read yet, `accepted` the
+-- connections that socket.select has accepted.
 local core = ...
 
 local arg, concat, gsub, ipairs, max, min, running, sub = core.arg, table.concat, string.gsub, ipairs, math.max, math.min, coroutine.running, string.sub
@@ -10,10 +10,12 @@ local isyieldable, rawtype, remove, tointeger, tostring = core.isyieldable, core
 local layer, socket = core.luasocket, core.socket
 local py, word_of = layer.py, layer.word
 
-local MAX_RECEIVE_BYTES <const> = 16 << 20 -- of one call: whoever sends them must not fill the memory
-local CALLS_A_TURN <const> = 32            -- with data from the inbox; then other activities run
+local MAX_RECEIVE_BYTES <const> = 16 << 20 -- of one call: the sender must not fill the memory
+local CALLS_A_TURN <const> = 32            -- of receive; then other activities run
 local CHUNK_BYTES <const> = 65536
-local CONNECT_MS <const> = 20000           -- with a timeout of 0, with which LuaSocket's users poll
+local CONNECT_MS <const> = 20000           -- for a timeout of 0, with which applications of LuaSocket poll
+local NO_LIMIT_MS <const> = 1e12
+local MAX_NESTING <const> = 100            -- of tables that are sent
 
 local tcp = {settimeout = layer.settimeout, gettimeout = layer.gettimeout}
 local class = layer.class("tcp", tcp)
@@ -26,7 +28,7 @@ local function handle_of(self)
   return self.sock and self.sock.handle
 end
 
--- The result of a call without a connection.
+-- Returns nil and the error of a call without a connection.
 local function unconnected(self)
   return nil, (self.sock or self.is_closed) and "closed" or "not connected"
 end
@@ -35,7 +37,7 @@ local function adopt(sock)
   return layer.new(class, {sock = sock, kind = "client", inbox = layer.inbox()})
 end
 
---- A TCP object; `sock`: of a socket of ba.socket.
+--- Returns a TCP object. sock: a socket of ba.socket that it uses, or nil.
 -- family: "inet", "inet6" or nil for both.
 local function new(sock, family)
   if sock ~= nil then return adopt(arg.instance(sock, socket.class, 1, "tcp")) end
@@ -46,16 +48,16 @@ layer.tcp = {new = new, class = class}
 
 -- ---- connecting, listening
 
-local function connected(self, host, port)
-  local me, timeout_ms = socket.owners[running()], layer.limit(self)()
-  if timeout_ms == 0 then timeout_ms = CONNECT_MS end -- it holds the caller only, and needs no second call
-  local op = {timeout = timeout_ms or 1e12, intf = self.local_host, ipv6 = self.is_ipv6 or nil}
-  if not (me and me.handle) then return ba.socket.connect(host, port, op) end
-  -- The cosocket has a connection already: this one is beside it.
+local function connect(self, host, port)
+  local cosocket, timeout_ms = socket.owners[running()], layer.limit(self)()
+  if timeout_ms == 0 then timeout_ms = CONNECT_MS end -- connecting blocks only this activity, so that polling is not needed
+  local op = {timeout = timeout_ms or NO_LIMIT_MS, intf = self.local_host, ipv6 = self.is_ipv6 or nil}
+  if not (cosocket and cosocket.handle) then return ba.socket.connect(host, port, op) end
+  -- The cosocket has a connection, which ba.socket.connect would reject: this is a second one.
   return socket.made(socket.py.connect(host, port, op.timeout, op.intf, op.ipv6 == true, nil))
 end
 
--- syntax: tcp:connect(host, port) -> 1 | nil, error       also of a socket of ba.socket that is connected: tcp:connect(socket)
+-- syntax: tcp:connect(host, port) -> 1 | nil, error       tcp:connect(socket): uses a connected socket of ba.socket
 function tcp:connect(host, port)
   self_of(self, "connect")
   if self.is_closed then return nil, "closed" end
@@ -64,7 +66,7 @@ function tcp:connect(host, port)
     self.sock, self.kind = host, "client"
     return 1
   end
-  local sock, word = connected(self, arg.string(host, 2, "connect"), layer.port(port, 3, "connect"))
+  local sock, word = connect(self, arg.string(host, 2, "connect"), layer.port(port, 3, "connect"))
   if not sock then return nil, word_of(word) end
   self.sock, self.kind = sock, "client"
   return 1
@@ -108,7 +110,7 @@ local function add(self, data)
   self.received = self.received + #data
 end
 
--- Waits for more; nil and an error when there is none, or too much already.
+-- Waits for data. Returns nil and an error when none comes or the inbox is full.
 local function fill(self, limit)
   if self.inbox.size > MAX_RECEIVE_BYTES then return nil, "toomuchdata" end
   local data, word = self.sock:read(limit())
@@ -117,7 +119,7 @@ local function fill(self, limit)
   return true
 end
 
-local function ended(self, word, prefix)
+local function failure(self, word, prefix)
   return nil, word, prefix .. self.inbox:take(self.inbox.size)
 end
 
@@ -127,14 +129,14 @@ local function receive_line(self, limit, prefix)
     local count = self.inbox:line_bytes(state)
     if count then return prefix .. gsub(sub(self.inbox:take(count), 1, -2), "\r", "") end
     local ok, word = fill(self, limit)
-    if not ok then return ended(self, word, prefix) end
+    if not ok then return failure(self, word, prefix) end
   end
 end
 
 local function receive_count(self, limit, prefix, count)
   while self.inbox.size < count do
     local ok, word = fill(self, limit)
-    if not ok then return ended(self, word, prefix) end
+    if not ok then return failure(self, word, prefix) end
   end
   return prefix .. self.inbox:take(count)
 end
@@ -142,20 +144,20 @@ end
 local function receive_all(self, limit, prefix)
   local ok, word
   repeat ok, word = fill(self, limit) until not ok
-  if word ~= "closed" or self.inbox.size + #prefix == 0 then return ended(self, word, prefix) end
+  if word ~= "closed" or self.inbox.size + #prefix == 0 then return failure(self, word, prefix) end
   return prefix .. self.inbox:take(self.inbox.size)
 end
 
--- A caller that always finds data yields to others.
-local function give_way(self)
+-- Yields after some calls: a caller that always finds data must not block other activities.
+local function yield_if_due(self)
   self.calls = (self.calls or 0) + 1
   if self.calls % CALLS_A_TURN == 0 and isyieldable() then core.pause() end
 end
 
 local PATTERNS <const> = {["*l"] = receive_line, l = receive_line, ["*a"] = receive_all, a = receive_all}
 
--- syntax: tcp:receive(["*l" | "*a" | bytes [, prefix]]) -> data | nil, error, what came
--- "*l": a line without its end. "*a": all until the other side closes. The prefix counts for the bytes.
+-- syntax: tcp:receive(["*l" | "*a" | bytes [, prefix]]) -> data | nil, error, partial data
+-- "*l": a line without its end. "*a": all until the other side closes. The prefix counts towards the bytes.
 function tcp:receive(pattern, prefix)
   self_of(self, "receive")
   prefix = arg.optional(arg.string, prefix, "", 3, "receive")
@@ -167,12 +169,12 @@ function tcp:receive(pattern, prefix)
     local _, word = unconnected(self)
     return nil, word, prefix
   end
-  give_way(self)
+  yield_if_due(self)
   if receive then return receive(self, layer.limit(self), prefix) end
   return receive_count(self, layer.limit(self), prefix, count > #prefix and count - #prefix or 0)
 end
 
---- Whether a receive or accept would not wait: there is something, or the end.
+--- Whether receive or accept would return at once, with a result or an error.
 function layer.tcp.is_ready(self)
   local handle = handle_of(self)
   if not handle or self.inbox.size > 0 or self.accepted and self.accepted[1] then return true end
@@ -196,13 +198,11 @@ local function send_piece(handle, data, limit)
   end
 end
 
-local NESTED <const> = 100
-
--- The texts and numbers in a table and the tables in it, one after the other.
-local function joined(value, parts, depth)
-  if depth > NESTED then core.raise("bad argument #1 to 'send' (nested too deeply)") end
+-- Appends the strings and numbers of a table and of the tables in it to `parts`, and returns `parts`.
+local function flatten(value, parts, depth)
+  if depth > MAX_NESTING then core.raise("bad argument #1 to 'send' (nested too deeply)") end
   for _, one in ipairs(value) do
-    if rawtype(one) == "table" then joined(one, parts, depth + 1) else parts[#parts + 1] = arg.string(one, 2, "send") end
+    if rawtype(one) == "table" then flatten(one, parts, depth + 1) else parts[#parts + 1] = arg.string(one, 2, "send") end
   end
   return parts
 end
@@ -210,7 +210,7 @@ end
 -- syntax: tcp:send(data [, i [, j]]) -> index of the last byte sent | nil, error, index
 function tcp:send(data, i, j)
   self_of(self, "send")
-  data = core.type(data) == "table" and concat(joined(data, {}, 1)) or arg.string(data, 2, "send")
+  data = core.type(data) == "table" and concat(flatten(data, {}, 1)) or arg.string(data, 2, "send")
   i, j = arg.optional(arg.integer, i, 1, 3, "send"), arg.optional(arg.integer, j, -1, 4, "send")
   if i < 0 then i = max(#data + i + 1, 1) elseif i == 0 then i = 1 end
   if j < 0 then j = #data + j + 1 elseif j > #data then j = #data end
@@ -239,15 +239,15 @@ function tcp:close()
   return 1
 end
 
-local HOWS <const> = {both = 2, send = 1, receive = 0}
+local SHUTDOWN_MODES <const> = {both = 2, send = 1, receive = 0} -- of shutdown(2)
 
 -- syntax: tcp:shutdown(["both" | "send" | "receive"]) -> 1 | nil, error       queued data is sent first
 function tcp:shutdown(how)
   self_of(self, "shutdown")
   how = arg.optional(arg.string, how, "both", 2, "shutdown")
-  if not HOWS[how] then core.bad_argument(2, "shutdown", '"both", "send" or "receive"', how) end
+  if not SHUTDOWN_MODES[how] then core.bad_argument(2, "shutdown", '"both", "send" or "receive"', how) end
   if not handle_of(self) then return unconnected(self) end
-  local ok, word = py.shutdown(self.sock.handle, HOWS[how])
+  local ok, word = py.shutdown(self.sock.handle, SHUTDOWN_MODES[how])
   return ok and 1 or nil, word and word_of(word)
 end
 
@@ -277,7 +277,7 @@ end
 function tcp:setoption(name, value)
   self_of(self, "setoption")
   name = option_of(name, "setoption")
-  if name == "reuseaddr" then return 1 end -- listeners have it
+  if name == "reuseaddr" then return 1 end -- always set for listeners
   if not handle_of(self) then return unconnected(self) end
   local ok, word
   if name == "linger" then
@@ -314,12 +314,12 @@ function tcp:setstats(received, sent, age)
   return 1
 end
 
--- syntax: tcp:dirty() -> whether received data was not read yet
+-- syntax: tcp:dirty() -> whether there is unread data
 function tcp:dirty()
   return self_of(self, "dirty").inbox.size > 0
 end
 
--- TLS, as sockets of ba.socket have it.
+-- The TLS methods of ba.socket.
 -- syntax: tcp:upgrade(shark [, alpn]) -> true | nil, error      tcp:trusted([name]) -> true | nil, word
 for _, name in ipairs{"upgrade", "trusted", "certificate", "cipher"} do
   tcp[name] = function(self, ...)

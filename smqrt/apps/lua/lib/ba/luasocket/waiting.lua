@@ -1,10 +1,10 @@
--- Common parts of the objects of the LuaSocket layer: their limits of time, and the words of its errors (spec: bas-api §12, §17).
+-- Common parts of TCP and UDP objects of the LuaSocket layer: timeouts and error texts (spec: bas-api §12, §17).
 local core, py = ...
 
 local arg, clock, rawtype, setmetatable = core.arg, core.clock, core.rawtype, setmetatable
 
-local waiting = {py = py}
-core.luasocket = waiting
+local layer = {py = py}
+core.luasocket = layer
 
 local WORDS <const> = {
   socketclosed = "closed", sslclosenotify = "closed", sysshutdown = "closed", socketreadfailed = "closed",
@@ -12,20 +12,20 @@ local WORDS <const> = {
   cannotresolve = "host or service not provided, or not known", bind = "address already in use",
 }
 
---- The word of LuaSocket for a word of ba.socket.
-function waiting.word(word)
+--- Returns LuaSocket's error text for an error word of ba.socket.
+function layer.word(word)
   return WORDS[word] or word
 end
 
---- A class whose metatable applications may read: its `__index` is the table of its methods.
-function waiting.class(name, methods)
+--- Makes a class whose metatable applications may read: its `__index` is the table of its methods.
+function layer.class(name, methods)
   local class = core.class(name, methods)
   class.__metatable = nil
   return class
 end
 
--- syntax: object:settimeout([seconds [, "b" | "t"]]) -> 1       nil, or below 0: wait for ever; "t": for a whole call, not each part of it
-function waiting.settimeout(self, seconds, mode)
+-- syntax: object:settimeout([seconds [, "b" | "t"]]) -> 1       nil or negative: no limit; "b": of each wait, "t": of a whole call
+function layer.settimeout(self, seconds, mode)
   seconds = arg.optional(arg.number, seconds, -1, 1, "settimeout")
   mode = arg.optional(arg.string, mode, "b", 2, "settimeout")
   local name = mode == "b" and "block_ms" or (mode == "t" or mode == "r") and "total_ms"
@@ -34,13 +34,13 @@ function waiting.settimeout(self, seconds, mode)
   return 1
 end
 
--- syntax: object:gettimeout() -> seconds, seconds of a whole call       -1 without a limit
-function waiting.gettimeout(self)
+-- syntax: object:gettimeout() -> seconds of each wait, seconds of a whole call       -1 without a limit
+function layer.gettimeout(self)
   return self.block_ms and self.block_ms / 1000 or -1, self.total_ms and self.total_ms / 1000 or -1
 end
 
---- A function that returns how many milliseconds the next wait of a call may take, nil without a limit.
-function waiting.limit(self)
+--- Returns a function that returns the limit in milliseconds of the next wait in a call, nil without a limit.
+function layer.limit(self)
   local block_ms, end_ms = self.block_ms, self.total_ms and clock() + self.total_ms
   return function()
     if not end_ms then return block_ms end
@@ -50,20 +50,20 @@ function waiting.limit(self)
   end
 end
 
---- The text of an address in LuaSocket's form: "*" is every address.
-function waiting.address(host, index, fname)
+--- Returns an address, nil for "*", which is every address.
+function layer.address(host, index, fname)
   host = arg.string(host, index, fname)
   return host ~= "*" and host or nil
 end
 
---- A port as a number; texts are accepted too.
-function waiting.port(port, index, fname)
+--- Returns a port as a number. Accepts strings as well.
+function layer.port(port, index, fname)
   if rawtype(port) == "string" then port = math.tointeger(tonumber(port)) or port end
   return arg.integer(port, index, fname)
 end
 
---- An object of a class in its beginning.
-function waiting.new(class, fields)
+--- Returns a new object of a class, with its statistics at 0.
+function layer.new(class, fields)
   fields.born_ms, fields.received, fields.sent = clock(), 0, 0
   return setmetatable(fields, class)
 end
