@@ -89,7 +89,7 @@ end
 -- After response:flush() the socket continues the body of the response, in chunks if it began in chunks, unless raw is true.
 function ba.socket.req2sock(request, option)
   local exchange = core.exchange
-  if not exchange then core.raise("req2sock: the server has no HTTP requests") end
+  if not exchange then core.raise("req2sock: no HTTP server is running") end
   arg.instance(request, exchange.class, 1, "req2sock")
   local subprotocol = rawtype(option) == "string" and option or nil
   local written = not request.filter and (request.peek()) or nil -- a filter would miss the later output
