@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from importlib import resources
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -32,8 +31,8 @@ from smqrt.cluster.cost_model import ENGINES, Load
 from smqrt.cluster.cost_model import plan as plan_of
 from smqrt.errors import SmqrtError, StartError
 from smqrt.printable import json_line, printable
-from smqrt.settings.server_settings import FILE_NAME, Settings
-from smqrt.settings.sources import Sources
+from smqrt.settings.server_settings import Settings
+from smqrt.settings.sources import Sources, settings_file
 from smqrt.wire.smq import MAX_NODE
 
 # ---- HTTP client of the admin listener
@@ -655,8 +654,7 @@ def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> No
     else:
         from smqrt.server.listeners import admin_files  # slow to import, and --url does not need it
 
-        file = Path(FILE_NAME)
-        settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
+        settings: Settings = Sources(environment=os.environ, file=settings_file()).read().settings
         admin = settings.admin
         if not admin.enabled:
             raise StartError(

@@ -12,8 +12,8 @@ from smqrt.cli.serve import config_options, sources
 from smqrt.printable import json_line, printable
 from smqrt.server.configuration import check_startable
 from smqrt.settings.option_types import schema as schema_of
-from smqrt.settings.server_settings import FILE_NAME, Settings
-from smqrt.settings.sources import DEFAULT, Sources, rows
+from smqrt.settings.server_settings import Settings
+from smqrt.settings.sources import DEFAULT, Sources, rows, settings_file
 
 
 @click.group()
@@ -53,7 +53,7 @@ def check(file: Path | None) -> None:
     FILE is ./smqrt.toml by default. The command makes all checks that `smqrt serve` makes before it opens a port. The
     files that settings name must exist. Exit code 1 when a check fails.
     """
-    path = file or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+    path = settings_file(file)
     configuration = Sources(environment=os.environ, file=path).read()
     check_startable(configuration.settings)
     for warning in configuration.warnings:

@@ -17,7 +17,7 @@ from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault, why
 from smqrt.auth.users import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
 from smqrt.errors import ArgumentError
 from smqrt.settings.server_settings import FILE_NAME
-from smqrt.settings.sources import Sources
+from smqrt.settings.sources import Sources, settings_file
 
 WRONG = 1
 DENIED = 3
@@ -162,8 +162,7 @@ def check(
     USER is a user name, or `anonymous`. For --action onetoone, TOPIC is the user of the receiver, or `$server`. Exit
     code 3 when an action given with --action is denied.
     """
-    settings_file = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
-    settings = Sources({}, os.environ, settings_file).read().settings.auth
+    settings = Sources({}, os.environ, settings_file(config)).read().settings.auth
     file = acl_file or (Path(settings.acl) if settings.acl else None)
     if file is None:
         raise click.UsageError("no access control list: pass --acl, or set auth.acl")

@@ -41,7 +41,7 @@ from smqrt.server.supervisor import Supervisor, shared
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.option_types import flag
 from smqrt.settings.server_settings import FILE_NAME, Settings, table
-from smqrt.settings.sources import FORMER_NAMES, Sources
+from smqrt.settings.sources import FORMER_NAMES, Sources, settings_file
 from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.workers.worker_rpc import ENVIRONMENT as WORKER
 from smqrt.workers.worker_rpc import worker_place
@@ -137,7 +137,6 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     Raises:
         StartError: a mako.conf can't be read.
     """
-    named = values["config"] or (FILE_NAME if Path(FILE_NAME).is_file() else None)
     path = Path(str(values["mako_conf"])) if values["mako_conf"] else mako_conf.find(Path.cwd())
     conf = mako_conf.read(path, words) if path else None
     rules = {setting.path: setting.rule for setting in table()}
@@ -148,7 +147,7 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
         if (value := values.get(parameter(path))) is not None
     }
     fallback = (conf.settings, str(conf.path)) if conf else ({}, "")
-    return Sources(given, os.environ, Path(str(named)) if named else None, *fallback), conf
+    return Sources(given, os.environ, settings_file(str(values["config"] or "")), *fallback), conf
 
 
 @click.command(cls=_Serve, epilog=_EXAMPLES)

@@ -21,7 +21,7 @@ from smqrt.process.current_process import start_folder
 from smqrt.server.restart.control_socket import check_socket_path
 from smqrt.settings.option_types import ENVIRONMENT, value_at
 from smqrt.settings.server_settings import FILE_NAME, Settings
-from smqrt.settings.sources import Configuration, Sources
+from smqrt.settings.sources import Configuration, Sources, settings_file
 from smqrt.workers.worker_rpc import ENVIRONMENT as WORKER
 from smqrt.workers.worker_rpc import ChannelError, FdChannel
 
@@ -45,8 +45,7 @@ def restart(path: str | None, pid: int | None, config: str | None, wait_s: float
         _restart_by_signal(pid, wait_s)
         return
     if not path:
-        file = config or (FILE_NAME if Path(FILE_NAME).is_file() else None)
-        settings = Sources(environment=os.environ, file=Path(file) if file else None).read().settings
+        settings = Sources(environment=os.environ, file=settings_file(config)).read().settings
         path = settings.restart.socket
     if not path:
         raise StartError("No server selected. Pass --socket or --pid, or set restart.socket.")
@@ -234,7 +233,7 @@ def systemd_unit(
             raise StartError(f"--socket {listener!r}: the name of a listener consists of letters, digits, and _ . -")
         click.echo(_SOCKET.format(name=name, listener=listener, address=address), nl=False)
         return
-    config_file = config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+    config_file = settings_file(config)
     configuration = Sources(file=config_file).read()
     flags = ["--config", _absolute(config_file)] if config_file else []
     words = [_absolute(Path(word)) if Path(word).exists() else word for word in arguments]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.settings.option_types import ENVIRONMENT, NAME, Setting, environment_name, flag, value_at, with_values
-from smqrt.settings.server_settings import Settings, named_table, table
+from smqrt.settings.server_settings import FILE_NAME, Settings, named_table, table
 
 OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
 """Variables of the package and its tests that are not settings."""
@@ -33,6 +33,13 @@ _STATEMENT_END = re.compile(r"""\]|""\"|'''""")
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
 """Variables that Kubernetes sets in all containers for a service named smqrt, beside SMQRT_PORT=tcp://..."""
 _MAX_SECRET_BYTES = 1 << 20  # larger than any key; a wrong path may name a device of unlimited size
+
+
+def settings_file(given: str | Path | None = None) -> Path | None:
+    """Return the path of the settings file: `given`, else smqrt.toml in the working folder; None without a file."""
+    if given:
+        return Path(given)
+    return Path(FILE_NAME) if Path(FILE_NAME).is_file() else None
 
 
 @dataclass(frozen=True)
