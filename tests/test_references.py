@@ -178,3 +178,10 @@ def test_imports_of_scripts_exist() -> None:
                     if not hasattr(imported, one) and find_spec(f"{module}.{one}") is None:
                         missing.append(f"{name}: {module}.{one}")
     assert not missing
+
+
+def test_modules_in_the_table_of_former_names_exist() -> None:
+    table = (REPOSITORY / "smqrt/help/decisions/0041-tree.md").read_text("utf-8")
+    present = re.findall(r"`\w+` → `([\w.]+)`", table)
+    assert present
+    assert [name for name in present if find_spec(f"smqrt.{name}") is None] == []

@@ -21,8 +21,9 @@ import gevent
 from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
-from smqrt.http.access import Access, Cors, Proxies
+from smqrt.http.access import Access, Cors
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
+from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
 from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.http.logins.registry import Logins

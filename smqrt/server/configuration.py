@@ -27,8 +27,9 @@ from smqrt.auth.service import IdentityService
 from smqrt.broker.last_values import LastValueLimits, check_filters
 from smqrt.cluster.engines.process_cluster import ClusterPlan, check_plan
 from smqrt.errors import ArgumentError, SmqrtError, StartError
-from smqrt.http.access import Access, Proxies
+from smqrt.http.access import Access
 from smqrt.http.body import HttpLimits
+from smqrt.http.forwarded import Proxies
 from smqrt.http.server import HttpServer
 from smqrt.loop.threads import DiskThreads
 from smqrt.process.current_process import state_folder

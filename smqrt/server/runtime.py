@@ -41,10 +41,10 @@ from smqrt.journal.service import JournalService
 from smqrt.loop.greenlets import limit_errors_of_greenlets
 from smqrt.loop.scheduling import GarbageCollector
 from smqrt.manual.web import ApplicationList, Manual
+from smqrt.operations.access_log import AccessLog
 from smqrt.operations.all_workers import AllWorkers, serve_other_workers
 from smqrt.operations.console.console import mount as mount_console
 from smqrt.operations.context import Health, Parts
-from smqrt.operations.logs import AccessLog
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
 from smqrt.server.applications import Compactions, Pipelines, ServerApplications, shown_name

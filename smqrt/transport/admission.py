@@ -32,7 +32,7 @@ from smqrt.loop.scheduling import NEVER, READ, Deadlines, share
 from smqrt.settings.limits import Bucket, Limit, LimitSettings, in_force, on_change
 from smqrt.transport.origins import is_loopback
 from smqrt.transport.tls import Address
-from smqrt.wire.addresses import NoProxyHeader, parse
+from smqrt.wire.proxy_protocol import NoProxyHeader, parse
 
 # ---- Trusted proxies
 #

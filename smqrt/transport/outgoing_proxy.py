@@ -14,7 +14,7 @@ import gevent
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.stream import Stream
-from smqrt.wire.addresses import basic_authorization
+from smqrt.wire.url import basic_authorization
 
 _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929

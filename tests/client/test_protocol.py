@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ClientProtocol, ClientState, Ended, Init, Pong, Published
 from smqrt.wire import smq, websocket
-from smqrt.wire.addresses import parse_url
 from smqrt.wire.smq import Type
+from smqrt.wire.url import parse_url
 
 URL = parse_url("http://host/smq")
 HEAD = b"HTTP/1.1 200 OK\r\nSmqBroker: true\r\n\r\n"

@@ -5,8 +5,8 @@ import time
 from smqrt.clients.smq.protocol import Ack, Change, ClientProtocol
 from smqrt.clients.smq.session import SELF, ClientSession
 from smqrt.wire import smq
-from smqrt.wire.addresses import parse_url
 from smqrt.wire.smq import Type
+from smqrt.wire.url import parse_url
 
 ACKS = {Type.SUBSCRIBE: Type.SUBACK, Type.CREATE: Type.CREATEACK, Type.CREATESUB: Type.CREATESUBACK}
 

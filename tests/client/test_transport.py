@@ -4,7 +4,7 @@ import pytest
 
 from smqrt.clients.smq.protocol import ConnectionEnd, Handshake
 from smqrt.errors import ArgumentError
-from smqrt.wire.addresses import parse_url
+from smqrt.wire.url import parse_url
 from smqrt.wire.websocket import accept_key
 
 RAW = parse_url("http://host:1234/smq.lsp?a=b")

@@ -20,7 +20,7 @@ from smqrt.http.resources import IoError
 from smqrt.http.tree import normalise
 from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row
-from smqrt.wire import addresses, kernels, nats, smq, websocket
+from smqrt.wire import kernels, nats, smq, url, websocket
 from smqrt.wire.mqtt import client, packets, server
 from smqrt.wire.mqtt.endpoint import MqttSession
 
@@ -129,7 +129,7 @@ def path(data: bytes) -> None:
 def client_url(data: bytes) -> None:
     """A URL that an application connects to."""
     with contextlib.suppress(ValueError):
-        found = addresses.parse_url(data.decode("utf-8"))
+        found = url.parse_url(data.decode("utf-8"))
         assert 0 < found.port < 65536
         assert not {"\r", "\n", " "}.intersection(str(found))
 

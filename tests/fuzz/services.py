@@ -25,7 +25,7 @@ from smqrt.auth import credentials, identity, users
 from smqrt.auth.identity import Action, Identity, name_fault
 from smqrt.crypto import tokens
 from smqrt.errors import ArgumentError, CryptoError, StartError
-from smqrt.http.access import AUTO, FORWARDED, X_FORWARDED, Proxies
+from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies
 from smqrt.http.headers import BadRequest
 from smqrt.server.restart import old_process
 from smqrt.server.restart.new_process import TakeOver
@@ -36,7 +36,7 @@ from smqrt.settings.sources import Sources
 from smqrt.smq.hub_registry import HubRegistry, hub_registry
 from smqrt.transport.admission import TrustedNetworks
 from smqrt.transport.listener import inherited
-from smqrt.wire import addresses
+from smqrt.wire import proxy_protocol
 from smqrt.workers.worker_rpc import ChannelError, FdChannel
 from tests.fuzz.decoders import _pieces
 
@@ -60,21 +60,21 @@ def proxy_header(data: bytes) -> None:
     whole = _header(data)
     for cut in {*range(min(len(data), 130)), *range(130, len(data), len(data) // 32 + 1)}:
         found = _header(data[:cut])
-        if isinstance(whole, addresses.ProxyHeader):
+        if isinstance(whole, proxy_protocol.ProxyHeader):
             assert found == (whole if cut >= whole.size_bytes else None), (cut, found, whole)
         else:
             assert found in (None, whole), (cut, found, whole)
             assert whole or not found
-    if isinstance(whole, addresses.ProxyHeader) and whole.client:
-        assert whole.client[0] == addresses.plain(ip_address(whole.client[0]))
+    if isinstance(whole, proxy_protocol.ProxyHeader) and whole.client:
+        assert whole.client[0] == proxy_protocol.plain(ip_address(whole.client[0]))
         assert 0 <= whole.client[1] < 65536
 
 
-def _header(data: bytes) -> addresses.ProxyHeader | bool | None:
+def _header(data: bytes) -> proxy_protocol.ProxyHeader | bool | None:
     """False when it is refused."""
     try:
-        return addresses.parse(data)
-    except addresses.NoProxyHeader:
+        return proxy_protocol.parse(data)
+    except proxy_protocol.NoProxyHeader:
         return False
 
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 
 from smqrt.server.restart.control_socket import VERSION
-from smqrt.wire.addresses import SIGNATURE
+from smqrt.wire.proxy_protocol import SIGNATURE
 from smqrt.workers.worker_rpc import _HEAD, Message, _encoded
 from tests.fuzz import services
 

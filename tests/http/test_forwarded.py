@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from smqrt.http.access import AUTO, FORWARDED, X_FORWARDED, Proxies, find_client, node, of_forwarded
+from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies, find_client, node, of_forwarded
 from smqrt.http.headers import BadRequest
 from smqrt.transport.admission import TrustedNetworks
 

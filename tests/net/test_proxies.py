@@ -9,7 +9,7 @@ import pytest
 from gevent import socket
 
 from smqrt.errors import StartError
-from smqrt.http.access import Proxies
+from smqrt.http.forwarded import Proxies
 from smqrt.server.listeners import ports
 from smqrt.settings.server_settings import ListenerSettings, ProxySettings, Settings
 from smqrt.transport import admission

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from smqrt.wire.addresses import MAX_V2_BYTES, SIGNATURE, NoProxyHeader, ProxyHeader, parse
+from smqrt.wire.proxy_protocol import MAX_V2_BYTES, SIGNATURE, NoProxyHeader, ProxyHeader, parse
 
 V4 = bytes([192, 0, 2, 7, 10, 0, 0, 1]) + struct.pack(">HH", 4711, 443)
 V6 = bytes(15) + b"\1" + bytes(16) + struct.pack(">HH", 4711, 443)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.wire.addresses import basic_authorization, parse_url, split_url
+from smqrt.wire.url import basic_authorization, parse_url, split_url
 
 
 def test_default_ports_and_path() -> None:

@@ -37,9 +37,9 @@ from smqrt.transport import tls_contexts
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Buffer, TlsTransport
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
-from smqrt.wire.addresses import split_url
 from smqrt.wire.mqtt.fields import PacketType, Props, Reason, check_topic, encode_properties, reason_words
 from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
+from smqrt.wire.url import split_url
 
 # ---- Options (spec: smq §8)
 

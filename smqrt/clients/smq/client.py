@@ -30,7 +30,7 @@ from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
 from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
 from smqrt.transport.stream import Stream
-from smqrt.wire.addresses import Url
+from smqrt.wire.url import Url
 
 # ---- Reconnection: the handshake with `onauth`, the queue of callbacks, the decision of `onclose`
 

@@ -39,8 +39,8 @@ from smqrt.transport.outgoing_proxy import Proxy, open_through
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import smq
-from smqrt.wire.addresses import Url, parse_url
 from smqrt.wire.smq import MIN_UID_BYTES
+from smqrt.wire.url import Url, parse_url
 
 # ---- Options of clients and subscriptions
 

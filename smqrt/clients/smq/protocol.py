@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError, SmqrtError, StreamError
 from smqrt.printable import printable
 from smqrt.wire import smq, websocket
-from smqrt.wire.addresses import Url, basic_authorization
 from smqrt.wire.smq import ConnackCode, Type
+from smqrt.wire.url import Url, basic_authorization
 
 # ---- Close reasons: a word for programs and a sentence for users.
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from smqrt.errors import ArgumentError
 from smqrt.settings.option_types import instance, number, option, optional, path, switch, text, whole
 from smqrt.transport.tls_contexts import ClientTls
-from smqrt.wire.addresses import split_url
+from smqrt.wire.url import split_url
 
 # ---- Credentials
 #

@@ -24,7 +24,7 @@ from smqrt.transport.outgoing_proxy import Proxy, open_through
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import websocket
-from smqrt.wire.addresses import Url
+from smqrt.wire.url import Url
 
 # ---- A client for one request at a time: connect, send a request and its body, read the response
 

@@ -14,7 +14,7 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.headers import BadRequest, joined_fields
 from smqrt.wire import websocket
-from smqrt.wire.addresses import Url, basic_authorization, parse_url
+from smqrt.wire.url import Url, basic_authorization, parse_url
 
 _CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _INVALID_IN_URL = re.compile(r"[\0-\x1f\x7f]")
