@@ -75,7 +75,11 @@ class Peer:
 
     def up(self, hubs: int = 1) -> Peer:
         """The link is up, and the other side has opened so many channels."""
-        self.proved().say(wire.numbers(Packet.NODE, [self.number]))
+        self.proved()
+        taken = wire.parse_numbers(self.until(Packet.NODE)) or []
+        while self.number in taken:  # nodes draw theirs, and one of 500 times one has ours
+            self.number -= 1
+        self.say(wire.numbers(Packet.NODE, [self.number]))
         while len(self.there) < hubs:
             number, name = wire.parse_channel(self.until(Packet.OPEN))
             if not name.startswith(wire.ABILITY):  # no channel
