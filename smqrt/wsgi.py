@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPException
+from random import uniform
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -84,10 +85,11 @@ class LimitedInput(io.RawIOBase):
 
         Args:
             size_bytes: maximum size; more data raises `InputLimitError`.
-            wait_s: maximum total time to wait; a longer wait raises `InputLimitError`.
+            wait_s: time to wait in total, with up to a tenth more; a longer wait raises `InputLimitError`.
             bytes_per_s: number of received bytes that extend the time by one second.
         """
-        self._left_bytes, self._wait_s = size_bytes, wait_s
+        # Up to a tenth more: the deadlines of a crowd that arrives together would else pass in one turn of the loop.
+        self._left_bytes, self._wait_s = size_bytes, wait_s * uniform(1.0, 1.1)
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
 
     def readable(self) -> bool:
