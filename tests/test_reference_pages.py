@@ -95,9 +95,9 @@ HOOKS = "on_answer on_connack on_disconnect on_end on_left_out on_message on_roo
 
 def lua_mqtt_options() -> Names:
     text = (LIB / "ba/mqtt.lua").read_text("utf-8")
-    copied = re.search(r"local COPIED <const> = \{(.*?)\}", text, re.DOTALL)
-    older = re.search(r"local OLDER <const> = \{(.*?)\}", text)
-    known = re.search(r"local known = \{(.*?)\}", text)
+    copied = re.search(r"local COPIED_OPTIONS <const> = \{(.*?)\}", text, re.DOTALL)
+    older = re.search(r"local OLDER_NAMES <const> = \{(.*?)\}", text)
+    known = re.search(r"local known_options = \{(.*?)\}", text)
     assert copied
     assert older
     assert known

@@ -53,7 +53,7 @@ sharkssl = ba.create.sharkssl()
 certstore = ba.create.certstore()
 servcon = ba.create.servcon(0)
 mail = require"socket.mail"{server = "127.0.0.1", port = 1}
-pty = ba.forkpty("true")
+pty = ba.forkpty("sleep", "9")
 tcp = require"socket".tcp()
 sudp = require"socket".udp()
 emitter = require"EventEmitter".create()
