@@ -51,15 +51,6 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.001)
 
 
-def reads(process: subprocess.Popen[str], folder: Path) -> bool:
-    """Whether a process has a file of a folder open, or mapped into its memory."""
-    with suppress(FileNotFoundError):
-        mapped = Path(f"/proc/{process.pid}/maps").read_text()
-        opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        return str(folder) in mapped or any(str(folder) in path for path in opened)
-    return False
-
-
 def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
