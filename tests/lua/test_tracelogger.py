@@ -226,7 +226,7 @@ def test_a_callback_that_fails_ends(server: AppServer, caplog: pytest.LogCapture
     tl:ontrace(function() calls = calls + 1 error "not so" end)"""
     assert server.app({".preload": preload}, "app").error is None
     server.page("<?lsp trace'one' ?>")
-    wait_until(lambda: "ontrace: the callback failed and is called no more" in caplog.text)
+    wait_until(lambda: "ontrace: the callback failed and was removed" in caplog.text)
     assert "not so" in caplog.text
     server.page("<?lsp trace'two' ?>")
     gevent.sleep(0.1)

@@ -78,7 +78,7 @@ local function add_options(list, op, kinds)
 end
 
 --- Appends the connection options in `op` to `list`, names and values in turn: the TLS client and the proxy.
-function http.add_way(list, op)
+function http.add_connection_options(list, op)
   add_options(list, op, PROXY)
   if op.shark ~= nil then
     list[#list + 1] = "shark"
@@ -89,7 +89,7 @@ end
 local function options(op)
   local list = {}
   add_options(list, op, OPTIONS)
-  http.add_way(list, op)
+  http.add_connection_options(list, op)
   return table.unpack(list)
 end
 

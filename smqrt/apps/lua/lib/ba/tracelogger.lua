@@ -37,7 +37,7 @@ local function deliver(handle, number, f)
     core.quiet_coroutines[own] = nil
     if not ok then
       py.ended(handle, number)
-      return core.log_error("ontrace: the callback failed and is called no more: " .. message)
+      return core.log_error("ontrace: the callback failed and was removed: " .. message)
     end
     core.sleep(PAUSE_MS)
     text = py.heard(handle, number)
