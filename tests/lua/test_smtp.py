@@ -143,9 +143,9 @@ def test_what_goes_wrong_elsewhere(lua: Vm) -> None:
         ("smtp.send{from = 'a', rcpt = 'b'}", "bad argument #source to 'send' (function expected"),
         ("smtp.send()", "bad argument #1 to 'send'"),
         ("smtp.message{headers = {subject = 'a\\r\\nBcc: eve'}, body = ''}", "line end in the header 'subject'"),
-        ("smtp.message{headers = {['a b'] = 'x'}, body = ''}", "'a b' is not a name of a header"),
+        ("smtp.message{headers = {['a b'] = 'x'}, body = ''}", "'a b' is not a valid header name"),
         ("smtp.message{body = {{body = true}}}", "bad argument #body to 'message' (string expected, got boolean)"),
-        ("local t = {} t.body = {t} smtp.message(t)", "more than 20 parts in each other"),
+        ("local t = {} t.body = {t} smtp.message(t)", "parts are nested deeper than 20"),
     ],
 )
 def test_wrong_arguments(lua: Vm, call: str, message: str) -> None:
