@@ -136,8 +136,8 @@ def test_what_goes_wrong_elsewhere(lua: Vm) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("send{from = '<a>\\r\\nRCPT TO:<eve>'}", "bad argument #from to 'send' (no line ends"),
-        ("send{rcpt = {'<a>', '<b>\\n'}}", "bad argument #rcpt to 'send' (no line ends"),
+        ("send{from = '<a>\\r\\nRCPT TO:<eve>'}", "bad argument #from to 'send' (a text without control characters expected"),
+        ("send{rcpt = {'<a>', '<b>\\n'}}", "bad argument #rcpt to 'send' (a text without control characters expected"),
         ("send{rcpt = {}}", "1 to 100 recipients expected"),
         ("send{domain = 'a\\nb'}", "bad argument #domain"),
         ("smtp.send{from = 'a', rcpt = 'b'}", "bad argument #source to 'send' (function expected"),
