@@ -20,7 +20,8 @@ class Nodes:
 
     Args:
         app: folder of the application that the nodes run.
-        shared: folder that the workers of a server share; it will contain the folder of the ports. None without workers.
+        shared: folder that the workers of a server share, in which the folder of the ports is created; None without
+            workers.
         numbers: numbers of the nodes that this process starts.
     """
 

@@ -136,7 +136,10 @@ def test_what_goes_wrong_elsewhere(lua: Vm) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("send{from = '<a>\\r\\nRCPT TO:<eve>'}", "bad argument #from to 'send' (a text without control characters expected"),
+        (
+            "send{from = '<a>\\r\\nRCPT TO:<eve>'}",
+            "bad argument #from to 'send' (a text without control characters expected",
+        ),
         ("send{rcpt = {'<a>', '<b>\\n'}}", "bad argument #rcpt to 'send' (a text without control characters expected"),
         ("send{rcpt = {}}", "1 to 100 recipients expected"),
         ("send{domain = 'a\\nb'}", "bad argument #domain"),

@@ -307,7 +307,7 @@ local function chunks(packet, position, major, ref)
   while byte(packet, position) ~= 0xFF do
     count_value(ref, position)
     local kind, _, size, behind = read_head(packet, position)
-    if kind ~= major or not size then fail(position, "a chunk of another kind") end
+    if kind ~= major or not size then fail(position, "a chunk of another type") end
     if size < 0 or size > #packet - behind + 1 then fail(position, "more data is needed") end
     parts[#parts + 1] = sub(packet, behind, behind + size - 1)
     position = behind + size
