@@ -1,4 +1,4 @@
--- JSON Web Tokens: require "jwt" (spec: bas-api §12).
+-- require "jwt": JSON Web Tokens (spec: bas-api §12).
 local core = ...
 
 local arg, find, rawtype, type = core.arg, string.find, core.rawtype, core.type

@@ -97,7 +97,7 @@ end
 
 -- `piece` with line ends, and the bytes left on its last line. left: bytes left on the line before it.
 -- soft: the line end. unit: nil, or a function that returns the last place for a cut; then one byte is reserved for `soft`.
-local function broken(piece, left, length, soft, unit)
+local function wrap_line(piece, left, length, soft, unit)
   local parts, at, spare = {}, 1, unit and 1 or 0
   left = max(left, 0)
   while true do
@@ -112,11 +112,11 @@ local function broken(piece, left, length, soft, unit)
   end
 end
 
-local function wrapped(left, text, length, soft, unit)
+local function wrap_text(left, text, length, soft, unit)
   local parts = {}
   for line, stop in gmatch(text, "([^\n]*)(\n?)") do
     local wrapped_line
-    wrapped_line, left = broken(gsub(line, "\r", ""), left, length, soft, unit)
+    wrapped_line, left = wrap_line(gsub(line, "\r", ""), left, length, soft, unit)
     parts[#parts + 1] = wrapped_line
     if stop ~= "" then
       parts[#parts + 1] = CRLF
@@ -130,7 +130,7 @@ end
 function mime.wrp(left, text, length)
   left, length = arg.integer(left, 1, "wrp"), arg.optional(arg.positive, length, LINE_BYTES, 3, "wrp")
   if text == nil then return left < length and CRLF or nil, length end
-  return wrapped(left, arg.string(text, 2, "wrp"), length, CRLF)
+  return wrap_text(left, arg.string(text, 2, "wrp"), length, CRLF)
 end
 
 -- The last place up to `stop` that is not within "=XX".
@@ -146,11 +146,11 @@ function mime.qpwrp(left, text, length)
   left, length = arg.integer(left, 1, "qpwrp"), arg.optional(arg.positive, length, LINE_BYTES, 3, "qpwrp")
   if length < 4 then core.raise("bad argument #3 to 'qpwrp' (a length above 3 expected)") end
   if text == nil then return left < length and "=" .. CRLF or nil, length end
-  return wrapped(left, arg.string(text, 2, "qpwrp"), length, "=" .. CRLF, before_escape)
+  return wrap_text(left, arg.string(text, 2, "qpwrp"), length, "=" .. CRLF, before_escape)
 end
 
 -- The number of line ends in a sequence of CR and LF, and its last character when that may be half of a pair, else 0.
--- half: the same of the text before it.
+-- half: the second result for the text before it.
 local function line_ends(sequence, half)
   local count = 0
   for at = 1, #sequence do

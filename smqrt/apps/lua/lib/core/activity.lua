@@ -69,7 +69,7 @@ local function next_job(ok, ...)
 end
 
 local function freed()
-  error("a Lua function was called that was freed before", 0)
+  error("a freed Lua function was called", 0)
 end
 
 -- Run jobs in sequence: `resume` passes (ref, arguments) in, `yield` passes (true, results) or (false, message) out.

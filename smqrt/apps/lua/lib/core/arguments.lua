@@ -39,13 +39,13 @@ end
 core.check = check
 
 --- Raise the error of an argument of the wrong type. index: its number or name.
-local function bad(index, fname, expected, value)
+local function bad_argument(index, fname, expected, value)
   local got = value == nil and "no value" or core.type(value)
   raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, got))
 end
 
 --- Raise the error of an argument that breaks a rule.
-local function broken(index, fname, rule)
+local function broken_rule(index, fname, rule)
   raise(format("bad argument #%s to '%s' (%s)", index, fname, rule))
 end
 
@@ -59,18 +59,18 @@ function arg.string(value, index, fname)
   local kind = rawtype(value)
   if kind == "string" then return value end
   if kind == "number" then return tostring(value) end
-  bad(index, fname, "string", value)
+  bad_argument(index, fname, "string", value)
 end
 
 function arg.number(value, index, fname)
   local kind = rawtype(value)
   if kind == "number" then return value end
-  return kind == "string" and tonumber(value) or bad(index, fname, "number", value)
+  return kind == "string" and tonumber(value) or bad_argument(index, fname, "number", value)
 end
 
 function arg.integer(value, index, fname)
   if mathtype(value) == "integer" then return value end
-  return tointeger(arg.number(value, index, fname)) or broken(index, fname, "number has no integer representation")
+  return tointeger(arg.number(value, index, fname)) or broken_rule(index, fname, "number has no integer representation")
 end
 
 local MAX_MS <const> = 1e12 -- about 32 years; timers do not accept infinity
@@ -78,21 +78,21 @@ local MAX_MS <const> = 1e12 -- about 32 years; timers do not accept infinity
 --- A duration, limited to 0 and `MAX_MS`.
 function arg.milliseconds(value, index, fname)
   local ms = arg.number(value, index, fname)
-  if ms ~= ms then broken(index, fname, "milliseconds expected, got nan") end
+  if ms ~= ms then broken_rule(index, fname, "milliseconds expected, got nan") end
   return ms < 0 and 0 or ms > MAX_MS and MAX_MS or ms
 end
 
 --- An integer above 0.
 function arg.positive(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 1 then broken(index, fname, format("a number above 0 expected, got %d", number)) end
+  if number < 1 then broken_rule(index, fname, format("a number above 0 expected, got %d", number)) end
   return number
 end
 
 --- An integer, 0 or more.
 function arg.size(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 0 then broken(index, fname, format("a size expected, got %d", number)) end
+  if number < 0 then broken_rule(index, fname, format("a size expected, got %d", number)) end
   return number
 end
 
@@ -102,7 +102,7 @@ local FIRST_S <const>, LAST_S <const> = -62135596800, 253402300799 -- the years 
 function arg.time(value, index, fname)
   local seconds = arg.number(value, index, fname)
   if not (seconds >= FIRST_S and seconds <= LAST_S) then
-    broken(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
+    broken_rule(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
   end
   return seconds
 end
@@ -110,28 +110,28 @@ end
 --- A text for a system call, which must not contain NUL.
 function arg.plain(value, index, fname)
   local text = arg.string(value, index, fname)
-  if find(text, "\0", 1, true) then broken(index, fname, "a text without the character NUL expected") end
+  if find(text, "\0", 1, true) then broken_rule(index, fname, "a text without the character NUL expected") end
   return text
 end
 
 function arg.table(value, index, fname)
-  if core.type(value) ~= "table" then bad(index, fname, "table", value) end
+  if core.type(value) ~= "table" then bad_argument(index, fname, "table", value) end
   return value
 end
 
 arg["function"] = function(value, index, fname)
-  if rawtype(value) ~= "function" then bad(index, fname, "function", value) end
+  if rawtype(value) ~= "function" then bad_argument(index, fname, "function", value) end
   return value
 end
 
 function arg.boolean(value, index, fname)
-  if rawtype(value) ~= "boolean" then bad(index, fname, "boolean", value) end
+  if rawtype(value) ~= "boolean" then bad_argument(index, fname, "boolean", value) end
   return value
 end
 
 --- An instance of a class of `core.class`.
 function arg.instance(value, class, index, fname)
-  if rawtype(value) ~= "table" or core.getmetatable(value) ~= class then bad(index, fname, class.__name, value) end
+  if rawtype(value) ~= "table" or core.getmetatable(value) ~= class then bad_argument(index, fname, class.__name, value) end
   return value
 end
 
@@ -141,4 +141,4 @@ function arg.optional(check_type, value, default, index, fname)
   return check_type(value, index, fname)
 end
 
-core.bad_argument, core.broken_rule = bad, broken
+core.bad_argument, core.broken_rule = bad_argument, broken_rule

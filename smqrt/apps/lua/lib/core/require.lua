@@ -53,7 +53,7 @@ local function from_applications(name)
     if source then return compiled(source, chunkname, name), chunkname end
   end
   return nil, "no file '.lua/" .. path .. ".lua' in an application that has called mako.createloader(io); appreq '" .. name ..
-    "' finds that of its own application without"
+    "' loads modules of its own application without that call"
 end
 
 package.searchers = {from_preload, from_server, from_path, from_applications}

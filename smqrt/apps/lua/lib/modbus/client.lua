@@ -405,7 +405,7 @@ local function open(self, addr, op)
   return self
 end
 
--- As `open`, in a new cosocket, which then receives: the caller may run in a cosocket that it needs for other work.
+-- As `open`, but in a new cosocket, which also receives: the activity of the caller continues.
 local function open_cosocket(self, addr, op)
   self.timer = ba.timer(function() fail(self, "timeout") end)
   if core.type(addr) ~= "string" then

@@ -57,7 +57,7 @@ function events.open(self)
       core.socket.self_of(sock, "connect")
       if sock:websocket() then sock, err, details = nil, "incorrectuse", "a socket without WebSocket is needed" end
     end
-    if sock then connector.sock = sock end -- prevents that it is collected
+    if sock then connector.sock = sock end -- prevents its garbage collection
     if not py.opened(number, sock and sock.handle, err and tostring(err), details and tostring(details)) and sock then sock:close() end
   end
   local ok, message = xpcall(connector.connect, core.traceback, self, connector.op, opened)
@@ -86,7 +86,7 @@ local function optional_ref(f, index, fname)
   return f ~= nil and ref(arg["function"](f, index, fname)) or nil
 end
 
--- A topic whose number the connected client has, as observe and unsubscribe require.
+-- Check that a connected client has the number of a topic, which observe and unsubscribe need. Returns the topic.
 local function numbered(number, topic, fname)
   topic = name(topic, 1, fname)
   if type(topic) == "string" and topic ~= "self" and py.gettid(number) and not py.topic2tid(number, topic) then
@@ -119,7 +119,7 @@ function methods.createsub(self, subtopic, onack)
   return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
 end
 
--- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged.
+-- A callback that calls onmsg with decoded JSON, or with the data unchanged when it is not JSON.
 local function decoding(onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)

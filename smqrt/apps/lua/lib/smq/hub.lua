@@ -346,7 +346,7 @@ end
 -- syntax: smq:close()     closes all clients without a Disconnect, so that they reconnect; blocks while the journal is written
 function smq.close(self) py.close(handle(self)) end
 
--- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged to the global handler.
+-- A callback that calls onmsg with decoded JSON, or the global handler with the data unchanged when it is not JSON.
 local function decoding(number, onmsg, deliver_default)
   local logged_s -- one line per second, so that publishers cannot fill the log
   return function(data, ptid, tid, subtid)

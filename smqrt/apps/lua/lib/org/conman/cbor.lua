@@ -206,7 +206,8 @@ function MAP.table(value, sref, stref)
 end
 
 -- syntax: cbor.encode(value [, sref] [, stref]) -> CBOR
--- sref: an empty table, which enables references, for tables that occur more than once or in circles. stref: ignored; strings are always written in full.
+-- sref: an empty table, which enables references, for tables that occur more than once or in circles.
+-- stref: ignored; strings are always written in full.
 function cbor.encode(value, sref, stref)
   count()
   local encode = MAP[rawtype(value)] or error("a " .. core.type(value) .. " can't be encoded", 0)
