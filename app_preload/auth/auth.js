@@ -20,7 +20,7 @@ function showDoor({open, by}) {
     byId("by").textContent = by ? `Last moved by ${by}.` : "Not moved yet.";
 }
 
-function refuse(message) {
+function showLogin(message) {
     showState("not signed in", "");
     showPanel(false);
     byId("refusal").textContent = message;
@@ -37,7 +37,7 @@ function signIn(user, password) {
         smq.publish("", "ask");
     };
     smq.onclose = (message, canReconnect) => {
-        if (!canReconnect) return refuse(message);
+        if (!canReconnect) return showLogin(message);
         showState("reconnecting …", "down");
         return 1000;
     };
@@ -61,5 +61,5 @@ byId("move").onclick = () => smq.publish("", "move");
 byId("leave").onclick = () => {
     smq.disconnect();
     byId("password").value = "";
-    refuse("");
+    showLogin("");
 };

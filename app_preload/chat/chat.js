@@ -49,12 +49,12 @@ function enter(name) {
         showState(canReconnect ? "reconnecting …" : message, "down");
         return canReconnect && 1000;
     };
-    smq.subscribe("hello", {datatype: "text", onmsg: (newcomer, etid) => {
-        addPerson(etid, newcomer);
+    smq.subscribe("hello", {datatype: "text", onmsg: (newName, etid) => {
+        addPerson(etid, newName);
         addLine("note", people.get(etid) + " joined");
         if (etid !== smq.gettid()) smq.publish(name, etid);
     }});
-    smq.subscribe("self", {datatype: "text", onmsg: (other, etid) => addPerson(etid, other)});
+    smq.subscribe("self", {datatype: "text", onmsg: (otherName, etid) => addPerson(etid, otherName)});
     smq.subscribe("say", {datatype: "text", onmsg: (text, etid) => {
         addLine(etid === smq.gettid() ? "said mine" : "said", text, people.get(etid) || "somebody");
     }});

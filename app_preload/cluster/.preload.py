@@ -1,8 +1,8 @@
-"""Two nodes of a cluster, each a server of its own, and a page that is a client of both.
+"""Two nodes of a cluster, each in a separate server, and a page that is a client of both.
 
-This application starts the two servers, and restarts a server that has died. It forwards connections to /cluster/1 and
-/cluster/2 to them, so browsers need no other address. With `smqrt serve --workers` worker 0 starts the servers, and
-every worker forwards connections.
+This application starts the two servers, and restarts a server that has exited. It forwards connections to /cluster/1
+and /cluster/2 to them, so browsers need no other address. With `smqrt serve --workers`, worker 0 starts the servers,
+and every worker forwards connections.
 """
 
 from functools import partial

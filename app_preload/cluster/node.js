@@ -37,7 +37,7 @@ class NodeView {
         this.element = element;
         this.onstate = onstate;
         this.chips = new Map(); // etid -> element
-        this.lost = new Map(); // node -> number of its clients that have just disconnected
+        this.lost = new Map(); // node -> number of its clients that have disconnected in the last 50 ms
         element.append(byId("node").content.cloneNode(true));
         element.querySelector("h2").textContent = element.getAttribute("aria-label");
         this.smq = makeClient(this.number, name, isUp => this.showState(isUp));
@@ -72,7 +72,7 @@ class NodeView {
         chip.append(makeElement("small", "", isHere ? "here" : `at node ${node}`));
         this.chips.set(etid, chip);
         this.element.querySelector(".clients").append(...[...this.chips].sort(([one], [other]) => one - other).map(([, item]) => item));
-        if (etid !== this.smq.gettid()) this.smq.observe(etid, () => this.lose(etid)); // works for clients of both nodes
+        if (etid !== this.smq.gettid()) this.smq.observe(etid, () => this.onDisconnect(etid)); // works for clients of both nodes
     }
 
     hideClient(etid) {
@@ -80,7 +80,7 @@ class NodeView {
         this.chips.delete(etid);
     }
 
-    lose(etid) {
+    onDisconnect(etid) {
         this.hideClient(etid);
         const node = nodeOf(etid);
         if (!this.lost.has(node)) setTimeout(() => this.showLost(node), 50); // one line for clients that disconnect together

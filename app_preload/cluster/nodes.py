@@ -16,11 +16,12 @@ LISTENS = re.compile(r"listening on http://[0-9.]+:([0-9]+)")
 class Nodes:
     """The servers and their ports.
 
-    The port of each is in a file of a folder that also holds the Unix sockets of the links.
+    Each port is stored in a file, in a folder that also contains the Unix sockets of the links.
 
     Args:
         app: folder of the application that the nodes run.
-        shared: parent of the folder with the ports, shared by the workers of a server; None without workers.
+        shared: folder that the workers of a server share, in which the folder of the ports is created; None without
+            workers.
         numbers: numbers of the nodes that this process starts.
     """
 
@@ -31,7 +32,7 @@ class Nodes:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         for number in numbers:  # left over from a killed process
             (self._directory / number).unlink(missing_ok=True)
-        self._runs = [gevent.spawn(self._keep, number) for number in numbers]
+        self._greenlets = [gevent.spawn(self._keep_running, number) for number in numbers]
 
     def port(self, number):
         """Return the port of a node; None when it is not running."""
@@ -43,7 +44,7 @@ class Nodes:
     def _write_port(self, number, port):
         temporary = self._directory / f"{number}.{os.getpid()}"
         temporary.write_text(port)
-        temporary.rename(self._directory / number)  # atomic: readers never see half a number
+        temporary.rename(self._directory / number)  # atomic: no process reads an incomplete number
 
     def _remove_port(self, number, port):
         if str(self.port(number)) == port:  # else it is the port of the process that replaced this one
@@ -51,11 +52,11 @@ class Nodes:
 
     def close(self):
         """Kill the nodes that this process has started."""
-        gevent.killall(self._runs)
+        gevent.killall(self._greenlets)
         if self._temporary:
             self._temporary.cleanup()
 
-    def _keep(self, number):
+    def _keep_running(self, number):
         while True:
             try:
                 self._run(number)
@@ -66,9 +67,9 @@ class Nodes:
     def _run(self, number):
         links = ["--cluster-directory", self._directory, "--cluster-node", number]
         command = [sys.executable, "-m", "smqrt", "serve", self._app, "--port", "0", *links]
-        # Without the settings of this server.
+        # The nodes must not inherit the settings of this server.
         environment = {name: value for name, value in os.environ.items() if "SMQRT_" not in name}
-        environment["SMQRT_ADMIN__ENABLED"] = "false"  # else commands such as `smqrt top` would find the nodes too
+        environment["SMQRT_ADMIN__ENABLED"] = "false"  # otherwise commands such as `smqrt top` would find the nodes too
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         port = ""
         with subprocess.Popen(command, cwd=self._app, env=environment, **pipes) as process:

@@ -1,4 +1,4 @@
-"""Relay of connections to a server on this machine, in both directions, byte for byte."""
+"""Relay of connections to a server on this machine, without changes of the data."""
 
 import gevent
 from gevent.pool import Pool
@@ -24,7 +24,7 @@ class Relay:
         self._pool = Pool(MAX_CONNECTIONS)
 
     def run(self, request, port):
-        """Forward the connection of a request for SMQ, in greenlets of its own.
+        """Forward the connection of a request for SMQ, in separate greenlets.
 
         Args:
             request: request of a browser or a device.
@@ -36,36 +36,36 @@ class Relay:
         request.access.check_origin(request)
         if self._pool.full():
             raise HttpError(503, "Too many connections.")
-        taken = request.detach()
-        taken.watcher.close()
-        self._pool.spawn(connect, Stream(taken.transport, taken.data), request, port)
+        detached = request.detach()
+        detached.watcher.close()
+        self._pool.spawn(forward, Stream(detached.transport, detached.data), request, port)
 
     def close(self):
         self._pool.kill()
 
 
-def connect(visitor, request, port):
+def forward(client, request, port):
     server = None
     try:
-        if server := reach(port):
+        if server := connect(port):
             server.push(head(request))
-            both_ways(visitor, server)
+            copy_both_ways(client, server)
     except StreamError:
-        pass  # the server has just died; the client reconnects
+        pass  # the server has just exited; the client reconnects
     finally:
-        visitor.close()
+        client.close()
         if server:
             server.close()
 
 
-def reach(port):
+def connect(port):
     """Return a connection to the server as soon as it is running; None after the timeout."""
     for _ in range(CONNECT_TIMEOUT_S * 10):
         if number := port():
             try:
                 return Stream.connect("127.0.0.1", number, timeout_s=3)
             except StreamError:
-                pass  # the server has just died
+                pass  # the server has just exited
         gevent.sleep(0.1)
     return None
 
@@ -75,15 +75,15 @@ def head(request):
     return "\r\n".join(["GET /smq HTTP/1.1", "Host: 127.0.0.1", *lines, "", ""]).encode("latin-1")
 
 
-def both_ways(visitor, server):
-    back = gevent.spawn(pump, server, visitor)
+def copy_both_ways(client, server):
+    responses = gevent.spawn(copy, server, client)
     try:
-        pump(visitor, server)
+        copy(client, server)
     finally:
-        back.kill()
+        responses.kill()
 
 
-def pump(source, target):
+def copy(source, target):
     try:
         while data := source.read():
             target.write(data, timeout_s=30)

@@ -29,7 +29,7 @@ def on_call(call, ptid, tid, subtid):
     elif calls.full():
         smq.publish({"id": call.get("id"), "error": "too many calls at once"}, ptid)
     else:
-        calls.spawn(answer, call, ptid)  # in a greenlet of its own, so that a slow call does not delay the next
+        calls.spawn(answer, call, ptid)  # in a separate greenlet, so that a slow call does not delay the next
 
 
 def onunload():

@@ -23,7 +23,7 @@ def clock():
 
 
 def slow(ms):
-    """slow(ms): waits so many milliseconds, while other calls continue"""
+    """slow(ms): waits for ms milliseconds, while other calls continue"""
     ms = min(ms, MAX_SLEEP_MS)
     gevent.sleep(ms / 1000)
     return f"waited {ms} ms"

@@ -42,7 +42,7 @@ def checked(message, time, numbers=(), texts=()):
 class Sensor:
     """A simulated thermometer: a wave around a mean, with noise and optional pauses.
 
-    pause_every_s: the sensor is silent in the last 20 of so many seconds; 0 for no pauses.
+    pause_every_s: the sensor is silent for the last 20 s of each period of this length; 0 for no pauses.
     """
 
     def __init__(self, name, mean, swing, wave_s, pause_every_s=0):

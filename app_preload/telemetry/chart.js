@@ -6,7 +6,7 @@ const colour = name => () => getComputedStyle(document.documentElement).getPrope
 const brief = value => value == null ? "–" : value.toFixed(1) + "°";
 const degrees = value => value == null ? "–" : value.toFixed(1) + " °C";
 
-// The minutes as steps. The last row is repeated at the end of its minute, else its step would have no width.
+// The minutes as steps. The last row is repeated at the end of its minute, since its step would otherwise have no width.
 function steps(minutes) {
     const starts = [...minutes.keys()].sort((a, b) => a - b), rows = starts.map(start => minutes.get(start));
     if (starts.length) {
@@ -56,7 +56,7 @@ class Chart { // of one sensor: readings as a line, the average of each minute a
         return [Math.max(end - MAX_SPAN_S, Math.min(first, end - MIN_SPAN_S)), end];
     }
 
-    rounded(low, high) { // at least five degrees, else noise would fill the chart
+    rounded(low, high) { // at least five degrees, since noise would otherwise fill the chart
         const middle = ((low ?? 0) + (high ?? 0)) / 2, half = Math.max(2.5, ((high ?? 0) - (low ?? 0)) / 2 * 1.1);
         return [Math.floor(middle - half), Math.ceil(middle + half)];
     }

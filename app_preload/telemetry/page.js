@@ -36,7 +36,7 @@ class Sensor {
         smq.subscribe("alerts/" + name, {datatype: "json", onmsg: alert => this.onAlert(alert)});
     }
 
-    showHistory(all) { // after every connect, since messages were missed before it
+    showHistory(all) { // called after every connect: messages may have been missed
         this.chart.readings = [];
         this.raised.clear();
         for (const [time, temp] of all.readings) this.chart.addReading(time, temp);

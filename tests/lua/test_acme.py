@@ -126,7 +126,7 @@ def test_a_hundred_orders_may_wait(lua: Lua, monkeypatch: pytest.MonkeyPatch) ->
     text = lua.run(
         "for n = 1, 100 do app.order'a.example' end response:write(select(2, pcall(app.order, 'b.example')))"
     )
-    assert text.endswith("acme.cert: 100 orders wait already")
+    assert text.endswith("acme.cert: limit reached: 100 queued orders")
     assert len(lua.told(100)) == 100
     assert lua.run("response:write(app.acme.jobs())") == "0"
 

@@ -124,7 +124,7 @@ def test_references(vm: Vm) -> None:
     local ok, message = cbor.pencode(circle)
     assert(ok == nil and message:find "in a circle")
     assert(cbor.encode {1} == "\\x81\\1") -- the depth is as before
-    assert(select(4, cbor.pdecode(unhex "d81d00")):find "reference to nothing")
+    assert(select(4, cbor.pdecode(unhex "d81d00")):find "reference to an unknown table")
     """)
 
 
@@ -137,13 +137,13 @@ def test_what_is_no_cbor(vm: Vm) -> None:
     cases = {
         "more data": "| 18| 1a0000| 41| 5bffffffffffffffff| 7b7fffffffffffffff| 81| 9bffffffffffffffff"
         "| bb7fffffffffffffff| a101| 9f01| bf01| 5f| 5f41",
-        "info 28": "1c| 3c| dc| fc",
-        "chunk of another kind": "5f6161ff| 7f01ff| 5f5f4100ffff",
+        "information 28": "1c| 3c| dc| fc",
+        "chunk of another type": "5f6161ff| 7f01ff| 5f5f4100ffff",
         "not UTF-8": "61ff| 7f61ff61c3ff",
-        "end of nothing": "ff| 81ff",
-        "can't be one": "a1f601| a1f97e0001",
+        "unexpected break": "ff| 81ff",
+        "is nil or NaN": "a1f601| a1f97e0001",
         "nested deeper": "81" * 300 + "|" + "c1" * 300 + "|" + "9f" * 300,
-        "no CBOR": "1f| 3f| df",
+        "not CBOR": "1f| 3f| df",
     }
     for message, texts in cases.items():
         for text in texts.split("|"):

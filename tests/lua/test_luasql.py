@@ -336,7 +336,7 @@ def test_sqlutil(server: AppServer) -> None:
         end
         raises("bad argument #3 to 'select'", su.select, conn, "a FROM t")
         raises("bad argument #1 to 'find'", su.find, "conn", "a FROM t")
-        raises("it opens no connection", su.find, function() end, "a FROM t")
+        raises("the function did not return a connection", su.find, function() end, "a FROM t")
         raises("without '..' expected", su.open, "../x")
         raises("bad argument #1 to 'exist'", su.exist)
         raises("CANTOPEN", su.open, "no/such/folder")

@@ -39,7 +39,7 @@ def failure(vm: Vm, source: str) -> LuaError:
 
 def test_an_endless_loop_gets_an_error_with_file_and_line(vm: Vm) -> None:
     error = failure(vm, "local function compute()" + FOREVER + " end\ncompute()")
-    assert error.message.startswith(f"shop/.preload:2: {MESSAGE}, and everybody else waited")
+    assert error.message.startswith(f"shop/.preload:2: {MESSAGE} and blocked all other activities")
     assert error.traceback == "\tshop/.preload:2: in local 'compute'\n\tshop/.preload:4: in main chunk"
     assert vm.eval("return 1 + 1") == (2,)
 

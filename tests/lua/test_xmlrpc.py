@@ -86,7 +86,7 @@ def test_types_in_lua(app: AppServer) -> None:
         ("math.add.x", -32601, "there is no method"),
         ("fail", -32500, "not so"),
         ("odd", -32500, "a function can't be sent"),
-        ("endless", -32500, "more than 100 tables"),
+        ("endless", -32500, "tables are nested deeper than 100"),
         ("infinite", -32500, "a number that XML-RPC can't hold"),
     ],
 )

@@ -1,4 +1,4 @@
--- Traffic of the bridge for the page: counts and the latest messages. News are published in batches, not for each message.
+-- Traffic of the bridge for the page: counts and the latest messages. Updates are published in batches, not for each message.
 
 local MAX_STORED <const>, MAX_NEWS <const>, PREVIEW_BYTES <const> = 40, 20, 160
 
@@ -11,7 +11,7 @@ local function preview(data)
    return data:sub(1, (utf8.offset(data, 0, PREVIEW_BYTES))- 1) .. " …"
 end
 
--- Counts and stores a message. `why`: the reason why it was not forwarded, else nil.
+-- Count and store a message. `why`: the reason why it was not forwarded, else nil.
 function flow.note(way, mqtt, smq, data, why)
    local kind = why and "dropped" or way
    flow.counts[kind] = flow.counts[kind] + 1
@@ -23,7 +23,7 @@ function flow.note(way, mqtt, smq, data, why)
    changed = true
 end
 
--- Returns the counts, and the messages since the last call; nil when there are none.
+-- Return the counts and the messages since the last call; nil when there are none.
 function flow.news()
    if not changed then return nil end
    local items = fresh

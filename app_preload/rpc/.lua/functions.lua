@@ -22,7 +22,7 @@ functions.clock = {
 
 functions.slow = {
    example = "1500",
-   help = "slow(ms): waits so many milliseconds, while other calls continue",
+   help = "slow(ms): waits for ms milliseconds, while other calls continue",
    run = function(ms)
       ms = math.min(ms, 2000)
       ba.sleep(ms)

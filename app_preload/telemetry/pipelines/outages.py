@@ -33,7 +33,7 @@ class Outages(StatefulProcessor):
         yield Row(device=key[0], state="silent", since_ms=last_ms, seconds=SILENT_MS / 1000)
 
     def set_timer(self, due_ms, now_ms):
-        """Replace the timer of the key. A late row, whose timer would be due already, sets none."""
+        """Replace the timer of the key. A late row, whose timer would already be due, does not set one."""
         for earlier_ms in self.handle.listTimers():
             self.handle.deleteTimer(earlier_ms)
         if due_ms > now_ms:

@@ -1,12 +1,13 @@
--- require "EventEmitter": functions that are called when an event of some name happens (spec: bas-api §12), as Node.js has them.
+-- require "EventEmitter": listeners of named events, as in Node.js (spec: bas-api §12).
 --
--- An object keeps its listeners in a field of its own, so any table can inherit from an emitter: setmetatable(t, {__index = EventEmitter}).
+-- Each object stores its listeners in its own field `_events`, so any table can inherit from an emitter:
+-- setmetatable(t, {__index = EventEmitter}).
 local core = ...
 
 local arg, insert, ipairs, move, rawget, rawtype = core.arg, table.insert, ipairs, table.move, rawget, core.rawtype
 local remove, setmetatable, tostring = table.remove, setmetatable, tostring
 
-local MAX_LISTENERS <const> = 10 -- of one event; with more a leak is likely, which is logged once
+local MAX_LISTENERS <const> = 10 -- of one event; more of them are probably a leak, which is logged once
 
 local EventEmitter = {defaultMaxListeners = MAX_LISTENERS}
 local class = {__index = EventEmitter, __name = "EventEmitter"}
@@ -29,14 +30,14 @@ local function check(self, event, listener, fname)
 end
 
 local function warn_of_many(self, state, event, count)
-  local most = self:getMaxListeners()
-  if most > 0 and count > most and not state.warned[event] then
+  local max_listeners = self:getMaxListeners()
+  if max_listeners > 0 and count > max_listeners and not state.warned[event] then
     state.warned[event] = true
     tracep(false, 4, "EventEmitter: " .. count .. " listeners of '" .. tostring(event) .. "'; setMaxListeners allows more")
   end
 end
 
--- Lists are replaced, never changed: a running emit continues with the former list.
+-- Lists are replaced, never changed: a running emit continues with the old list.
 local function add(self, event, listener, is_first, is_once, fname)
   local state = check(self, event, listener, fname)
   if state.lists.newListener then self:emit("newListener", event, listener) end
@@ -49,7 +50,7 @@ local function add(self, event, listener, is_first, is_once, fname)
   return self
 end
 
-local function forget(state, event)
+local function remove_event(state, event)
   state.lists[event], state.warned[event] = nil, nil
   for at, name in ipairs(state.names) do
     if name == event then
@@ -59,14 +60,15 @@ local function forget(state, event)
   end
 end
 
-local function take_away(self, event, is_it, fname)
+-- Remove the last listener for which `matches` returns true; return it.
+local function remove_listener(self, event, matches, fname)
   local state = state_of(self, fname)
   local list = state.lists[event]
   for at = list and #list or 0, 1, -1 do
-    if is_it(list[at]) then
+    if matches(list[at]) then
       local entry = list[at]
       if #list == 1 then
-        forget(state, event)
+        remove_event(state, event)
       else
         list = move(list, 1, #list, 1, {})
         remove(list, at)
@@ -84,7 +86,7 @@ function EventEmitter.create()
 end
 EventEmitter.new = EventEmitter.create
 
--- syntax: emitter:on(event, listener) -> emitter       prepend...: called before those that are there
+-- syntax: emitter:on(event, listener) -> emitter       prepend...: called before the existing listeners
 -- syntax: emitter:once(event, listener) -> emitter     for the next event only
 function EventEmitter:on(event, listener) return add(self, event, listener, false, false, "on") end
 function EventEmitter:once(event, listener) return add(self, event, listener, false, true, "once") end
@@ -92,10 +94,10 @@ function EventEmitter:prependListener(event, listener) return add(self, event, l
 function EventEmitter:prependOnceListener(event, listener) return add(self, event, listener, true, true, "prependOnceListener") end
 EventEmitter.addListener = EventEmitter.on
 
--- syntax: emitter:off(event, listener) -> emitter       the latest of several times the same
+-- syntax: emitter:off(event, listener) -> emitter       removes the last one when the listener was added several times
 function EventEmitter:off(event, listener)
   check(self, event, listener, "off")
-  take_away(self, event, function(entry) return entry.call == listener end, "off")
+  remove_listener(self, event, function(entry) return entry.call == listener end, "off")
   return self
 end
 EventEmitter.removeListener = EventEmitter.off
@@ -104,13 +106,13 @@ EventEmitter.removeListener = EventEmitter.off
 function EventEmitter:removeAllListeners(event)
   local state = state_of(self, "removeAllListeners")
   for _, name in ipairs(event ~= nil and {event} or move(state.names, 1, #state.names, 1, {})) do
-    while take_away(self, name, function() return true end, "removeAllListeners") do end
+    while remove_listener(self, name, function() return true end, "removeAllListeners") do end
   end
   return self
 end
 
 -- syntax: emitter:emit(event, ...) -> whether there was a listener
--- They are called in their order with the other arguments. Errors of listeners are raised in the caller, as is "error" without a listener.
+-- Calls the listeners in order with the other arguments. Errors of listeners are raised here; the event "error" without a listener raises one.
 function EventEmitter:emit(event, ...)
   local state = state_of(self, "emit")
   if event == nil or event ~= event then core.bad_argument(1, "emit", "name of an event", event) end
@@ -120,7 +122,7 @@ function EventEmitter:emit(event, ...)
     return false
   end
   for _, entry in ipairs(list) do
-    if not entry.is_once or take_away(self, event, function(other) return other == entry end, "emit") then entry.call(...) end
+    if not entry.is_once or remove_listener(self, event, function(other) return other == entry end, "emit") then entry.call(...) end
   end
   return true
 end
@@ -143,14 +145,14 @@ function EventEmitter:eventNames()
   return move(names, 1, #names, 1, {})
 end
 
--- syntax: emitter:setMaxListeners(n) -> emitter       0: any number; more than that of one event are traced once
+-- syntax: emitter:setMaxListeners(n) -> emitter       0: no limit; a warning is logged once for an event with more listeners
 function EventEmitter:setMaxListeners(count)
-  state_of(self, "setMaxListeners").most = arg.size(count, 1, "setMaxListeners")
+  state_of(self, "setMaxListeners").max_listeners = arg.size(count, 1, "setMaxListeners")
   return self
 end
 
 function EventEmitter:getMaxListeners()
-  return state_of(self, "getMaxListeners").most or EventEmitter.defaultMaxListeners
+  return state_of(self, "getMaxListeners").max_listeners or EventEmitter.defaultMaxListeners
 end
 
 return setmetatable(EventEmitter, {__call = EventEmitter.create})

@@ -1,13 +1,13 @@
--- require "JSONS": JSON documents over a socket, one after the other (spec: bas-api §12, §17).
+-- require "JSONS": streams of JSON documents over a socket (spec: bas-api §12, §17).
 --
 -- Over a WebSocket each document is sent as a text message; binary messages are passed to `bincb`. Fragments are joined.
 local core = ...
 
 local arg, setmetatable = core.arg, setmetatable
 
-local MAX_DOCUMENT_BYTES <const> = 1 << 20 -- whoever sends them must not fill the memory
-local DOCUMENTS_A_TURN <const> = 32        -- of one piece; then others run
-local MAX_MESSAGE_BYTES <const> = 65535    -- a WebSocket takes no more in a call
+local MAX_DOCUMENT_BYTES <const> = 1 << 20 -- so that a client cannot exhaust the memory
+local DOCUMENTS_PER_SLICE <const> = 32     -- that one read contained, before other activities run
+local MAX_MESSAGE_BYTES <const> = 65535    -- of a WebSocket message per call
 
 local JSONS = {}
 local class = {__index = JSONS, __name = "JSONS", __metatable = "JSONS"}
@@ -23,7 +23,7 @@ local function options(op)
 end
 
 -- syntax: JSONS.create(sock [, {maxsize=bytes, bincb=f(data, bytesread, framelen)}]) -> stream
--- maxsize: of one document. bincb: gets the binary messages of a WebSocket; without it they are skipped.
+-- maxsize: maximum of one document. bincb: is called with binary messages of a WebSocket; without it they are skipped.
 local function create(sock, op)
   arg.instance(sock, core.socket.class, 1, "create")
   local maxsize, bincb = options(op)
@@ -37,8 +37,8 @@ local function fail(self, word)
   return nil, word
 end
 
--- Adds what the parser makes of `data`; nil and an error when it is not JSON, or a document that is too large.
-local function take(self, data, is_message)
+-- Parse `data`; nil and an error when it is not JSON, or when a document is too large.
+local function parse(self, data, is_message)
   local ok, values = self.parser:parse(data, true)
   if not ok then return fail(self, values) end
   local size = (values and not is_message) and 0 or self.bytes + #data
@@ -53,22 +53,22 @@ local function next_ready(self)
   if value == nil then return nil end
   self.ready[self.first] = nil
   self.first = self.first + 1
-  if self.first % DOCUMENTS_A_TURN == 0 and core.isyieldable() then core.pause() end
+  if self.first % DOCUMENTS_PER_SLICE == 0 and core.isyieldable() then core.pause() end
   return value
 end
 
--- Takes a message of the socket that is not for `bincb`; nil and an error at the end.
+-- Handle data that was read from the socket; nil and an error at its end.
 local function receive(self, data, istext, ...)
   if data == nil then return nil, istext, ... end
   if istext == false then
     if self.bincb then self.bincb(data, ...) end
     return true
   end
-  return take(self, data, istext)
+  return parse(self, data, istext)
 end
 
 -- syntax: stream:get([timeout_ms]) -> table | nil, error [, closecode]
--- The next document. "timeout" when none came in that time; the stream can be used further. "parse", "toomuchdata": it can't.
+-- Returns the next document. After "timeout" the stream remains usable; after "parse" and "toomuchdata" it does not.
 function JSONS:get(timeout_ms)
   self_of(self, "get")
   local until_ms = timeout_ms and core.clock() + arg.milliseconds(timeout_ms, 1, "get")

@@ -1,4 +1,4 @@
--- require "SparkplugB": payloads of Sparkplug B, and an edge node (Eclipse Sparkplug 3.0; spec: bas-api §12).
+-- require "SparkplugB": payloads and edge nodes of Sparkplug B (Eclipse Sparkplug 3.0; spec: bas-api §12).
 local core = ...
 
 local arg, format, ipairs, isyieldable, pairs, raise, rawtype, setmetatable, xpcall =
@@ -9,7 +9,7 @@ local sparkplug = core.require_sparkplug()
 
 local NAMESPACE <const> = "spBv1.0"
 local REBIRTH <const>, BDSEQ <const> = "Node Control/Rebirth", "bdSeq"
-local PUBLISH_WILL <const> = 4 -- a reason of DISCONNECT (MQTT 5, 3.14.2.1): so the NDEATH is published
+local PUBLISH_WILL <const> = 4 -- reason of DISCONNECT with which the broker publishes the NDEATH (MQTT 5, 3.14.2.1)
 local OWN_OPTIONS <const> = {metrics = true, onstatus = true, onncmd = true, ondcmd = true}
 local INFERRED <const> = {boolean = "Boolean", string = "String"}
 
@@ -42,31 +42,31 @@ local function datatype_of(metric, fname)
   return kind
 end
 
--- The metrics of a birth, by name and by alias: what later data may be about.
-local function born(metrics, fname)
-  local found = {list = {}, by_name = {}, by_alias = {}}
+-- The metrics of a birth, by name and by alias. Later data may contain only these.
+local function birth_metrics(metrics, fname)
+  local known = {list = {}, by_name = {}, by_alias = {}}
   for at, metric in ipairs(arg.table(metrics, "metrics", fname)) do
     arg.table(metric, "metrics[" .. at .. "]", fname)
     local copy = {timestamp = now_ms()}
     for name, value in pairs(metric) do copy[name] = value end
     arg.string(copy.name, "name", fname)
     copy.datatype = datatype_of(copy, fname)
-    if found.by_name[copy.name] then raise(format("%s: there are two metrics '%s'", fname, copy.name)) end
+    if known.by_name[copy.name] then raise(format("%s: there are two metrics '%s'", fname, copy.name)) end
     if copy.alias ~= nil then
-      if found.by_alias[copy.alias] then raise(format("%s: there are two metrics with the alias %s", fname, copy.alias)) end
-      found.by_alias[copy.alias] = copy
+      if known.by_alias[copy.alias] then raise(format("%s: there are two metrics with the alias %s", fname, copy.alias)) end
+      known.by_alias[copy.alias] = copy
     end
     if copy.name ~= BDSEQ then
-      found.list[#found.list + 1] = copy
-      found.by_name[copy.name] = copy
+      known.list[#known.list + 1] = copy
+      known.by_name[copy.name] = copy
     end
   end
-  return found
+  return known
 end
 
--- What is published of metrics of a birth; the values are kept for the next birth.
-local function changed(metrics, known, fname)
-  local out = {}
+-- Metrics for a data message: with the datatype and alias of the birth.
+local function data_metrics(metrics, known, fname)
+  local list = {}
   for at, metric in ipairs(arg.table(metrics, "metrics", fname)) do
     arg.table(metric, "metrics[" .. at .. "]", fname)
     local one = metric.name ~= nil and known.by_name[metric.name] or metric.alias ~= nil and known.by_alias[metric.alias]
@@ -75,12 +75,13 @@ local function changed(metrics, known, fname)
     for name, value in pairs(metric) do copy[name] = value end
     copy.datatype, copy.timestamp = one.datatype, metric.timestamp or now_ms()
     copy.name, copy.alias = not one.alias and one.name or nil, one.alias -- an alias replaces the name
-    out[at] = copy
+    list[at] = copy
   end
-  return out
+  return list
 end
 
-local function keep(metrics, known)
+-- Store the values for the next birth.
+local function store_values(metrics, known)
   for _, metric in ipairs(metrics) do
     local one = metric.name ~= nil and known.by_name[metric.name] or known.by_alias[metric.alias]
     if not metric.is_historical then one.value, one.timestamp, one.is_null = metric.value, metric.timestamp, metric.is_null end
@@ -89,7 +90,7 @@ end
 
 -- ---- messages
 
--- A payload without its seq, which is appended when it is sent: fields of protobuf may come in any order, and encoding may block.
+-- A payload without its seq. `with_seq` appends it when the payload is sent, since encoding may block. Protobuf permits any order of fields.
 local function encoded(metrics)
   return sparkplug.encode{timestamp = now_ms(), metrics = metrics}
 end
@@ -103,14 +104,14 @@ local function topic_of(self, kind, device)
   return device and topic .. "/" .. device or topic
 end
 
--- true | false without a connection | nil and an error
+-- Returns true | false without a connection | nil and an error.
 local function send(self, kind, device, data)
   local is_connected, word = self.mqtt:publish(topic_of(self, kind, device), with_seq(data, self.seq))
   if is_connected then self.seq = (self.seq + 1) % 256 end
   return is_connected, word
 end
 
--- Data waits for births that are being encoded: those have the values of before.
+-- Wait for births that are being encoded: data must follow them, since they contain the older values.
 local function wait_for_births(self)
   while self.is_birthing and isyieldable() do core.sleep(1) end
 end
@@ -124,17 +125,17 @@ local function node_metrics(self)
   return metrics
 end
 
-local Birthing = {__close = function(births) births.node.is_birthing = false end}
+local Birthing = {__close = function(guard) guard.node.is_birthing = false end}
 
--- NBIRTH and the DBIRTH of every device, one after the other; nothing else is sent in between.
-local function births(self)
+-- Send NBIRTH and the DBIRTH of every device, with no other message between them.
+local function send_births(self)
   wait_for_births(self)
   if not self.is_connected or not self.metrics then return false end
   self.is_birthing = true
-  local births <close> = setmetatable({node = self}, Birthing)
+  local guard <close> = setmetatable({node = self}, Birthing)
   local bdseq, node, devices = self.bdseq, encoded(node_metrics(self)), {}
   for device, known in pairs(self.devices) do devices[#devices + 1] = {device, encoded(known.list)} end
-  if not self.is_connected or self.bdseq ~= bdseq then return false end
+  if not self.is_connected or self.bdseq ~= bdseq then return false end -- the connection changed during the encoding
   self.seq, self.is_online = 0, true
   local done, word = send(self, "NBIRTH", nil, node)
   for _, one in ipairs(devices) do
@@ -145,23 +146,23 @@ end
 
 -- ---- methods
 
--- syntax: node:nbirth([metrics]) -> true | false without a connection, which makes it as soon as it is there | nil, error
--- The metrics of the node, for the first time or again. The DBIRTH of every device follows.
+-- syntax: node:nbirth([metrics]) -> true | false without a connection, the births are then sent on connection | nil, error
+-- Sends the metrics of the node, followed by the DBIRTH of every device.
 function methods:nbirth(metrics)
   self_of(self, "nbirth")
   if metrics ~= nil or not self.metrics then
-    local known = born(metrics or {}, "nbirth")
-    encoded(known.list) -- raises when one is wrong
+    local known = birth_metrics(metrics or {}, "nbirth")
+    encoded(known.list) -- raises an error for invalid metrics
     self.metrics = known
   end
-  return births(self)
+  return send_births(self)
 end
 
 -- syntax: node:dbirth(device, metrics) -> true | false without a connection | nil, error
 function methods:dbirth(device, metrics)
   self_of(self, "dbirth")
   check_id(device, 1, "dbirth")
-  local known = born(metrics, "dbirth")
+  local known = birth_metrics(metrics, "dbirth")
   local data = encoded(known.list)
   wait_for_births(self)
   self.devices[device] = known
@@ -172,9 +173,9 @@ local function data_call(fname, kind, known_of)
   return function(self, device, metrics)
     local known = known_of(self, device)
     wait_for_births(self)
-    local out = changed(metrics, known, fname)
-    local data = encoded(out)
-    keep(out, known)
+    local list = data_metrics(metrics, known, fname)
+    local data = encoded(list)
+    store_values(list, known)
     return self.is_online and send(self, kind, device, data)
   end
 end
@@ -187,12 +188,12 @@ local send_ddata = data_call("ddata", "DDATA", function(self, device)
   return self.devices[device] or raise(format("ddata: there is no device '%s'; call dbirth first", device))
 end)
 
--- syntax: node:ndata(metrics) -> true | false without a connection: the next birth has the values | nil, error
+-- syntax: node:ndata(metrics) -> true | false without a connection, the next birth then contains the values | nil, error
 function methods:ndata(metrics)
   return send_ndata(self_of(self, "ndata"), nil, metrics)
 end
 
--- syntax: node:ddata(device, metrics) -> the same
+-- syntax: node:ddata(device, metrics) -> as ndata
 function methods:ddata(device, metrics)
   return send_ddata(self_of(self, "ddata"), arg.string(device, 1, "ddata"), metrics)
 end
@@ -206,13 +207,13 @@ function methods:ddeath(device)
   return self.is_online and send(self, "DDEATH", device, encoded{})
 end
 
--- syntax: node:status() -> {connected =, online =, bdseq =, seq =}      online: the births are out
+-- syntax: node:status() -> {connected =, online =, bdseq =, seq =}      online: the births were sent
 function methods:status()
   self_of(self, "status")
   return {connected = self.is_connected, online = self.is_online, bdseq = self.bdseq, seq = self.seq}
 end
 
--- syntax: node:close() -> whether it was connected        for good; the broker publishes the NDEATH
+-- syntax: node:close() -> whether it was connected        the broker publishes the NDEATH; the node does not reconnect
 function methods:close()
   local was_connected = self_of(self, "close").is_connected
   self.is_connected, self.is_online = false, false
@@ -225,7 +226,8 @@ class.__close = methods.close
 
 -- ---- commands
 
-local function named(metrics, known)
+-- Add the names of metrics that have only an alias.
+local function add_names(metrics, known)
   for _, metric in ipairs(metrics) do
     local one = metric.name == nil and metric.alias ~= nil and known and known.by_alias[metric.alias]
     if one then metric.name = one.name end
@@ -233,28 +235,29 @@ local function named(metrics, known)
   return metrics
 end
 
-local function asks_for_rebirth(metrics)
-  local others, is_asked = {}, false
+-- Whether metrics request a rebirth, and the other metrics.
+local function split_rebirth(metrics)
+  local others, is_requested = {}, false
   for _, metric in ipairs(metrics) do
-    if metric.name == REBIRTH then is_asked = is_asked or metric.value == true else others[#others + 1] = metric end
+    if metric.name == REBIRTH then is_requested = is_requested or metric.value == true else others[#others + 1] = metric end
   end
-  return is_asked, others
+  return is_requested, others
 end
 
 local function command(self, topic, data)
   local kind, device = match(topic, "^[^/]*/[^/]*/(%u+)/[^/]*/?(.*)$")
   local payload, fault = sparkplug.decode(data)
   if not payload then
-    if not self.is_told then tracep(false, 0, "Sparkplug: " .. topic .. ": " .. fault) end
-    self.is_told = true
+    if not self.is_fault_logged then tracep(false, 0, "Sparkplug: " .. topic .. ": " .. fault) end
+    self.is_fault_logged = true
     return
   end
   if kind == "DCMD" then
-    if self.ondcmd then self.ondcmd(device, named(payload.metrics, self.devices[device]), payload) end
+    if self.ondcmd then self.ondcmd(device, add_names(payload.metrics, self.devices[device]), payload) end
     return
   end
-  local is_asked, others = asks_for_rebirth(named(payload.metrics, self.metrics))
-  if is_asked then births(self) end
+  local is_requested, others = split_rebirth(add_names(payload.metrics, self.metrics))
+  if is_requested then send_births(self) end
   if self.onncmd and others[1] then self.onncmd(others, payload) end
 end
 
@@ -265,26 +268,27 @@ local function will(self)
   return {topic = topic_of(self, "NDEATH"), payload = encoded(metrics), qos = 1}
 end
 
-local function decided(self, ...)
+-- The result of the application's onstatus; true without one, or when it fails.
+local function call_onstatus(self, ...)
   if not self.onstatus then return true end
-  local ok, decision = xpcall(self.onstatus, core.traceback, ...)
-  if ok then return decision end
-  core.log_error("Sparkplug onstatus failed: " .. decision)
+  local ok, result = xpcall(self.onstatus, core.traceback, ...)
+  if ok then return result end
+  core.log_error("Sparkplug onstatus failed: " .. result)
   return true
 end
 
 local function on_status(self, kind, code, status)
   local is_accepted = kind == "mqtt" and code == "connect" and status.reasoncode == 0
   self.is_connected, self.is_online = false, false
-  local decision = decided(self, kind, code, status)
-  if not is_accepted or not decision then return decision end
-  core.mqtt.py.discard(self.mqtt.number) -- what the last connection left; a session begins with its births
+  local result = call_onstatus(self, kind, code, status)
+  if not is_accepted or not result then return result end
+  core.mqtt.py.discard(self.mqtt.number) -- unsent messages of the previous connection: the births must be first
   self.bdseq, self.next_bdseq = self.next_bdseq, (self.next_bdseq + 1) % 256
   self.mqtt:setwill(will(self)) -- of the next connection
-  self.is_connected, self.seq, self.is_told = true, 0, false
+  self.is_connected, self.seq, self.is_fault_logged = true, 0, false
   self.mqtt:subscribe(topic_of(self, "NCMD"), {qos = 1})
   self.mqtt:subscribe(topic_of(self, "DCMD", "#"), {qos = 1})
-  births(self)
+  send_births(self)
   return true
 end
 
@@ -303,13 +307,13 @@ function sparkplug.create(addr, group, node, op)
   op = arg.optional(arg.table, op, {}, 4, "create")
   local self = {
     group = check_id(group, 2, "create"), node = check_id(node, 3, "create"), devices = {}, seq = 0, bdseq = 0, next_bdseq = 0,
-    is_connected = false, is_online = false, is_birthing = false, is_told = false,
+    is_connected = false, is_online = false, is_birthing = false, is_fault_logged = false,
   }
   for _, name in ipairs{"onstatus", "onncmd", "ondcmd"} do
     self[name] = arg.optional(arg["function"], op[name], nil, name, "create")
   end
   if op.metrics ~= nil then
-    self.metrics = born(op.metrics, "create")
+    self.metrics = birth_metrics(op.metrics, "create")
     encoded(self.metrics.list)
   end
   setmetatable(self, class)

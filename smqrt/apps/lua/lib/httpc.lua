@@ -1,4 +1,4 @@
--- require "httpc": HTTP clients (spec: bas-api §9). A client is an object with an integer; its calls block the caller only.
+-- require "httpc": HTTP clients (spec: bas-api §9). Python identifies each client by an integer. Calls block only the caller.
 local core, py = ...
 
 local arg, concat, ipairs, pack, pairs = core.arg, table.concat, ipairs, string.pack, pairs
@@ -7,14 +7,14 @@ local rawtype, select, setmetatable, tostring = core.rawtype, select, setmetatab
 local methods = {}
 local class = core.class("httpc", methods)
 
-local classes = {[class] = true} -- whose instances are clients
+local classes = {[class] = true} -- the classes of clients
 
 function class.__gc(self) py.drop(self.handle) end
 
 local http = {}
 core.http = http
 
---- Makes a class of clients that have more methods, inheriting the ones of httpc.
+--- Return a class of clients that has the methods of httpc and those in the table `more`.
 function http.subclass(name, more)
   local sub = core.class(name, setmetatable(more, {__index = methods}))
   sub.__gc, sub.__close = class.__gc, class.__close
@@ -22,7 +22,7 @@ function http.subclass(name, more)
   return sub
 end
 
---- The number of a client made by httpc, http or httpm, for the other parts of the API; raises when `value` is none.
+--- The integer of a client of httpc, http or httpm. Raises an error when `value` is not a client.
 function http.check(value, index, fname)
   if not classes[core.getmetatable(value)] then core.bad_argument(index, fname, "HTTP client", value) end
   return value.handle
@@ -41,7 +41,7 @@ local function text(value, index, fname)
   return arg.string(value, index, fname)
 end
 
---- Names and values packed for Python, `values` being {name = value or array of values}, or an array of {name, value}.
+-- Names and values as one string for Python. values: {name = value or array of values}, or an array of {name, value}.
 local function packed(values, fname)
   local list = {}
   local function add(name, value)
@@ -59,7 +59,7 @@ local function packed(values, fname)
   return concat(list)
 end
 
---- The text of a form with these fields.
+--- Fields of a form, URL-encoded.
 function http.form(fields)
   return py.form(packed(fields, "post"))
 end
@@ -77,8 +77,8 @@ local function add_options(list, op, kinds)
   end
 end
 
---- Appends the connection options in `op` to `list`, names and values in turn: the TLS client and the proxy.
-function http.add_way(list, op)
+--- Append the TLS client and the proxy options of `op` to `list`, as alternating names and values.
+function http.add_connection_options(list, op)
   add_options(list, op, PROXY)
   if op.shark ~= nil then
     list[#list + 1] = "shark"
@@ -89,17 +89,17 @@ end
 local function options(op)
   local list = {}
   add_options(list, op, OPTIONS)
-  http.add_way(list, op)
+  http.add_connection_options(list, op)
   return table.unpack(list)
 end
 
---- Makes a client. follow: whether it follows redirects and keeps cookies, and `op` has defaults for its requests. kind: its class.
+--- Return a new client. follow: it follows redirects, stores cookies, and uses `op` as defaults of requests. kind: its class.
 function http.create(op, follow, kind)
   op = arg.optional(arg.table, op, {}, 1, "create")
   return setmetatable({handle = py.create(follow, options(op)), defaults = follow and op or {}}, kind or class)
 end
 
--- ---- asking
+-- ---- requests
 
 local function optional(op, name, kind)
   return arg.optional(arg[kind], op[name], nil, 1, "request{" .. name .. "}")
@@ -130,37 +130,39 @@ function methods:write(data)
   return py.write(handle_of(self, "write"), text(data, 1, "write"))
 end
 
--- ---- the answer
+-- ---- responses
 
 -- syntax: http:status() -> code | nil, error
 function methods:status()
   return py.status(handle_of(self, "status"))
 end
 
-local function piece(self, data, ...)
+-- Return the results of a read, and note the end of the body.
+local function with_end(self, data, ...)
   if data == nil and ... == nil then self.ended = true end
   return data, ...
 end
 
 -- syntax: http:read([size | "a"]) -> data | nil at the end | nil, error
--- Without a size: the next data. 0 reads and drops the rest.
+-- Without a size: the next data. 0 reads and discards the rest.
 function methods:read(size)
   local handle = handle_of(self, "read")
   if self.ended then return nil end
   if size == "a" or size == "*a" then
     local data, message, details = py.read_all(handle)
     if not data then return nil, message, details end
-    if message then core.collect() end -- it is large
+    if message then core.collect() end -- the body is large: Python has stopped the garbage collector
     self.ended = true
     return data
   end
   size = arg.optional(arg.integer, size, nil, 1, "read")
-  if size == nil then return piece(self, py.read(handle)) end
+  if size == nil then return with_end(self, py.read(handle)) end
   if size <= 0 then return py.drain(handle) end
-  return piece(self, py.read_bytes(handle, size))
+  return with_end(self, py.read_bytes(handle, size))
 end
 
-local function fold(...)
+-- name, value, name, value, ... as a table, with the first value of each name
+local function table_of_pairs(...)
   local fields = {}
   for at = 1, select("#", ...), 2 do
     local name, value = select(at, ...)
@@ -174,7 +176,7 @@ function methods:header(name)
   local handle = handle_of(self, "header")
   local status, message = py.status(handle)
   if not status then return nil, message end
-  if name == nil then return fold(py.fields(handle)) end
+  if name == nil then return table_of_pairs(py.fields(handle)) end
   return py.header(handle, arg.string(name, 1, "header"))
 end
 
@@ -199,12 +201,12 @@ local cookies_class = {
 }
 
 -- syntax: http:cookie() -> table of the cookies that the response sets | nil, error
--- As a header of the next request it is what a server expects: header = {Cookie = http:cookie()}.
+-- The table can be a header of the next request: header = {Cookie = http:cookie()}.
 function methods:cookie()
   local handle = handle_of(self, "cookie")
   local status, message = py.status(handle)
   if not status then return nil, message end
-  return setmetatable(fold(py.cookies(handle)), cookies_class)
+  return setmetatable(table_of_pairs(py.cookies(handle)), cookies_class)
 end
 
 -- ---- the connection
@@ -212,7 +214,7 @@ end
 -- syntax: http:url() -> the address of the last request, after redirects
 function methods:url() return py.url(handle_of(self, "url")) end
 
--- syntax: http:timeout(ms) -> true       how long each wait for the server may take from now on (default 20000)
+-- syntax: http:timeout(ms) -> true       the maximum of each wait for the server from now on (default 20000)
 function methods:timeout(ms)
   ms = arg.milliseconds(ms, 1, "timeout")
   if ms <= 0 then core.raise("bad argument #1 to 'timeout' (milliseconds above 0 expected)") end
@@ -242,7 +244,7 @@ end
 
 -- syntax: httpc.parsequery("a=1&b=2") -> {a = "1", b = "2"}
 local function parsequery(query)
-  return fold(py.parsequery(arg.string(query, 1, "parsequery")))
+  return table_of_pairs(py.parsequery(arg.string(query, 1, "parsequery")))
 end
 
 return {create = create, parsequery = parsequery}

@@ -1,12 +1,12 @@
--- JSON Web Tokens: require "jwt" (spec: bas-api §12).
+-- require "jwt": JSON Web Tokens (spec: bas-api §12).
 local core = ...
 
 local arg, find, rawtype, type = core.arg, string.find, core.rawtype, core.type
 local call, key_of, py = core.keys.call, core.keys.key_of, core.keys.py
 
-local LEEWAY_S <const> = 60 -- clocks differ
+local LEEWAY_S <const> = 60 -- for differences between clocks
 
--- A shared secret, a key in PEM format or a table with its numbers -> kind and texts.
+-- Kind and texts of a secret, which is a shared secret, a key in PEM format, or a table of a key's numbers.
 local function secret_of(value, index, fname)
   if type(value) == "table" and rawtype(value.k) == "string" then return "secret", ba.b64decode(value.k) end -- a JSON Web Key
   if type(value) == "table" then return key_of(value, index, fname) end
@@ -39,7 +39,7 @@ function jwt.sign(payload, secret, op)
   return call("token_sign", text, kind, text, more, payload, arg.optional(arg.string, op.alg, nil, "alg", "sign"), ba.json.encode(header))
 end
 
--- The word for a token that is not valid at this time, nil for one that is.
+-- The error word for a token that is not valid at this time; nil for a valid one.
 local function untimely(payload, now_s)
   local last_s, first_s = payload.exp, payload.nbf
   if last_s ~= nil and (rawtype(last_s) ~= "number" or now_s >= last_s + LEEWAY_S) then return "expired" end
@@ -52,12 +52,12 @@ local function verified(header, payload)
   if not payload then return nil, "failed", "the payload is not a JSON object" end
   local word = untimely(payload, os.time())
   if word then return nil, word end
-  -- Who takes only the first value finds the claims in it as well.
+  -- The header also contains the claims, for callers that use only the first result.
   return setmetatable(ba.json.decode(header), {__index = payload}), payload
 end
 
--- The secret of a name: of a table by names, or of a set of JSON Web Keys.
-local function named(secrets, kid)
+-- The secret with the identifier `kid`, from a table by identifiers or a set of JSON Web Keys.
+local function secret_by_id(secrets, kid)
   if type(secrets.keys) ~= "table" then return secrets[kid] end
   for _, key in ipairs(secrets.keys) do
     if type(key) == "table" and key.kid == kid then return key end
@@ -65,13 +65,13 @@ local function named(secrets, kid)
 end
 
 -- syntax: jwt.verify(token, secret [, usekid]) -> header, payload | nil, error
--- usekid: secret is a table of secrets, of which the header's "kid" names one, or a set of JSON Web Keys: {keys = {...}}.
+-- usekid: secret is a table of secrets by the header field "kid", or a set of JSON Web Keys: {keys = {...}}.
 function jwt.verify(token, secret, usekid)
   token = arg.string(token, 1, "verify")
   if usekid then
     local kid, message, detail = py.token_key(token)
     if message then return nil, message, detail end
-    secret = kid and named(arg.table(secret, 2, "verify"), kid)
+    secret = kid and secret_by_id(arg.table(secret, 2, "verify"), kid)
     if secret == nil then return nil, "notfound", "there is no key " .. tostring(kid) end
   end
   local kind, text, more = secret_of(secret, 2, "verify")

@@ -1,6 +1,7 @@
--- require "ltn12": sources, sinks, filters and pumps, as Lua Technical Note 012 describes them (spec: bas-api §12).
+-- require "ltn12": sources, sinks, filters and pumps of Lua Technical Note 012 (spec: bas-api §12).
 --
--- A source returns chunks, then nil; a sink receives them, then nil. A filter transforms chunks: "" when it needs more, nil at its end.
+-- A source returns chunks, then nil. A sink accepts them, then nil. A filter transforms chunks: it returns "" when it needs more input,
+-- and nil at its end.
 local core = ...
 
 local arg, concat, remove, select, sub = core.arg, table.concat, table.remove, select, string.sub
@@ -9,7 +10,7 @@ local BLOCKSIZE <const> = 2048
 
 local filter, source, sink, pump = {}, {}, {}, {}
 
--- A function, or an object that can be called as one: those of socket.source and socket.sink.
+-- Check that `value` is a function or a callable object, such as those of socket.source and socket.sink.
 local function callable(value, index, fname)
   local meta = core.getmetatable(value)
   if core.rawtype(value) == "table" and meta and meta.__call then return value end
@@ -22,20 +23,20 @@ end
 function filter.cycle(low, context, extra)
   callable(low, 1, "cycle")
   return function(chunk)
-    local made
-    made, context = low(context, chunk, extra)
-    return made
+    local output
+    output, context = low(context, chunk, extra)
+    return output
   end
 end
 
--- Calls `use` with all that `f` makes of `chunk`, until it needs more or has ended; nil and an error of `use`.
+-- Pass all output of the filter `f` for `chunk` to `use`; return nil and an error when `use` fails.
 local function drain(f, chunk, use)
-  local again = chunk and ""
-  local made = f(chunk)
-  while made and made ~= "" do
-    local ok, message = use(made)
+  local next_input = chunk and ""
+  local output = f(chunk)
+  while output and output ~= "" do
+    local ok, message = use(output)
     if not ok then return nil, message end
-    made = f(again)
+    output = f(next_input)
   end
   return true
 end
@@ -46,12 +47,12 @@ local function collected(f, chunk)
   return concat(parts)
 end
 
-local function in_a_row(first, second)
+local function chain_two(first, second)
   local is_over
   return function(chunk)
     if is_over then return nil end
-    local made = collected(first, chunk)
-    local result = made ~= "" and collected(second, made) or ""
+    local output = collected(first, chunk)
+    local result = output ~= "" and collected(second, output) or ""
     if chunk ~= nil then return result end
     is_over = true
     result = result .. collected(second, nil)
@@ -62,7 +63,7 @@ end
 -- syntax: filter.chain(filter1, filter2, ...) -> filter
 function filter.chain(first, ...)
   callable(first, 1, "chain")
-  for at = 1, select("#", ...) do first = in_a_row(first, callable(select(at, ...), at + 1, "chain")) end
+  for at = 1, select("#", ...) do first = chain_two(first, callable(select(at, ...), at + 1, "chain")) end
   return first
 end
 
@@ -93,7 +94,7 @@ function source.table(list)
   end
 end
 
--- syntax: source.file(file [, message]) -> source       the file is closed at its end; without one the source returns the message
+-- syntax: source.file(file [, message]) -> source       the file is closed at its end; without a file the source returns the message
 function source.file(file, message)
   if not file then return source.error(message or "unable to open file") end
   return function()
@@ -104,7 +105,7 @@ function source.file(file, message)
   end
 end
 
--- syntax: source.simplify(source) -> source       of one that returns its successor as a second value
+-- syntax: source.simplify(source) -> source       for a source that returns its successor as the second value
 function source.simplify(from)
   callable(from, 1, "simplify")
   return function()
@@ -136,7 +137,7 @@ function source.chain(from, ...)
   return from
 end
 
--- syntax: source.cat(source, ...) -> source       one after the other
+-- syntax: source.cat(source, ...) -> source       the concatenation of the sources
 function source.cat(...)
   local list, at = {...}, 1
   return function()
@@ -174,7 +175,7 @@ function sink.file(file, message)
   end
 end
 
--- syntax: sink.simplify(sink) -> sink       of one that returns its successor as a second value
+-- syntax: sink.simplify(sink) -> sink       for a sink that returns its successor as the second value
 function sink.simplify(to)
   callable(to, 1, "simplify")
   return function(chunk, message)

@@ -1,6 +1,6 @@
--- luasql: SQLite in the way of LuaSQL (spec: bas-api §11, §17). Threads do the work; a call blocks its caller only.
+-- The global `luasql`: SQLite with the interface of LuaSQL (spec: bas-api §11, §17). Statements run in threads; calls block only the caller.
 --
--- What fails is nil, a code such as "BUSY", and SQLite's text. A closed object raises.
+-- Failed calls return nil, a code such as "BUSY", and SQLite's text. Calls of closed objects raise errors.
 local core, py = ...
 
 local arg, pairs, raise, rawtype, select, setmetatable = core.arg, pairs, core.raise, core.rawtype, select, setmetatable
@@ -17,7 +17,7 @@ local function check_open(self, class, what, fname)
   return self
 end
 
--- ---- rows: for each value its length and one more in four bytes, and its text; a length of 0 is NULL
+-- ---- packed rows: each value is its length + 1 in four bytes, followed by its text; 0 is NULL
 
 local function value_at(packed, at)
   local length = unpack("<I4", packed, at)
@@ -31,7 +31,7 @@ local function row_at(packed, at, columns)
   return row, at
 end
 
-local function all_of(packed)
+local function list_of(packed)
   local list, at = {}, 1
   while at <= #packed do list[#list + 1], at = value_at(packed, at) end
   return list
@@ -44,7 +44,7 @@ local function new_cursor(conn, number, columns, packed, sql)
   }, cur_class)
 end
 
---- The next row as an array, nil at the end; nil, code, text.
+-- The next row as an array; nil at the end; nil, code, text after an error.
 local function next_row(self)
   while self.at > #self.packed do
     if self.number == 0 then return nil end
@@ -71,7 +71,7 @@ local function fill(target, row, names, mode)
 end
 
 -- syntax: cursor:fetch() -> values of the next row | nil at the end | nil, code, text
---         cursor:fetch(table [, "n" | "a"]) -> table     by number, which is the default, or by the names of the columns; "an": both
+--         cursor:fetch(table [, "n" | "a"]) -> table     by column number (the default) or by column name; "an": both
 function cursor:fetch(target, mode)
   check_open(self, cur_class, "cursor", "fetch")
   if rawtype(target) == "string" then target, mode = {}, target end
@@ -92,17 +92,17 @@ function cursor:getcolnames()
   return {unpack_table(self.names)}
 end
 
--- syntax: cursor:getcoltypes() -> array      as declared; "" for what is not a column of a table
+-- syntax: cursor:getcoltypes() -> array      the declared types; "" for expressions
 function cursor:getcoltypes()
   check_open(self, cur_class, "cursor", "getcoltypes")
   local packed, code, text = py.column_types(self.conn.handle, self.sql)
   if not packed then return nil, code, text end
-  local types = all_of(packed)
+  local types = list_of(packed)
   for column = #types + 1, self.columns do types[column] = "" end
   return types
 end
 
-local function forget_cursor(self)
+local function close_cursor(self)
   if self.closed then return false end
   self.closed = true
   if self.number ~= 0 then py.drop_cursor(self.conn.handle, self.number) end
@@ -110,12 +110,12 @@ local function forget_cursor(self)
   return true
 end
 
--- syntax: cursor:close() -> true | false when it is closed already
+-- syntax: cursor:close() -> true | false when it was closed before
 function cursor:close()
-  return forget_cursor(arg.instance(self, cur_class, 0, "close"))
+  return close_cursor(arg.instance(self, cur_class, 0, "close"))
 end
 
-cur_class.__close, cur_class.__gc = forget_cursor, forget_cursor
+cur_class.__close, cur_class.__gc = close_cursor, close_cursor
 
 -- ---- connections
 
@@ -141,21 +141,21 @@ local function executed(self, sql, parameters)
   return new_cursor(self, first, columns, packed, sql)
 end
 
--- syntax: conn:execute(sql) -> cursor when the statement has columns, else how many rows it changed | nil, code, text
--- Of several statements the first runs, and the rest is ignored: mexec runs all.
+-- syntax: conn:execute(sql) -> cursor when the statement has columns, else the number of changed rows | nil, code, text
+-- Runs only the first statement of the text; mexec runs all.
 function connection:execute(sql)
   check_connection(self, "execute")
   return executed(self, arg.string(sql, 1, "execute"))
 end
 
--- syntax: conn:mexec(sql) -> true | nil, code, text        several statements, until one fails
+-- syntax: conn:mexec(sql) -> true | nil, code, text        runs all statements of the text, until one fails
 function connection:mexec(sql)
   check_connection(self, "mexec")
   return py.execute_all(self.handle, arg.string(sql, 1, "mexec"))
 end
 
 -- syntax: conn:commit([kind]), conn:rollback([kind]) -> true | nil, code, text
--- In manual mode the next transaction begins, DEFERRED, IMMEDIATE or EXCLUSIVE.
+-- In manual mode the next transaction begins at once. kind: DEFERRED, IMMEDIATE or EXCLUSIVE.
 for _, name in ipairs{"commit", "rollback"} do
   connection[name] = function(self, kind)
     check_connection(self, name)
@@ -164,7 +164,7 @@ for _, name in ipairs{"commit", "rollback"} do
 end
 
 -- syntax: conn:setautocommit(true) -> true                 rolls back, and leaves manual mode
---         conn:setautocommit(false [, kind]) -> true | nil, code, text      begins a transaction; also with the kind first
+--         conn:setautocommit(false [, kind]) -> true | nil, code, text      begins a transaction; the arguments may be swapped
 function connection:setautocommit(auto, kind)
   check_connection(self, "setautocommit")
   if auto == true then return py.manual(self.handle, false, "DEFERRED") end
@@ -172,13 +172,13 @@ function connection:setautocommit(auto, kind)
   return py.manual(self.handle, true, kind_of(kind, 2, "setautocommit"))
 end
 
--- syntax: conn:setbusytimeout(ms) -> true      how long a statement waits for the lock of another connection (default 1000)
+-- syntax: conn:setbusytimeout(ms) -> true      maximum wait of a statement for the lock of another connection (default 1000)
 function connection:setbusytimeout(ms)
   check_connection(self, "setbusytimeout")
   return py.set_busy_timeout(self.handle, arg.milliseconds(ms, 1, "setbusytimeout"))
 end
 
--- syntax: conn:lastid() -> the rowid of the last row that this connection has inserted
+-- syntax: conn:lastid() -> the rowid of the last row that this connection inserted
 function connection:lastid()
   return py.last_id(check_connection(self, "lastid").handle)
 end
@@ -187,17 +187,17 @@ end
 function connection:tables()
   local packed, code, text = py.tables(check_connection(self, "tables").handle)
   if not packed then return nil, code, text end
-  return all_of(packed)
+  return list_of(packed)
 end
 
--- syntax: conn:close() -> true | false when it is closed already      closes its cursors; a transaction is rolled back
+-- syntax: conn:close() -> true | false when it was closed before      closes its cursors and rolls back its transaction
 function connection:close()
   arg.instance(self, conn_class, 0, "close")
   if self.closed then return false end
   self.closed = true
   self.env.open = self.env.open - 1
   if core.isyieldable() then return py.close(self.handle) end
-  py.drop(self.handle) -- a `<close>` variable of code that is killed, or the garbage collector: waiting is impossible
+  py.drop(self.handle) -- does not block: called for a `<close>` variable of killed code, or by the garbage collector
   return true
 end
 
@@ -272,7 +272,7 @@ function statement:bind(first, ...)
   return true
 end
 
--- syntax: stmt:execute([values as of bind]) -> as conn:execute
+-- syntax: stmt:execute([arguments of bind]) -> as conn:execute
 function statement:execute(...)
   check_statement(self, "execute")
   check_connection(self.conn, "execute")
@@ -281,7 +281,7 @@ function statement:execute(...)
   return executed(self.conn, self.sql, self.parameters)
 end
 
--- syntax: stmt:close() -> true | false when it is closed already
+-- syntax: stmt:close() -> true | false when it was closed before
 function statement:close()
   arg.instance(self, stmt_class, 0, "close")
   if self.closed then return false end
@@ -314,9 +314,9 @@ function environment:connect(path, options)
   path = arg.string(path, 1, "connect")
   local mode = mode_of(options)
   local handle, code, text = connect(path, mode)
-  if code == LIMIT_REACHED then -- what was forgotten counts until it is collected
+  if code == LIMIT_REACHED then -- unreachable connections count until they are collected
     core.collect()
-    core.collect() -- the first may have ended a cycle that had seen it
+    core.collect() -- the first call may have finished a cycle that had already marked them
     handle, code, text = connect(path, mode)
   end
   if not handle then return nil, code == LIMIT_REACHED and "CANTOPEN" or code, text end
@@ -326,7 +326,7 @@ function environment:connect(path, options)
   return conn
 end
 
--- syntax: env:close() -> true | false when it is closed already, or connections of it are open
+-- syntax: env:close() -> true | false when it was closed before, or has open connections
 function environment:close()
   arg.instance(self, env_class, 0, "close")
   if self.closed or self.open > 0 then return false end
@@ -339,7 +339,7 @@ env_class.__close = environment.close
 -- syntax: env:version() -> the version of SQLite
 function environment.version() return py.version() end
 
--- syntax: env.quotestr(text) -> a literal of SQL       called with a dot; the colon works as well
+-- syntax: env.quotestr(text) -> an SQL literal       called with a dot or a colon
 local function quotestr(text, second)
   if core.getmetatable(text) == env_class then text = second end
   return py.quote(arg.string(text, 1, "quotestr"))

@@ -1,7 +1,7 @@
--- The module and global `mime`: transfer encodings and line ends (RFC 2045, RFC 5321 §4.5.2), in steps and as filters of ltn12
--- (spec: bas-api §12, §17).
+-- The module and global `mime`: transfer encodings and line ends (RFC 2045, RFC 5321 §4.5.2), as step functions and as filters
+-- of ltn12 (spec: bas-api §12, §17).
 --
--- A step gets the rest of the last step, and a chunk or nil at the end; it returns its output, and the new rest.
+-- A step function gets the rest of the previous step, and a chunk, or nil at the end. It returns its output and the new rest.
 local core = ...
 
 local arg, byte, char, concat, find, format, gsub = core.arg, string.byte, string.char, table.concat, string.find, string.format, string.gsub
@@ -13,9 +13,9 @@ local LINE_BYTES <const> = 76 -- RFC 2045 §6.7
 
 local mime = {_VERSION = "MIME 1.0.3"}
 
--- The last result of a step.
-local function last(made)
-  return made ~= "" and made or nil, nil
+-- The results of the last step.
+local function last(output)
+  return output ~= "" and output or nil, nil
 end
 
 local function text_of(value, index, fname)
@@ -54,7 +54,7 @@ end
 
 local function quoted_end(white) return format("=%02X", byte(white)) end
 
--- `text` ends where a line ends, or where it is known not to; "" is appended to the lines.
+-- Encode whole lines. `text` must not end within a possible line end, nor in white space that a line end may follow.
 local function quoted(text, marker)
   local lines, at = {}, 1
   while true do
@@ -67,7 +67,7 @@ local function quoted(text, marker)
   end
 end
 
--- syntax: mime.qp(rest, chunk [, marker="\r\n"]) -> encoded, rest       marker: what a line end becomes; "=0D=0A" for binary data
+-- syntax: mime.qp(rest, chunk [, marker="\r\n"]) -> encoded, rest       marker: replaces line ends; "=0D=0A" for binary data
 function mime.qp(rest, chunk, marker)
   rest, marker = text_of(rest, 1, "qp"), arg.optional(arg.string, marker, CRLF, 3, "qp")
   if not rest then return nil, nil end
@@ -88,16 +88,16 @@ function mime.unqp(rest, chunk)
     pending = match(all, "=[%x \t\r]?[ \t\r]?$") or ""
     all = sub(all, 1, #all - #pending)
   end
-  local made = gsub(gsub(all, "=[ \t]?[ \t]?\r?\n", ""), "=(%x%x)", unquoted)
-  if chunk == nil then return last(made) end
-  return made, pending
+  local decoded = gsub(gsub(all, "=[ \t]?[ \t]?\r?\n", ""), "=(%x%x)", unquoted)
+  if chunk == nil then return last(decoded) end
+  return decoded, pending
 end
 
 -- ---- lines
 
--- `piece` with line ends, and how many bytes are left of its last line; `left` of them before it.
--- soft: the end of a line. unit: nil, or a function that returns the last place for a cut; then a byte is reserved for `soft`.
-local function broken(piece, left, length, soft, unit)
+-- `piece` with line ends, and the bytes left on its last line. left: bytes left on the line before it.
+-- soft: the line end. unit: nil, or a function that returns the last place for a cut; then one byte is reserved for `soft`.
+local function wrap_line(piece, left, length, soft, unit)
   local parts, at, spare = {}, 1, unit and 1 or 0
   left = max(left, 0)
   while true do
@@ -112,12 +112,12 @@ local function broken(piece, left, length, soft, unit)
   end
 end
 
-local function wrapped(left, text, length, soft, unit)
+local function wrap_text(left, text, length, soft, unit)
   local parts = {}
   for line, stop in gmatch(text, "([^\n]*)(\n?)") do
-    local made
-    made, left = broken(gsub(line, "\r", ""), left, length, soft, unit)
-    parts[#parts + 1] = made
+    local wrapped_line
+    wrapped_line, left = wrap_line(gsub(line, "\r", ""), left, length, soft, unit)
+    parts[#parts + 1] = wrapped_line
     if stop ~= "" then
       parts[#parts + 1] = CRLF
       left = length
@@ -126,17 +126,17 @@ local function wrapped(left, text, length, soft, unit)
   return concat(parts), left
 end
 
--- syntax: mime.wrp(left, text [, length=76]) -> text in lines, left       left: bytes that are left of the line
+-- syntax: mime.wrp(left, text [, length=76]) -> text in lines, left       left: bytes left on the current line
 function mime.wrp(left, text, length)
   left, length = arg.integer(left, 1, "wrp"), arg.optional(arg.positive, length, LINE_BYTES, 3, "wrp")
   if text == nil then return left < length and CRLF or nil, length end
-  return wrapped(left, arg.string(text, 2, "wrp"), length, CRLF)
+  return wrap_text(left, arg.string(text, 2, "wrp"), length, CRLF)
 end
 
--- The last place up to `stop` that doesn't cut through "=XX".
+-- The last place up to `stop` that is not within "=XX".
 local function before_escape(piece, at, stop)
   for place = stop, max(stop - 1, at), -1 do
-    if byte(piece, place) == 61 then return place - 1 end
+    if sub(piece, place, place) == "=" then return place - 1 end
   end
   return stop
 end
@@ -146,14 +146,15 @@ function mime.qpwrp(left, text, length)
   left, length = arg.integer(left, 1, "qpwrp"), arg.optional(arg.positive, length, LINE_BYTES, 3, "qpwrp")
   if length < 4 then core.raise("bad argument #3 to 'qpwrp' (a length above 3 expected)") end
   if text == nil then return left < length and "=" .. CRLF or nil, length end
-  return wrapped(left, arg.string(text, 2, "qpwrp"), length, "=" .. CRLF, before_escape)
+  return wrap_text(left, arg.string(text, 2, "qpwrp"), length, "=" .. CRLF, before_escape)
 end
 
--- How many lines end in a run of CR and LF, and the half of a pair that it ends with, 0 for none; `half` came before it.
-local function line_ends(run, half)
+-- The number of line ends in a sequence of CR and LF, and its last character when that may be half of a pair, else 0.
+-- half: the second result for the text before it.
+local function line_ends(sequence, half)
   local count = 0
-  for at = 1, #run do
-    local code = byte(run, at)
+  for at = 1, #sequence do
+    local code = byte(sequence, at)
     if half ~= 0 and code ~= half then
       half = 0
     else
@@ -163,29 +164,29 @@ local function line_ends(run, half)
   return count, half
 end
 
--- syntax: mime.eol(half, text [, marker="\r\n"]) -> text, half       every line end becomes the marker; half: 0 in the beginning
+-- syntax: mime.eol(half, text [, marker="\r\n"]) -> text, half       replaces every line end by the marker; half: 0 at the start
 function mime.eol(half, text, marker)
   half, marker = arg.integer(half, 1, "eol"), arg.optional(arg.string, marker, CRLF, 3, "eol")
   if text == nil then return nil, 0 end
-  local made = gsub(arg.string(text, 2, "eol"), "()([\r\n]+)()", function(first, run, behind)
-    local count, rest = line_ends(run, first == 1 and half or 0)
-    if behind > #text then half = rest else half = 0 end
+  local output = gsub(arg.string(text, 2, "eol"), "()([\r\n]+)()", function(first, sequence, after)
+    local count, rest = line_ends(sequence, first == 1 and half or 0)
+    if after > #text then half = rest else half = 0 end
     return rep(marker, count)
   end)
   if not find(text, "[\r\n]$") and text ~= "" then half = 0 end
-  return made, half
+  return output, half
 end
 
--- syntax: mime.dot(state, text) -> text, state       a dot at the begin of a line is doubled; state: 2 in the beginning
+-- syntax: mime.dot(state, text) -> text, state       doubles dots at the beginning of lines; state: 2 at the start
 function mime.dot(state, text)
   state = arg.integer(state, 1, "dot")
   if text == nil then return nil, 2 end
   text = arg.string(text, 2, "dot")
   if text == "" then return "", state end
   local before = state == 2 and CRLF or state == 1 and "\r" or ""
-  local made = gsub(before .. text, "\r\n%.", "\r\n..")
   local all = before .. text
-  return sub(made, #before + 1), match(all, "\r\n$") and 2 or match(all, "\r$") and 1 or 0
+  local stuffed = gsub(all, "\r\n%.", "\r\n..")
+  return sub(stuffed, #before + 1), match(all, "\r\n$") and 2 or match(all, "\r$") and 1 or 0
 end
 
 -- ---- filters
@@ -230,10 +231,10 @@ function mime.wrap(name, length)
   return wrap(name, length)
 end
 
--- syntax: mime.normalize([marker]) -> filter       line ends
+-- syntax: mime.normalize([marker]) -> filter       replaces line ends
 function mime.normalize(marker) return cycle(mime.eol, 0, marker) end
 
--- syntax: mime.stuff() -> filter       dots at the begin of lines
+-- syntax: mime.stuff() -> filter       doubles dots at the beginning of lines
 function mime.stuff() return cycle(mime.dot, 2) end
 
 _G.mime = mime

@@ -6,15 +6,15 @@ local py = mqtt.py
 
 local KEEPALIVE_S <const>, SHORTEST_KEEPALIVE_S <const> = 600, 60
 local PORT <const>, TLS_PORT <const> = 1883, 8883
-local VALUES <const> = 6 -- of one event
+local EVENT_VALUES <const> = 6 -- per event that `py.take` returns
 
 local module = {}
 
--- ---- connections that the application runs
+-- ---- clients of `connect`, whose messages the application receives with `run`
 
 local class = mqtt.class
 
--- Whether the connection may be used: true, or nil and the trust status. Without credentials there is nothing to protect.
+-- Whether the connection may be used: true, or nil and the trust status. Without credentials, an untrusted server is accepted.
 local function check_trust(sock, host, op, has_credentials)
   if op.nocheck or not sock:cipher() then return true end
   local ok, status = sock:trusted(host)
@@ -44,7 +44,7 @@ local function connected(addr, op, has_credentials)
   return nil, status
 end
 
--- The options of `connect` as those of `create`: its keepalive has another default, and a least value.
+-- The options of `connect` as options of `create`. The keep-alive of `connect` has a different default, and a minimum.
 local function options_of_connect(op)
   mqtt.warn_of_unknown(op, 4, "connect")
   local options = {}
@@ -75,30 +75,30 @@ end
 local function deliver(self, kind, ...)
   if kind == nil then return false, ... end
   dispatch(self, kind, ...)
-  if select("#", ...) < VALUES then return true end
-  return deliver(self, select(VALUES, ...))
+  if select("#", ...) < EVENT_VALUES then return true end
+  return deliver(self, select(EVENT_VALUES, ...))
 end
 
-local Run = {__close = function(turn) -- the loop returned, failed, or was killed
-  turn.self.is_running = false
-  py.dropped(turn.self.number)
-  turn.self.sock:close()
+local Run = {__close = function(guard) -- also after an error, or when the activity is killed
+  guard.self.is_running = false
+  py.dropped(guard.self.number)
+  guard.self.sock:close()
 end}
 
--- syntax: mqtt:run() -> nil, error        receives until the connection ends; callbacks are called in here
+-- syntax: mqtt:run() -> nil, error        receives until the connection ends; callbacks run in this call
 function mqtt.class.__index.run(self)
   mqtt.number_of(self, "run")
-  if not self.runs then core.raise("run: only a client made by connect is run") end
+  if not self.runs then core.raise("run: this client was made by create, which receives by itself; only clients of connect have run") end
   if self.is_running then core.raise("run: another run of this client is active; a client has one run at a time") end
   self.is_running = true
-  local turn <close> = setmetatable({self = self}, Run)
+  local guard <close> = setmetatable({self = self}, Run)
   while true do
     local more, word = deliver(self, py.take(self.number))
     if not more then return nil, word end
   end
 end
 
--- ---- clients that connect by themselves
+-- ---- clients of `create`, which reconnect
 
 -- syntax: create(addr | connect(mqtt, op), onstatus(type, code, status) [, onpub(topic, data)] [, op]) -> mqtt
 function module.create(addr, onstatus, onpub, op)

@@ -1,10 +1,10 @@
--- require "mqttbroker": an MQTT 3.1.1 and 5 broker for QoS 0 (spec: smq §10), made of cosockets.
+-- require "mqttbroker": an MQTT 3.1.1 and 5 broker for QoS 0 (spec: smq §10), which uses cosockets.
 
 local broker = require "mqttbroker.broker"
 local identity = require "mqttbroker.identity"
 local options = require "mqttbroker.options"
 
---- Starts a broker: create([port] [,op]). Returns it, or nil and the error of the socket; wrong options raise an error.
+--- Start a broker: create([port] [,op]). Returns it, or nil and the error of the socket. Invalid options raise an error.
 local function create(port, op)
   local settings, fault = options.parse(port, op)
   if settings and settings.auth == true then fault = identity.fault_of_server() end

@@ -6,7 +6,7 @@ local rwfile = {}
 
 local function written(file, data)
   local ok, message = file:write(data)
-  local closed, fault = file:close() -- what is kept is written here
+  local closed, fault = file:close() -- writes buffered data, and so may fail
   if ok and closed then return true end
   return nil, message or fault
 end

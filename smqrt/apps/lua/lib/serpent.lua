@@ -1,6 +1,6 @@
--- require "serpent": tables as Lua source text, to print or to keep (spec: bas-api §12, §17).
+-- require "serpent": serialization of values as Lua source text (spec: bas-api §12, §17).
 --
--- Every form walks the values once; a value's second occurrence is a reference to the first, which `dump` writes after the rest.
+-- A table or function is written once. Where it occurs again, `nil` is written, and `dump` adds an assignment after the main text.
 local core = ...
 
 local arg, concat, find, format, gsub, ipairs = core.arg, table.concat, string.find, string.format, string.gsub, ipairs
@@ -9,7 +9,7 @@ local rep, setmetatable, sort, tonumber, tostring = string.rep, setmetatable, ta
 local error, getmetatable, load, pcall, raise, remove = error, core.getmetatable, load, pcall, core.raise, table.remove
 
 local HUGE <const> = math.huge
-local DEEPEST <const> = 150 -- tables within tables: each level is a call, and text that is copied again
+local MAX_DEPTH <const> = 150 -- of nested tables: each level is a call, and copies the text of the inner ones
 
 local KEYWORDS = {}
 for word in ("and break do else elseif end false for function goto if in local nil not or repeat return then true until while"):gmatch"%a+" do
@@ -18,7 +18,7 @@ end
 
 -- ---- values other than tables
 
-local GLOBAL_NAMES = {} -- of the functions of the language
+local GLOBAL_NAMES = {} -- function of Lua's libraries -> its name
 for _, library in ipairs{"_G", "coroutine", "debug", "io", "math", "string", "table", "os", "utf8"} do
   for name, value in pairs(_G[library] or {}) do
     if rawtype(value) == "function" then
@@ -31,7 +31,7 @@ local function quoted(text)
   return (gsub(gsub(format("%q", text), "\\\n", "\\n"), "\r", "\\r"))
 end
 
--- The shortest digits that are the same number again.
+-- The shortest text that is read as the same number.
 local function digits(number)
   for precision = 14, 17 do
     local text = format("%." .. precision .. "g", number)
@@ -65,7 +65,7 @@ end
 
 local ORDER <const> = {number = "1", string = "2"}
 
--- What a key is sorted by: numbers before texts, and numbers within a text by their value.
+-- The sort key of a table key: numbers before texts, and numbers within texts by their value.
 local function sort_text(key)
   local text = gsub(tostring(key), "0*(%d+)", function(found) return format("%03d", #found % 1000) .. found end)
   return (ORDER[rawtype(key)] or "3") .. text .. "\0" .. tostring(key)
@@ -99,7 +99,7 @@ local function comment_on(op, value, level)
   return " --[[" .. gsub(tostring(value), "%]%]", "] ]") .. "]]"
 end
 
--- Text for what has none: a function, a thread, userdata.
+-- Text for a function, thread or userdata.
 local function opaque(state, value, level)
   local op, name = state.op, GLOBAL_NAMES[value]
   if name then return name .. comment_on(op, value, level) end
@@ -121,12 +121,13 @@ local function is_left_out(op, key, value)
     or op.valtypeignore and op.valtypeignore[kind_of(value)]
 end
 
-local function remember(state, path, value)
+-- Add an assignment after the main text; only in `dump`.
+local function assign_late(state, path, value)
   local late = state.late
   if late then late[#late + 1] = path .. state.space .. "=" .. state.space .. value end
 end
 
--- The number of elements without a key: with `sparse` those before the first nil.
+-- The number of elements that are written without a key; with `sparse` those before the first nil.
 local function count_of(value, op)
   local count = #value
   if op.maxnum and count > op.maxnum then count = op.maxnum end
@@ -142,7 +143,7 @@ local function is_element(key, count)
   return mathtype(key) == "integer" and key >= 1 and key <= count
 end
 
--- The keys in the order in which they are written, and how many of them are elements without a key.
+-- The keys in the order in which they are written, and the number of those that are written without a key.
 local function keys_of(value, op)
   local by_function, keys, others = rawtype(op.sortkeys) == "function", {}, {}
   local count = by_function and 0 or count_of(value, op)
@@ -160,7 +161,7 @@ end
 local function put_item(state, table, key, count, path, level)
   local value, space = table[key], state.space
   if is_element(key, count) then return put(state, value, path .. "[" .. key .. "]", level, "") end
-  if rawtype(key) == "table" and state.late then -- only afterwards it is there to be named
+  if rawtype(key) == "table" and state.late then -- has a name only after the main text
     state.keys[#state.keys + 1] = {key = key, value = value, path = path}
     return nil
   end
@@ -184,7 +185,7 @@ end
 local function put_table(state, table, path, level, tag)
   local op = state.op
   if op.maxlevel and level >= op.maxlevel then return tag .. "{}" .. comment_on(op, "maxlvl", level) end
-  if level >= DEEPEST then raise("serpent: tables are nested deeper than " .. DEEPEST) end
+  if level >= MAX_DEPTH then raise("serpent: tables are nested deeper than " .. MAX_DEPTH) end
   local items = items_of(state, table, path, level + 1)
   local indent = op.indent
   local head, between, tail = "{", "," .. state.space, "}"
@@ -197,7 +198,7 @@ local function put_table(state, table, path, level, tag)
   return text .. comment_on(op, table, level)
 end
 
--- The text of a table with a conversion of its own.
+-- The result of a table's metamethod __serialize or __tostring, else the table.
 local function replaced(value, op)
   local meta = getmetatable(value)
   if rawtype(meta) ~= "table" or op.metatostring == false then return value end
@@ -207,13 +208,13 @@ end
 
 local SIMPLE <const> = {string = quoted, number = number_text, boolean = tostring, ["nil"] = tostring}
 
--- The text of a value after `tag`, which names its place within a table; `path` names it from outside.
+-- The text of a value, preceded by `tag`, which is its key and "=" within a table. path: an expression for its place.
 function put(state, value, path, level, tag)
   local op, kind = state.op, rawtype(value)
   if SIMPLE[kind] then return tag .. SIMPLE[kind](value, op) end
   local seen = state.seen[value]
   if seen then
-    remember(state, path, seen)
+    assign_late(state, path, seen)
     return tag .. "nil" .. comment_on(op, "ref", level)
   end
   state.seen[value] = path
@@ -223,33 +224,33 @@ function put(state, value, path, level, tag)
   return put(state, other, path, level, tag) .. comment_on(op, "meta", level)
 end
 
--- Writes `value` after the rest, before references to its parts.
-local function put_behind(state, slot, value)
+-- Write `value` after the main text, before assignments of its parts.
+local function put_late(state, slot, value)
   local late, space = state.late, state.space
   local at = #late + 1
   late[at] = ""
   local is_known = state.seen[value]
   local text = put(state, value, slot, 0, "")
   if is_known then
-    remove(late, at) -- `put` has written the reference
+    remove(late, at) -- `put` has added the assignment
   else
     late[at] = slot .. space .. "=" .. space .. text
   end
 end
 
--- Keys that are tables: they are kept in a table of their own, for the tables they belong to.
+-- Write the items whose keys are tables. The keys are stored in a separate table, where they have names.
 local function put_late_keys(state, path)
   local at = 0
-  if state.keys[1] then remember(state, "local " .. path .. "k", "{}") end
+  if state.keys[1] then assign_late(state, "local " .. path .. "k", "{}") end
   while state.keys[at + 1] do
     at = at + 1
     local entry = state.keys[at]
     local name = state.seen[entry.key]
     if not name then
-            name = path .. "k[" .. at .. "]"
-      put_behind(state, name, entry.key)
+      name = path .. "k[" .. at .. "]"
+      put_late(state, name, entry.key)
     end
-    put_behind(state, entry.path .. "[" .. name .. "]", entry.value)
+    put_late(state, entry.path .. "[" .. name .. "]", entry.value)
   end
 end
 
@@ -291,19 +292,19 @@ function serpent.line(value, op)
   return serialize(value, options(op, {sortkeys = true, comment = true}, "line"))
 end
 
--- syntax: serpent.block(value [, options]) -> string       indented, an element on each line
+-- syntax: serpent.block(value [, options]) -> string       indented, one element per line
 function serpent.block(value, op)
   return serialize(value, options(op, {indent = "  ", sortkeys = true, comment = true}, "block"))
 end
 
--- syntax: serpent.dump(value [, options]) -> string        a chunk that returns the value, references within it included
+-- syntax: serpent.dump(value [, options]) -> string        a chunk that returns the value, with shared and recursive references
 function serpent.dump(value, op)
   return serialize(value, options(op, {name = "_", compact = true, sparse = true}, "dump"))
 end
 
 serpent.serialize = function(value, op) return serialize(value, options(op, {}, "serialize")) end
 
--- The environment of a text that is loaded safely: names return the same object, and nothing can be called.
+-- An environment without functions: every name returns the environment, and calls raise an error.
 local function safe_environment()
   return setmetatable({}, {
     __index = function(t) return t end,

@@ -1,2 +1,2 @@
--- require "smqbroker": the oldest name of smq.broker.
+-- require "smqbroker": a deprecated name of smq.broker.
 return require "smq.broker"

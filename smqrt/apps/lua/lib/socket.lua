@@ -1,4 +1,4 @@
--- The module and global `socket`: the functions of LuaSocket, over ba.socket (spec: bas-api §12, §17).
+-- The module and global `socket`: functions of LuaSocket on ba.socket (spec: bas-api §12, §17).
 local core, py = ...
 
 local arg, concat, error, ipairs, pack, pcall = core.arg, table.concat, error, ipairs, string.pack, pcall
@@ -15,7 +15,7 @@ local socket = {_VERSION = "LuaSocket 3.0", _SETSIZE = MAX_SELECT, BLOCKSIZE = B
 
 -- ---- objects
 
--- syntax: socket.tcp() -> tcp       socket.tcp(sock): of a socket of ba.socket
+-- syntax: socket.tcp() -> tcp       socket.tcp(sock): an object for a socket of ba.socket
 function socket.tcp(sock) return tcp.new(sock) end
 function socket.tcp4() return tcp.new(nil, "inet") end
 function socket.tcp6() return tcp.new(nil, "inet6") end
@@ -70,15 +70,16 @@ local function is_writable(one)
   return not handle or core.getmetatable(one) == udp.class or py.has_room(handle)
 end
 
-local function those(list, test)
-  local found = {}
+-- The sockets that pass a test, by number; and their numbers, by socket.
+local function selected(list, test)
+  local result = {}
   for _, one in ipairs(list) do
     if test(one) then
-      found[#found + 1] = one
-      found[one] = #found
+      result[#result + 1] = one
+      result[one] = #result
     end
   end
-  return found
+  return result
 end
 
 local function handles(list)
@@ -87,17 +88,17 @@ local function handles(list)
   return concat(parts)
 end
 
--- syntax: socket.select(readers, writers [, seconds]) -> those to read, those to write [, "timeout"]
--- Both results have the objects by number, and the numbers by object.
+-- syntax: socket.select(readers, writers [, seconds]) -> readable sockets, writable sockets [, "timeout"]
+-- Both results contain the objects by number, and the numbers by object.
 function socket.select(readers, writers, seconds)
   readers, writers = checked(readers, 1), checked(writers, 2)
   seconds = arg.optional(arg.number, seconds, -1, 3, "select")
   local end_ms = seconds >= 0 and core.clock() + arg.milliseconds(seconds * 1000, 3, "select") or nil
   while true do
-    local to_read, to_write = those(readers, is_readable), those(writers, is_writable)
-    if to_read[1] or to_write[1] then return to_read, to_write end
+    local readable, writable = selected(readers, is_readable), selected(writers, is_writable)
+    if readable[1] or writable[1] then return readable, writable end
     local left_ms = end_ms and end_ms - core.clock()
-    if left_ms and left_ms <= 0 then return to_read, to_write, "timeout" end
+    if left_ms and left_ms <= 0 then return readable, writable, "timeout" end
     py.await_any(handles(readers), handles(writers), left_ms)
   end
 end
@@ -107,7 +108,7 @@ end
 -- syntax: socket.sleep(seconds)
 function socket.sleep(seconds) core.sleep(arg.milliseconds(arg.number(seconds, 1, "sleep") * 1000, 1, "sleep")) end
 
--- syntax: socket.gettime() -> seconds since 1970, with their fraction
+-- syntax: socket.gettime() -> seconds since 1970, with a fraction
 function socket.gettime() return py.gettime() end
 
 local function list_of(text)
@@ -116,7 +117,7 @@ local function list_of(text)
   return list
 end
 
-local function found(name, aliases, addresses)
+local function host_info(name, aliases, addresses)
   return {name = name, alias = list_of(aliases), ip = list_of(addresses)}
 end
 
@@ -124,7 +125,7 @@ end
 function socket.dns.toip(name)
   local full, aliases, addresses = py.toip(arg.plain(name, 1, "toip"))
   if not full then return nil, word_of(aliases) end
-  local info = found(full, aliases, addresses)
+  local info = host_info(full, aliases, addresses)
   return info.ip[1], info
 end
 
@@ -132,7 +133,7 @@ end
 function socket.dns.tohostname(ip)
   local full, aliases, addresses = py.tohostname(arg.plain(ip, 1, "tohostname"))
   if not full then return nil, word_of(aliases) end
-  return full, found(full, aliases, addresses)
+  return full, host_info(full, aliases, addresses)
 end
 
 -- syntax: socket.dns.getaddrinfo(name) -> array of {family="inet" | "inet6", addr=ip} | nil, error
@@ -147,12 +148,12 @@ end
 -- syntax: socket.dns.gethostname() -> name of this machine
 function socket.dns.gethostname() return py.gethostname() end
 
--- ---- errors that are caught by `protect`
+-- ---- errors that `protect` catches
 
 local Failure = {__tostring = function(failure) return core.describe(failure[1]) end}
 
--- syntax: socket.newtry(finalizer) -> try       try(...) returns its arguments; when the first is nil or false it calls the finalizer
--- and raises the second
+-- syntax: socket.newtry(finalizer) -> try       try(...) returns its arguments; when the first is nil or false, it calls the finalizer
+-- and raises the second as an error
 function socket.newtry(finalizer)
   return function(...)
     local value, message = ...
@@ -171,13 +172,13 @@ local function caught(ok, ...)
   error(failure, 0)
 end
 
--- syntax: socket.protect(f) -> function       nil and the error where f raised one with `try`
+-- syntax: socket.protect(f) -> function       returns nil and the error when f raised it with `try`
 function socket.protect(f)
   arg["function"](f, 1, "protect")
   return function(...) return caught(pcall(f, ...)) end
 end
 
--- syntax: socket.skip(n, ...) -> what follows the first n
+-- syntax: socket.skip(n, ...) -> the arguments after the first n
 function socket.skip(count, ...)
   return select(min(arg.size(count, 1, "skip"), select("#", ...)) + 1, ...)
 end
@@ -193,21 +194,22 @@ end
 
 -- ---- sources and sinks of ltn12
 
-local function with_state(sock, call)
+-- A callable object with the methods of LuaSocket's sources and sinks.
+local function callable(sock, call)
   return setmetatable({getfd = function() return -1 end, dirty = function() return sock:dirty() end}, {__call = call})
 end
 
 local sinks, sources = {}, {}
 
 sinks["keep-open"] = function(sock)
-  return with_state(sock, function(_, chunk)
+  return callable(sock, function(_, chunk)
     if chunk then return sock:send(chunk) end
     return 1
   end)
 end
 
 sinks["close-when-done"] = function(sock)
-  return with_state(sock, function(_, chunk)
+  return callable(sock, function(_, chunk)
     if chunk then return sock:send(chunk) end
     sock:close()
     return 1
@@ -217,7 +219,7 @@ end
 sinks.default = sinks["keep-open"]
 
 sources["by-length"] = function(sock, length)
-  return with_state(sock, function()
+  return callable(sock, function()
     if length <= 0 then return nil end
     local chunk, word = sock:receive(length < BLOCKSIZE and length or BLOCKSIZE)
     if not chunk then return nil, word end
@@ -228,7 +230,7 @@ end
 
 sources["until-closed"] = function(sock)
   local is_over
-  return with_state(sock, function()
+  return callable(sock, function()
     if is_over then return nil end
     local chunk, word, part = sock:receive(BLOCKSIZE)
     if chunk then return chunk end
@@ -241,7 +243,7 @@ end
 
 sources.default = sources["until-closed"]
 
-local function made_by(table_of, what)
+local function maker(table_of, what)
   return function(name, sock, ...)
     name = arg.optional(arg.string, name, "default", 1, what)
     local make = table_of[name] or core.raise("bad argument #1 to '" .. what .. "' (unknown kind '" .. name .. "')")
@@ -251,7 +253,7 @@ end
 
 -- syntax: socket.sink("keep-open" | "close-when-done", tcp) -> sink
 -- syntax: socket.source("by-length", tcp, bytes) -> source       socket.source("until-closed", tcp) -> source
-socket.sink, socket.source = made_by(sinks, "sink"), made_by(sources, "source")
+socket.sink, socket.source = maker(sinks, "sink"), maker(sources, "source")
 
 _G.socket = socket
 

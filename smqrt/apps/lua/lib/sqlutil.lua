@@ -1,4 +1,4 @@
--- require "sqlutil": databases of the server's data folder, and short ways to their rows (spec: bas-api §11, §17).
+-- require "sqlutil": databases in the server's data folder, and queries in one call (spec: bas-api §11, §17).
 local core = ...
 
 local arg, error, pcall, raise, require, setmetatable = core.arg, error, pcall, core.raise, require, setmetatable
@@ -19,17 +19,17 @@ local function with_slash(path)
 end
 
 local folder
-local made = {} -- folders that were made, or were there
+local existing = {} -- set of folders that exist
 
--- syntax: sqlutil.dir([path]) -> the folder of the databases, with a "/" at its end; made when it is not there
--- With a path that is the folder from now on, for all applications.
+-- syntax: sqlutil.dir([path]) -> the folder of the databases, with a "/" at its end; it is created if necessary
+-- path: the new folder, for all applications.
 function sqlutil.dir(path)
   if path ~= nil then folder = with_slash(arg.string(path, 1, "dir")) end
   folder = folder or with_slash(base_folder()) .. "data/"
-  if not made[folder] then
+  if not existing[folder] then
     local done, fault = sql_part.make_folder(folder)
     if not done then raise("sqlutil.dir: " .. folder .. ": " .. fault) end
-    made[folder] = true
+    existing[folder] = true
   end
   return folder
 end
@@ -47,7 +47,7 @@ function sqlutil.exist(name)
   return sql_part.exists(file_of(name, 1, "exist"))
 end
 
--- syntax: sqlutil.open([env,] name [, options]) -> env, conn       raises what fails
+-- syntax: sqlutil.open([env,] name [, options]) -> env, conn       raises an error when it fails
 function sqlutil.open(env, name, options)
   if core.rawtype(env) == "string" or core.rawtype(env) == "number" then env, name, options = nil, env, name end
   env = env or luasql.sqlite()
@@ -57,7 +57,7 @@ function sqlutil.open(env, name, options)
   return env, conn
 end
 
--- syntax: sqlutil.close(env, conn) -> true        each may be nil or closed already
+-- syntax: sqlutil.close(env, conn) -> true        each may be nil or closed
 function sqlutil.close(env, conn)
   if conn then conn:close() end
   if env then env:close() end
@@ -69,17 +69,17 @@ local Opened = {__close = function(opened)
   if opened.is_mine then sqlutil.close(opened.env, opened.conn) end
 end}
 
---- A connection, and the objects to close with it: none that the application has opened itself.
+-- A connection and the objects to close with it. A connection of the application is not closed.
 local function connected(source, fname)
   if sql_part.is_connection(source) then return setmetatable({conn = source}, Opened) end
   arg["function"](source, 1, fname)
   local env, conn = source()
   if sql_part.is_connection(env) then env, conn = nil, env end
-  if not sql_part.is_connection(conn) then raise("bad argument #1 to '" .. fname .. "' (it opens no connection)") end
+  if not sql_part.is_connection(conn) then raise("bad argument #1 to '" .. fname .. "' (the function did not return a connection)") end
   return setmetatable({env = env, conn = conn, is_mine = true}, Opened)
 end
 
---- "a, b FROM t" is short for "SELECT a, b FROM t"; a whole statement is accepted too.
+-- The whole statement: "a, b FROM t" is short for "SELECT a, b FROM t".
 local function query(sql, fname)
   sql = arg.string(sql, 2, fname)
   local word = sql:match"^%s*(%a+)[%s%*%(\"'`%[]"
@@ -88,44 +88,44 @@ local function query(sql, fname)
   return "SELECT " .. sql
 end
 
-local function asked(source, sql, fname)
+local function run_query(source, sql, fname)
   local opened = connected(source, fname)
   local cursor, code, text = opened.conn:execute(query(sql, fname))
   if core.type(cursor) == "userdata" then opened.cursor = cursor end
   return opened, code, text
 end
 
--- syntax: sqlutil.select(conn | openf, "columns FROM ...", f) -> what f(cursor) returns | nil, code, text
+-- syntax: sqlutil.select(conn | openf, "columns FROM ...", f) -> results of f(cursor) | nil, code, text
 -- openf: a function that returns env, conn as sqlutil.open does; both are closed afterwards.
 function sqlutil.select(source, sql, f)
   arg["function"](f, 3, "select")
-  local opened <close>, code, text = asked(source, sql, "select")
+  local opened <close>, code, text = run_query(source, sql, "select")
   if not opened.cursor then return nil, code, text end
   return f(opened.cursor)
 end
 
 -- syntax: sqlutil.find(conn | openf, sql) -> the values of the first row | nil when there is none | nil, code, text
 function sqlutil.find(source, sql)
-  local opened <close>, code, text = asked(source, sql, "find")
+  local opened <close>, code, text = run_query(source, sql, "find")
   if not opened.cursor then return nil, code, text end
   return opened.cursor:fetch()
 end
 
--- syntax: sqlutil.findt(conn | openf, sql [, table]) -> the first row by the names of its columns | nil | nil, code, text
+-- syntax: sqlutil.findt(conn | openf, sql [, table]) -> the first row by column name | nil when there is none | nil, code, text
 function sqlutil.findt(source, sql, row)
   row = arg.optional(arg.table, row, {}, 3, "findt")
-  local opened <close>, code, text = asked(source, sql, "findt")
+  local opened <close>, code, text = run_query(source, sql, "findt")
   if not opened.cursor then return nil, code, text end
   return opened.cursor:fetch(row, "a")
 end
 
 -- syntax: for a, b in sqlutil.iter(conn | openf, sql) do ... end         for row in sqlutil.iter(conn | openf, sql, true) do ... end
--- Raises what fails. A loop that is left early closes the cursor too. A row whose first value is NULL ends the first form; the second
--- returns tables by the names of the columns.
+-- Raises an error when it fails. Leaving the loop early also closes the cursor. The first form ends at a row whose first value is NULL;
+-- the second returns tables by column name.
 function sqlutil.iter(source, sql, as_table)
-  local opened, code, text = asked(source, sql, "iter")
+  local opened, code, text = run_query(source, sql, "iter")
   if not opened.cursor then
-    local _ <close> = opened
+    local _ <close> = opened -- closes a connection that was opened here
     raise("sqlutil.iter: " .. code .. ": " .. text)
   end
   local function pass(first, ...)

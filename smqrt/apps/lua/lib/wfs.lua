@@ -1,4 +1,4 @@
--- require "wfs": the web file manager with WebDAV (spec: bas-api §4).
+-- require "wfs": the web file manager and its WebDAV server (spec: bas-api §4).
 local core = ...
 
 ba.create.wfs = core.create_wfs

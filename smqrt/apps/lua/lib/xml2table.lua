@@ -1,4 +1,4 @@
--- A whole XML document as a table: {tag = "a", attr = {x = "1"}, "text", {tag = "b", attr = {}}}.
+-- require "xml2table": a whole XML document as a table: {tag = "a", attr = {x = "1"}, "text", {tag = "b", attr = {}}}.
 local core = ...
 
 local xml2table = {}

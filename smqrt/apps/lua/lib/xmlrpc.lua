@@ -1,4 +1,4 @@
--- require "xmlrpc": functions that are called by XML-RPC over HTTP POST (xmlrpc.com/spec.md; spec: bas-api §12).
+-- require "xmlrpc": XML-RPC services over HTTP POST (xmlrpc.com/spec.md; spec: bas-api §12).
 local core = ...
 
 local arg, concat, describe, find, format, gsub, ipairs, isyieldable, match, mathtype, pairs, rawget, rawtype, setmetatable =
@@ -11,18 +11,19 @@ local xml2table = require "xml2table"
 local MAX_BODY_BYTES <const> = 1 << 20
 local MAX_PARAMS <const> = 200
 local MAX_DEPTH <const> = 100
-local VALUES_A_TURN <const> = 500
-local PARSE, UNKNOWN, PARAMS, FAILED <const> = -32700, -32601, -32602, -32500 -- codes of "Specification for Fault Code Interoperability"
+local VALUES_PER_SLICE <const> = 500 -- that are converted before other activities run
+-- Codes of "Specification for Fault Code Interoperability".
+local PARSE <const>, UNKNOWN <const>, PARAMS <const>, FAILED <const> = -32700, -32601, -32602, -32500
 
 local methods = {}
 local class = {__index = methods, __name = "xmlrpc", __metatable = "xmlrpc"}
 
--- Lets others run after some hundred values.
+-- A function that is called for each value, and lets other activities run.
 local function counter()
   local count = 0
   return function()
     count = count + 1
-    if count % VALUES_A_TURN == 0 and isyieldable() then core.pause() end
+    if count % VALUES_PER_SLICE == 0 and isyieldable() then core.pause() end
   end
 end
 
@@ -51,7 +52,7 @@ local function integer_of(element)
   return tointeger(number_of(element)) or error("'" .. text_of(element) .. "' is not an integer", 0)
 end
 
--- Seconds since 1970; times before that stay text. (Days of the civil calendar, with the year from March on.)
+-- Seconds since 1970; earlier times remain text. In the calculation of days, years begin in March.
 local function time_of(element)
   local text = text_of(element)
   local year, month, day, hour, minute, second = match(text, "^%s*(%d%d%d%d)%-?(%d%d)%-?(%d%d)T(%d%d):?(%d%d):?(%d%d)")
@@ -68,7 +69,7 @@ local value_of
 local readers = {
   int = integer_of, i4 = integer_of, i8 = integer_of, double = number_of, string = text_of, ["dateTime.iso8601"] = time_of,
   boolean = function(element) return integer_of(element) ~= 0 end,
-  base64 = function(element) return b64decode((gsub(text_of(element), "%s", ""))) or error("no Base64", 0) end,
+  base64 = function(element) return b64decode((gsub(text_of(element), "%s", ""))) or error("not Base64", 0) end,
   ["nil"] = function() return nil end,
 }
 
@@ -97,14 +98,14 @@ end
 
 function value_of(element, count)
   count()
-  if element.tag ~= "value" then error("<" .. tostring(element.tag) .. "> in the place of <value>", 0) end
+  if element.tag ~= "value" then error("<value> expected, got <" .. tostring(element.tag) .. ">", 0) end
   local typed = child(element)
   if not typed then return text_of(element) end
   local read = readers[typed.tag] or error("unknown type <" .. tostring(typed.tag) .. ">", 0)
   return read(typed, count)
 end
 
--- The name and the parameters of a call; raises a sentence.
+-- The name and the parameters of a call; raises an error for an invalid document.
 local function call_of(document)
   local name = document.tag == "methodCall" and child(document, "methodName") or error("no <methodCall> with a <methodName>", 0)
   local params, count = {n = 0}, counter()
@@ -124,7 +125,7 @@ local ESCAPES <const> = {["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ["\r"]
 
 local function string_xml(value)
   if find(value, "[\0-\8\11\12\14-\31]") or not utf8.len(value) or find(value, "\xEF\xBF[\xBE\xBF]") then
-    return "<base64>" .. b64encode(value) .. "</base64>" -- what XML can't hold
+    return "<base64>" .. b64encode(value) .. "</base64>" -- characters that XML does not permit
   end
   return "<string>" .. gsub(value, "[&<>\r]", ESCAPES) .. "</string>"
 end
@@ -138,7 +139,7 @@ end
 local value_xml
 
 local function table_xml(value, depth, count)
-  if depth > MAX_DEPTH then error("more than " .. MAX_DEPTH .. " tables in each other", 0) end
+  if depth > MAX_DEPTH then error("tables are nested deeper than " .. MAX_DEPTH, 0) end
   local parts = {}
   if value[1] ~= nil or next(value) == nil then
     for at, one in ipairs(value) do parts[at] = value_xml(one, depth, count) end
@@ -180,7 +181,7 @@ local function function_of(self, name)
   return rawtype(found) == "function" and found or nil
 end
 
--- A position in front of a message is for the log.
+-- An error message for the client: without the position, which only the log contains.
 local function without_position(message)
   return (gsub(message, "^[^\n]-:%d+: ", ""))
 end
@@ -220,7 +221,7 @@ local function body_of(request)
   return concat(parts)
 end
 
--- syntax: service:execute(request, response)        answers the request
+-- syntax: service:execute(request, response)        handles the request
 function methods:execute(request, response)
   arg.instance(self, class, 0, "execute")
   if not request:allow({"POST"}, false) then return end
@@ -230,7 +231,7 @@ function methods:execute(request, response)
   response:write(answer(self, body))
 end
 
--- syntax: xmlrpc.new(name, description) -> service        description: functions, in tables: {math = {add = f}} is "math.add"
+-- syntax: xmlrpc.new(name, description) -> service        description: functions, which may be in tables: {math = {add = f}} is "math.add"
 local function new(name, description)
   return setmetatable({name = arg.string(name, 1, "new"), description = arg.table(description, 2, "new")}, class)
 end

@@ -1,4 +1,4 @@
--- The XML parser for require (spec: bas-api §13).
+-- require "xparser": the XML parser (spec: bas-api §13).
 local core = ...
 
 return core.xparser

@@ -1,13 +1,13 @@
--- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api §17.1). Orders are made one after the other, by HTTP-01.
+-- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api §17.1). Orders are processed in sequence and validated by HTTP-01.
 local core = ...
 
 local arg, py, raise, setmetatable, xpcall = core.arg, core.acme, core.raise, setmetatable, xpcall
 
 local PRODUCTION <const> = "https://acme-v02.api.letsencrypt.org/directory"
 local STAGING <const> = "https://acme-staging-v02.api.letsencrypt.org/directory"
-local MOST <const> = 100 -- orders that wait
+local MAX_ORDERS <const> = 100 -- queued, the running one included
 
-local queue = ba.thread.create() -- of its own: an order takes minutes at worst
+local queue = ba.thread.create() -- separate from other jobs, since an order may take minutes
 local jobs = 0
 
 local function order(job)
@@ -19,9 +19,8 @@ local function order(job)
   return key, chain
 end
 
-local Ended = {__close = function() jobs = jobs - 1 end} -- also when the job is ended in the middle
+local Ended = {__close = function() jobs = jobs - 1 end} -- also when the job is killed
 
--- An error of the callback is logged and has no other effect.
 local function work(job)
   local _ <close> = setmetatable({}, Ended)
   local done, message = xpcall(function() job.callback(order(job)) end, core.traceback)
@@ -38,7 +37,7 @@ end
 local acme = {}
 
 -- syntax: acme.cert(account, domain, callback [, {privkey = PEM}])      callback(key, certificate) or callback(nil, error)
--- account: {email =, production =, key =, id =, directory =, ca =}; a new account puts its key and id into it
+-- account: {email =, production =, key =, id =, directory =, ca =}; key and id are set when a new account is made
 function acme.cert(account, domain, callback, op)
   check_account(account)
   domain = arg.string(domain, 2, "cert")
@@ -46,14 +45,14 @@ function acme.cert(account, domain, callback, op)
   op = arg.optional(arg.table, op, {}, 4, "cert")
   arg.optional(arg.string, op.privkey, nil, "4.privkey", "cert")
   if op.ch ~= nil then raise "bad argument #4.ch to 'cert' (names are verified by HTTP-01 only)" end
-  if jobs >= MOST then raise("acme.cert: " .. MOST .. " orders wait already") end
+  if jobs >= MAX_ORDERS then raise("acme.cert: limit reached: " .. MAX_ORDERS .. " queued orders") end
   local job = {account = account, domain = domain, callback = callback, op = op}
   queue:run(function() work(job) end)
   jobs = jobs + 1
   return true
 end
 
--- syntax: acme.jobs() -> how many orders are made or wait
+-- syntax: acme.jobs() -> number of orders, running or queued
 function acme.jobs() return jobs end
 
 return acme

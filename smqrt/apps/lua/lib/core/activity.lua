@@ -8,23 +8,25 @@ local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetat
 
 local overtime = core.overtime
 local MAX_VALUES <const> = core.max_values
-local BOTTOM <const> = "\n\t%[C%]: in %l+ 'xpcall'\n\tsmqrt/apps/lua/lib/" -- Lua 5.5 says "upvalue" where 5.4 says "function"
+-- The frames of `loop`, at the end of a traceback: "upvalue 'xpcall'" in Lua 5.5, "function 'xpcall'" in 5.4.
+local LOOP_FRAMES <const> = "\n\t%[C%]: in %l+ 'xpcall'\n\tsmqrt/apps/lua/lib/"
+local LIBRARY_FRAME <const> = "\n\tsmqrt/apps/lua/lib/[^\n]*"
 
 local refs, last = {}, 0
 
---- Keeps `value` for Python and returns the integer for Python. A number is never given out twice.
+--- Keep `value` for Python; return its reference, an integer. References are never reused, so a late call of a freed one is an error.
 function core.ref(value)
   last = last + 1
   refs[last] = value
   return last
 end
 
---- Forgets a reference.
+--- Free a reference.
 function core.unref(ref)
   refs[ref] = nil
 end
 
---- The value of a reference, nil when it was forgotten.
+--- The value of a reference; nil after `unref`.
 function core.deref(ref)
   return refs[ref]
 end
@@ -39,19 +41,17 @@ end
 
 core.describe = describe
 
-local FRAME <const> = "\n\tsmqrt/apps/lua/lib/[^\n]*"
-
---- A traceback without what is the library's: the bottom, by which Python came in, and the frames in between.
-local function own_frames(trace)
-  local at = find(trace, BOTTOM)
+-- A traceback without the frames of this library.
+local function application_frames(trace)
+  local at = find(trace, LOOP_FRAMES)
   if at then trace = sub(trace, 1, at - 1) end
-  trace = gsub(trace, "\n\t%[C%]: in %l+ 'error'(" .. FRAME .. ")", "%1")
-  return (gsub(gsub(trace, FRAME .. "\n\t%(%.%.%.tail calls%.%.%.%)", ""), FRAME, ""))
+  trace = gsub(trace, "\n\t%[C%]: in %l+ 'error'(" .. LIBRARY_FRAME .. ")", "%1")
+  return (gsub(gsub(trace, LIBRARY_FRAME .. "\n\t%(%.%.%.tail calls%.%.%.%)", ""), LIBRARY_FRAME, ""))
 end
 
---- The message of an error with Lua's traceback below it, frames of the library left out: for a handler of xpcall.
+--- The message of an error, followed by Lua's traceback without the frames of this library. A handler for xpcall.
 function core.traceback(value)
-  local text = own_frames(traceback(describe(value), 2))
+  local text = application_frames(traceback(describe(value), 2))
   if value ~= nil and value == core.inner_error then
     text = text .. "\ninside the coroutine, " .. core.inner_trace
   end
@@ -61,19 +61,20 @@ end
 
 local handler = core.traceback
 
-local function wait(ok, ...)
+-- Yield the result of a job; return the next job.
+local function next_job(ok, ...)
   if overtime.case then overtime.disarm() end
   if select("#", ...) > MAX_VALUES then return yield(false, "too many values returned to the server") end
   return yield(ok, ...)
 end
 
-local function missing()
-  error("a Lua function was called that was freed before", 0)
+local function freed()
+  error("a freed Lua function was called", 0)
 end
 
---- Runs one job after the other: resume passes (ref, arguments) in, yield passes (true, results) or (false, message) out.
+-- Run jobs in sequence: `resume` passes (ref, arguments) in, `yield` passes (true, results) or (false, message) out.
 local function loop(ref, ...)
-  return loop(wait(xpcall(refs[ref] or missing, handler, ...)))
+  return loop(next_job(xpcall(refs[ref] or freed, handler, ...)))
 end
 
 function core.loop(ref, ...)
@@ -81,26 +82,26 @@ function core.loop(ref, ...)
   return loop(ref, ...)
 end
 
--- Lua's own pace is 100 units of collecting for 16 bytes of new memory: a body of 4 MiB would pay for all of a large heap
--- in one step. With this one a cycle takes until the heap has grown by half. Lua 5.5 ignores the numbers; its own pace has no such steps.
+-- With Lua's default step multiplier, 100 units of work for 16 new bytes, a body of 4 MiB would collect a large heap in one step.
+-- With a multiplier of 4, a cycle ends when the heap has grown by half. Lua 5.5 ignores these numbers; its default has no such steps.
 collectgarbage("incremental", 150, 4)
 
-local COLLECTING_S <const> = 0.004 -- of CPU, then others run
+local TIME_SLICE_S <const> = 0.004 -- of CPU time, before other activities run
 
---- The other half of `Vm.hold_collector`: a whole cycle of the collector, in portions.
+--- Restart the collector, which `Vm.hold_collector` stops, and run a whole cycle in time slices.
 function core.collect()
   collectgarbage"restart"
-  local until_s = cpu_clock() + COLLECTING_S
+  local until_s = cpu_clock() + TIME_SLICE_S
   while not collectgarbage("step", 0) do
     if cpu_clock() >= until_s then
       core.pause()
-      until_s = cpu_clock() + COLLECTING_S
+      until_s = cpu_clock() + TIME_SLICE_S
     end
   end
 end
 
--- What Python calls by reference from the start. `first` is the job with which a coroutine enters the loop; it
--- shows the address of the coroutine's state.
+-- References that exist when Python first calls Lua. `first` is the first job of each coroutine: it returns the address
+-- of the coroutine's state.
 core.entries = {
   first = core.ref(function() return format("%p", running()) end),
   free = core.ref(core.unref),

@@ -1,4 +1,4 @@
--- Errors of the API and the checks of its arguments. An error names the file and line of the application, not of the library.
+-- Argument checks of the API, and its errors, which name the file and line of the application instead of the library.
 
 local core = ...
 
@@ -7,7 +7,7 @@ local find, rawtype, select, sub, tonumber, tostring = string.find, type, select
 
 local LIBRARY <const> = "@smqrt/apps/lua/lib/"
 
-core.failure = {} -- marks the answer of a Python half that is to become an error
+core.failure = {} -- the first result of a Python function that failed; the second is the message
 local failure = core.failure
 
 local function is_library(info)
@@ -26,7 +26,7 @@ local function where()
 end
 core.where = where
 
---- Raises `message` at the line of the application that called the library.
+--- Raise `message` with the line of the application that called the library.
 local function raise(message)
   error(where() .. tostring(message), 0)
 end
@@ -38,107 +38,107 @@ local function check(value, ...)
 end
 core.check = check
 
---- Raises the error of a wrong argument: number, function name, what is expected, what came.
-local function bad(index, fname, expected, value)
+--- Raise the error of an argument of the wrong type. index: its number or name.
+local function bad_argument(index, fname, expected, value)
   local got = value == nil and "no value" or core.type(value)
   raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, got))
 end
 
---- The same with a rule that the argument breaks.
-local function broken(index, fname, rule)
+--- Raise the error of an argument that breaks a rule.
+local function broken_rule(index, fname, rule)
   raise(format("bad argument #%s to '%s' (%s)", index, fname, rule))
 end
 
 local arg = {}
 core.arg = arg
 
--- Each returns the argument when it is of its type, and raises otherwise. As in Lua's own functions a number is accepted as text
--- and the text of a number for the number; so it is what they return that counts, not what they were given.
+-- Each check returns the argument, or raises an error when it has the wrong type. As in Lua's own functions, numbers are converted
+-- to text and text to numbers. Callers must therefore use the returned value.
 
 function arg.string(value, index, fname)
   local kind = rawtype(value)
   if kind == "string" then return value end
   if kind == "number" then return tostring(value) end
-  bad(index, fname, "string", value)
+  bad_argument(index, fname, "string", value)
 end
 
 function arg.number(value, index, fname)
   local kind = rawtype(value)
   if kind == "number" then return value end
-  return kind == "string" and tonumber(value) or bad(index, fname, "number", value)
+  return kind == "string" and tonumber(value) or bad_argument(index, fname, "number", value)
 end
 
 function arg.integer(value, index, fname)
   if mathtype(value) == "integer" then return value end
-  return tointeger(arg.number(value, index, fname)) or broken(index, fname, "number has no integer representation")
+  return tointeger(arg.number(value, index, fname)) or broken_rule(index, fname, "number has no integer representation")
 end
 
-local LONGEST_MS <const> = 1e12 -- some thirty years; timers can't count to infinity
+local MAX_MS <const> = 1e12 -- about 32 years; timers do not accept infinity
 
---- A time. A time in the past is 0; a time that never comes is thirty years ahead.
+--- A duration, limited to 0 and `MAX_MS`.
 function arg.milliseconds(value, index, fname)
   local ms = arg.number(value, index, fname)
-  if ms ~= ms then broken(index, fname, "milliseconds expected, got nan") end
-  return ms < 0 and 0 or ms > LONGEST_MS and LONGEST_MS or ms
+  if ms ~= ms then broken_rule(index, fname, "milliseconds expected, got nan") end
+  return ms < 0 and 0 or ms > MAX_MS and MAX_MS or ms
 end
 
---- A number of bytes, or the like, of which there is at least one.
+--- An integer above 0.
 function arg.positive(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 1 then broken(index, fname, format("a number above 0 expected, got %d", number)) end
+  if number < 1 then broken_rule(index, fname, format("a number above 0 expected, got %d", number)) end
   return number
 end
 
---- The length of something.
+--- An integer, 0 or more.
 function arg.size(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 0 then broken(index, fname, format("a size expected, got %d", number)) end
+  if number < 0 then broken_rule(index, fname, format("a size expected, got %d", number)) end
   return number
 end
 
 local FIRST_S <const>, LAST_S <const> = -62135596800, 253402300799 -- the years 1 to 9999
 
---- A Unix time that is a date.
+--- A Unix time within the range of calendar dates.
 function arg.time(value, index, fname)
   local seconds = arg.number(value, index, fname)
   if not (seconds >= FIRST_S and seconds <= LAST_S) then
-    broken(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
+    broken_rule(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
   end
   return seconds
 end
 
---- A text for a function of the system, which has no NUL.
+--- A text for a system call, which must not contain NUL.
 function arg.plain(value, index, fname)
   local text = arg.string(value, index, fname)
-  if find(text, "\0", 1, true) then broken(index, fname, "a text without the character NUL expected") end
+  if find(text, "\0", 1, true) then broken_rule(index, fname, "a text without the character NUL expected") end
   return text
 end
 
 function arg.table(value, index, fname)
-  if core.type(value) ~= "table" then bad(index, fname, "table", value) end
+  if core.type(value) ~= "table" then bad_argument(index, fname, "table", value) end
   return value
 end
 
 arg["function"] = function(value, index, fname)
-  if rawtype(value) ~= "function" then bad(index, fname, "function", value) end
+  if rawtype(value) ~= "function" then bad_argument(index, fname, "function", value) end
   return value
 end
 
 function arg.boolean(value, index, fname)
-  if rawtype(value) ~= "boolean" then bad(index, fname, "boolean", value) end
+  if rawtype(value) ~= "boolean" then bad_argument(index, fname, "boolean", value) end
   return value
 end
 
 --- An instance of a class of `core.class`.
 function arg.instance(value, class, index, fname)
-  if rawtype(value) ~= "table" or core.getmetatable(value) ~= class then bad(index, fname, class.__name, value) end
+  if rawtype(value) ~= "table" or core.getmetatable(value) ~= class then bad_argument(index, fname, class.__name, value) end
   return value
 end
 
---- The same for an argument that may be absent: `default` then.
+--- Check an optional argument; return `default` when it is nil.
 function arg.optional(check_type, value, default, index, fname)
   if value == nil then return default end
   return check_type(value, index, fname)
 end
 
-core.bad_argument, core.broken_rule = bad, broken
+core.bad_argument, core.broken_rule = bad_argument, broken_rule

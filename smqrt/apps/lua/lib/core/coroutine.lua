@@ -1,7 +1,7 @@
 -- Blocking calls, and a coroutine library that supports them.
 --
--- A blocking call yields an Op to Python. Inside an application's own coroutine that yield reaches the coroutine's resumer first: it
--- passes the Op on to its own resumer and the answer back down. So `coroutine.resume` returns only what the application yields.
+-- A blocking call yields an Op to Python. In a coroutine of an application, the Op reaches `deliver` of the resuming coroutine first.
+-- `deliver` yields it again, one level up, and passes the result back. `coroutine.resume` returns only what the application yields.
 
 local core = ...
 
@@ -13,18 +13,18 @@ local getinfo, select, setmetatable = debug.getinfo, select, setmetatable
 local TOO_MANY <const> = "too many arguments to a blocking call"
 local BOUNDARY <const> = "blocking call across a C boundary (a sort comparator, a gsub callback, a finalizer or the like)"
 
-core.yield = yield -- for the activity loop; applications get the one below
-core.isyieldable = isyieldable -- whether a blocking call is possible here
+core.yield = yield -- for the activity loop; applications use `library.yield`
+core.isyieldable = isyieldable -- whether a blocking call is possible
 
-local ops = {}                                  -- what may be yielded to Python
-local busy = setmetatable({}, {__mode = "k"})   -- coroutines that the application must not resume: activities, and those inside an Op
-local waits = setmetatable({}, {__mode = "k"})  -- coroutine -> the coroutine inside which it waits for an Op
+local ops = {}                                    -- set of the Ops that may be yielded to Python
+local busy = setmetatable({}, {__mode = "k"})     -- coroutines that the application must not resume: activities, and those inside an Op
+local inner_of = setmetatable({}, {__mode = "k"}) -- coroutine -> the coroutine that it resumed and whose Op is not complete
 
--- lupa moves what is yielded to the main stack without making room there, and that has 40 places.
+-- lupa copies yielded values to the main stack without a check of its size, which is 40.
 local MAX_VALUES <const> = 30
 core.max_values = MAX_VALUES
 
---- Makes a blocking function of the Op `op`.
+--- Return a blocking function for the Op `op`.
 function core.blocking(op)
   ops[op] = true
   return function(...)
@@ -34,15 +34,15 @@ function core.blocking(op)
   end
 end
 
---- Marks the running coroutine as an activity, which only Python resumes.
+--- Mark the running coroutine as an activity, which only Python resumes.
 function core.enter_activity()
   busy[running()] = true
 end
 
---- Closes an activity, from inside to outside: all `<close>` variables on the way are closed. Errors of theirs are logged.
+--- Close an activity and the coroutines that it resumed, innermost first, with their `<close>` variables. Errors are logged.
 function core.close_activity(co)
-  local inner = waits[co]
-  waits[co] = nil
+  local inner = inner_of[co]
+  inner_of[co] = nil
   if inner then core.close_activity(inner) end
   if status(co) == "dead" then return end
   local ok, message = close(co)
@@ -51,7 +51,7 @@ end
 
 --- The position of the innermost application frame of a waiting activity, as "file:line", for reports.
 function core.position_of(co)
-  while waits[co] do co = waits[co] end
+  while inner_of[co] do co = inner_of[co] end
   for level = 0, 100 do
     local info = getinfo(co, level, "Sl")
     if not info then break end
@@ -60,18 +60,19 @@ function core.position_of(co)
   return "the library"
 end
 
-local relay
+local continue
 
+-- Return the results of `resume`; when they are an Op, yield it first and resume `co` with its results.
 local function deliver(co, ok, op, ...)
   if not (ok and ops[op]) then return ok, op, ... end
   if not isyieldable() then return deliver(co, resume(co, failure, BOUNDARY)) end
   local me = running()
-  busy[co], waits[me] = true, co
-  return relay(co, me, yield(op, ...))
+  busy[co], inner_of[me] = true, co
+  return continue(co, me, yield(op, ...))
 end
 
-relay = function(co, me, ...)
-  busy[co], waits[me] = nil, nil
+continue = function(co, me, ...)
+  busy[co], inner_of[me] = nil, nil
   return deliver(co, resume(co, ...))
 end
 

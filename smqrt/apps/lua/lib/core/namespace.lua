@@ -1,12 +1,12 @@
--- Joins the Python half and the Lua half of a part of the API.
+-- Modules of the API that consist of Python functions and a Lua file.
 
 local core = ...
 
 local blocking, check, error, load, ref = core.blocking, core.check, error, load, core.ref
 
-core.modules = {} -- what the Lua halves returned, by name, for require
+core.modules = {} -- module name -> what its Lua file returned, for require
 
-local finished = false -- Python's objects are being taken apart: finalizers that still run must not reach them
+local finished = false -- true while Python destroys its objects: finalizers that still run must not call them
 
 core.entries.finish = ref(function() finished = true end)
 
@@ -17,12 +17,12 @@ local function direct(fn)
   end
 end
 
---- The table of the Python half: names and functions alternate, the first `count` are called directly, the others block.
-local function python_half(count, ...)
-  local halves, py = {...}, {}
-  for i = 1, #halves, 2 do
-    local join = i <= 2 * count and direct or blocking
-    py[halves[i]] = join(halves[i + 1])
+-- The Python functions of a module by name. `...` is name, function, name, function, ...; the first `count` functions do not block.
+local function python_functions(count, ...)
+  local list, py = {...}, {}
+  for i = 1, #list, 2 do
+    local wrap = i <= 2 * count and direct or blocking
+    py[list[i]] = wrap(list[i + 1])
   end
   return py
 end
@@ -34,7 +34,7 @@ local function compiled(source, chunkname)
 end
 
 core.entries.install = ref(function(name, source, chunkname, count, ...)
-  core.modules[name] = compiled(source, chunkname)(core, python_half(count, ...))
+  core.modules[name] = compiled(source, chunkname)(core, python_functions(count, ...))
 end)
 
 core.entries.compile = ref(function(source, chunkname)

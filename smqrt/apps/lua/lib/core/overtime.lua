@@ -1,40 +1,40 @@
--- Ends an activity that computes for too long without giving way.
+-- Termination of activities that exceed the CPU time or the memory limit.
 --
--- The watchdog (watchdog.py) calls `arm` in the coroutine that runs, from a debug hook. `arm` sets a hook of Lua's own in the coroutine, and
--- that raises the error: an error must not pass through the frames of Python that are on the C stack in the watchdog's.
+-- The watchdog (watchdog.py) calls `arm` from a debug hook in the running coroutine. `arm` sets another hook, and that one raises the error.
+-- The watchdog's hook must not: it has Python frames on the C stack, and an error must not pass through them.
 
 local core = ...
 
 local clock, format, getinfo, is_library, raise, running = os.clock, string.format, debug.getinfo, core.is_library, core.raise, coroutine.running
 local min, setmetatable, sethook = math.min, setmetatable, debug.sethook
 
-local INSTRUCTIONS <const> = 1000 -- between two looks
-local GRACE_S <const> = 1         -- or the limit, of computing, for whoever catches the error: to close, to answer, to end
+local INSTRUCTIONS <const> = 1000 -- between two calls of the hook
+local GRACE_S <const> = 1         -- of CPU time, or the limit if that is less, for code that catches the error to close files or respond
 
--- case: the number of the case that is dealt with, nil as long as nothing is wrong.
+-- case: the number of the overdue run that the watchdog reported; nil without one.
 local overtime = {}
 core.overtime = overtime
 
-local armed = setmetatable({}, {__mode = "k"}) -- coroutine -> the case
-local limit_s, grace_ends_s
+local armed = setmetatable({}, {__mode = "k"}) -- coroutine -> case
+local limit_s, grace_ends_s -- limit_s: as `seconds` of `arm`
 
-local function whole_heap() -- of what is too much, most may be garbage
-  collectgarbage("collect")
+local function live_heap_mib()
+  collectgarbage("collect") -- most of a heap over the limit may be garbage
   return collectgarbage("count") / 1024
 end
 
--- Lua's library is left alone: it may be in the middle of something that others depend on. It always ends.
+-- Code of this library is not interrupted: shared state could be left inconsistent. Such code always ends.
 local function stop()
   if armed[running()] ~= overtime.case then return sethook() end
   if grace_ends_s and clock() < grace_ends_s or is_library(getinfo(2, "S")) then return end
-  if limit_s < 0 and not grace_ends_s and whole_heap() < -limit_s then return sethook() end
-  if grace_ends_s then sethook(stop, "", 1) end -- its pcalls have caught the error: from now on each gets no further than the next instruction
+  if limit_s < 0 and not grace_ends_s and live_heap_mib() < -limit_s then return sethook() end
+  if grace_ends_s then sethook(stop, "", 1) end -- a pcall has caught the error: raise it again at every instruction
   grace_ends_s = grace_ends_s or clock() + (limit_s < 0 and GRACE_S or min(GRACE_S, limit_s))
   if limit_s < 0 then raise(format("not enough memory: Lua has more than %d MiB; see the setting limits.lua_memory_mib", -limit_s)) end
-  raise(format("this ran for %.14g s without giving way, and everybody else waited; let long loops call ba.sleep now and then", limit_s))
+  raise(format("this ran for %.14g s without giving way and blocked all other activities; let long loops call ba.sleep now and then", limit_s))
 end
 
--- seconds: how long one may compute; below 0, how many MiB all may have, which are exceeded.
+-- seconds: the limit of CPU time. A negative number: Lua exceeds its memory limit of -seconds MiB.
 local function arm(case, seconds)
   if case ~= overtime.case then overtime.case, grace_ends_s = case, nil end
   local me, is_late = running(), grace_ends_s and clock() >= grace_ends_s
@@ -44,7 +44,7 @@ end
 
 debug.getregistry()["smqrt.arm"] = arm
 
---- The running activity has ended; its coroutine is used again.
+--- Remove the hook of the running coroutine: its activity has ended, and the coroutine is reused.
 function overtime.disarm()
   local me = running()
   if armed[me] then
@@ -53,7 +53,7 @@ function overtime.disarm()
   end
 end
 
---- A new turn of the loop: armed coroutines that wait start again.
+--- End the case: the event loop has turned, so armed coroutines that are suspended may run again.
 function overtime.relax()
   overtime.case = nil
 end

@@ -1,13 +1,13 @@
--- The Python half of the core.
+-- Python functions of the core.
 local core, py = ...
 
 core.module_source = py.module_source
 
---- Logs an error that has nowhere else to go, for a callback that a library runs protected.
+--- Log an error that cannot be raised, such as one of a callback.
 core.log_error = py.log_error
 
---- Milliseconds that never go back, and a wait of so many.
+--- clock: monotonic time in milliseconds. sleep: wait for a number of milliseconds.
 core.clock, core.sleep = py.clock, py.sleep
 
---- Lets others run; not for places that can't be left (`core.isyieldable`).
+--- Let other activities run. Only where `core.isyieldable` is true.
 core.pause = py.pause

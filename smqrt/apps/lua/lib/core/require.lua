@@ -1,18 +1,18 @@
 -- require as a Lua function, so that a module may block while it loads.
 --
--- Searched in this order: package.loaded, package.preload, the modules shipped with the server, package.path, and the io objects of
--- the applications in the order they were added (spec: runtime §2.2).
+-- Search order: package.loaded, package.preload, the modules of the server, package.path, and the io objects of
+-- the applications in the order in which they were added (spec: runtime §2.2).
 
 local core = ...
 
 local assert, concat, error, gsub, ipairs, load, loadfile = assert, table.concat, error, string.gsub, ipairs, load, loadfile
 local pairs, rawtype, running, searchpath, setmetatable = pairs, core.rawtype, coroutine.running, package.searchpath, setmetatable
 
-local PATIENCE_MS <const> = 10000 -- then two activities wait for each other's module
+local MAX_WAIT_MS <const> = 10000 -- after which two activities probably wait for each other's module
 
 local readers = {}
 
---- Adds a place to look for modules: `reader(path)` answers the source and its chunk name, or nil. `path` is the name with "/" for ".".
+--- Add a source of modules: `reader(path)` returns source text and chunk name, or nil. `path` is the module name with "/" for ".".
 function core.add_loader(reader)
   readers[#readers + 1] = reader
 end
@@ -40,7 +40,7 @@ end
 
 local function from_path(name)
   local file = searchpath(name, package.path)
-  if not file then return nil end -- Lua's own default locations are not useful here
+  if not file then return nil end -- without its list of searched files: Lua's default locations do not help the reader
   local chunk, fault = loadfile(file, "t")
   if not chunk then error("error loading module '" .. name .. "':\n\t" .. fault, 0) end
   return chunk, file
@@ -53,7 +53,7 @@ local function from_applications(name)
     if source then return compiled(source, chunkname, name), chunkname end
   end
   return nil, "no file '.lua/" .. path .. ".lua' in an application that has called mako.createloader(io); appreq '" .. name ..
-    "' finds that of its own application without"
+    "' loads modules of its own application without that call"
 end
 
 package.searchers = {from_preload, from_server, from_path, from_applications}
@@ -72,12 +72,12 @@ local loading = {} -- name -> the coroutine that loads it, which may be blocked
 
 local function wait_until_loaded(name)
   if loading[name] == running() then core.raise("loop: module '" .. name .. "' requires itself") end
-  local last_ms = core.clock() + PATIENCE_MS
+  local last_ms = core.clock() + MAX_WAIT_MS
   while loading[name] and core.clock() < last_ms do core.sleep(1) end
-  if loading[name] then core.raise("module '" .. name .. "' is still being loaded by somebody else") end
+  if loading[name] then core.raise("module '" .. name .. "' is still being loaded by another activity") end
 end
 
---- Whether a module that all applications share is being loaded by the running code.
+--- Whether the running coroutine loads a module, which all applications share.
 function core.in_shared_module()
   for _, co in pairs(loading) do
     if co == running() then return true end
@@ -85,7 +85,7 @@ function core.in_shared_module()
   return false
 end
 
-local Loading = {__close = function(entry) loading[entry.name] = nil end} -- also when it fails or is killed
+local Loading = {__close = function(entry) loading[entry.name] = nil end} -- also after an error, or when the activity is killed
 
 local function load_module(name)
   local loaded = package.loaded
@@ -98,7 +98,7 @@ local function load_module(name)
   return loaded[name], extra
 end
 
---- As in Lua, but the module and the search for it may block. A module that is being loaded is waited for.
+--- As in Lua, but the module and the search for it may block. Waits for a module that another coroutine loads.
 function require(name)
   name = core.arg.string(name, 1, "require")
   if loading[name] then wait_until_loaded(name) end

@@ -1,19 +1,19 @@
--- Sandbox: what applications do not get, which is the way into lupa, hooks, machine code, binary chunks. They are trusted otherwise, as in the original.
+-- Restrictions of applications: no lupa, debug hooks, C libraries or binary chunks. Applications are trusted otherwise.
 
 local core = ...
 
 local format, load, loadfile, select = string.format, load, loadfile, select
 
 python, package.loaded.python = nil, nil
-package.loadlib, package.cpath = nil, "" -- a string, as applications add to it; nothing is searched there
+package.loadlib, package.cpath = nil, "" -- cpath is a string because applications append to it; it is never searched
 string.dump, os.exit = nil, nil
 debug.sethook, debug.gethook, debug.getregistry, debug.debug = nil, nil, nil, nil
 
 local CATEGORIES <const> = {all = true, collate = true, ctype = true, monetary = true, numeric = true, time = true}
 local SETTABLE <const> = {[""] = true, C = true, POSIX = true}
 
---- As in plain Lua where "C" is the only locale. C has one locale for the whole process: with that of one application, JSON and the numbers
--- of all others would get its decimal point.
+--- As in Lua on a system whose only locale is "C". The locale of a process is shared: another one would change the decimal point
+-- in the JSON of all applications.
 function os.setlocale(locale, category)
   if locale ~= nil then locale = core.arg.string(locale, 1, "setlocale") end
   category = category == nil and "all" or core.arg.string(category, 2, "setlocale")
@@ -22,7 +22,7 @@ function os.setlocale(locale, category)
   return nil
 end
 
---- The text of a file without the mark of UTF-8 and without a first line that begins with "#", as Lua's loadfile has it.
+--- The text of a file without a byte order mark and without a first line that begins with "#", as in Lua's loadfile.
 function core.without_mark(text)
   return (text:gsub("^\xEF\xBB\xBF", ""):gsub("^#[^\n]*", ""))
 end
@@ -55,8 +55,8 @@ function dofile(name)
   return chunk()
 end
 
--- Until lib/ba/apps.lua has registered applications.
+-- Replaced by lib/ba/apps.lua.
 function core.application() return nil end
 function core.app_of() return nil end
 
-ba = {} -- the namespace of the application server, filled by the parts in lib/ba
+ba = {} -- the namespace of the application server, filled by the files in lib/ba

@@ -1,11 +1,11 @@
--- Tables as strings, to cross between Lua and Python in one piece; see smqrt/apps/lua/bridge.py for the format.
+-- Tables as strings, which cross between Lua and Python in one call; smqrt/apps/lua/bridge.py describes the format.
 
 local core = ...
 
 local concat, error, mathtype, next, pack, rawtype, tostring, unpack =
   table.concat, error, math.type, next, string.pack, core.rawtype, tostring, string.unpack
 
-local DEEPEST <const> = 20
+local MAX_DEPTH <const> = 20
 
 local table_codec = {}
 core.table_codec = table_codec
@@ -13,7 +13,7 @@ core.table_codec = table_codec
 local put
 
 local function put_fields(parts, value, depth)
-  if depth > DEEPEST then core.raise("a table is nested too deep") end
+  if depth > MAX_DEPTH then core.raise("a table is nested too deep") end
   local at, count = #parts + 1, 0
   parts[at] = ""
   for key, item in next, value do
@@ -39,7 +39,7 @@ function put(parts, value, depth)
   end
 end
 
---- `value` as a string. Raises for functions, userdata but byte arrays, and tables without an end.
+--- `value` as a string. Raises an error for functions, userdata other than byte arrays, and tables nested deeper than 20 levels.
 function table_codec.dump(value)
   local parts = {}
   put(parts, value, 1)
@@ -65,11 +65,11 @@ function get(text, at)
   local kind = text:sub(at, at)
   if kind == "m" then return get_fields(text, at + 1) end
   if kind == "t" or kind == "f" then return kind == "t", at + 1 end
-  local format = FORMATS[kind] or error("no encoded table")
+  local format = FORMATS[kind] or error("not an encoded table")
   return unpack(format, text, at + 1)
 end
 
---- The inverse; an empty table for nil.
+--- The value of a string of `dump`; an empty table for nil.
 function table_codec.load(text)
   if not text then return {} end
   return (get(text, 1))

@@ -1,4 +1,4 @@
--- Objects of the API are tables with a metatable and an integer handle. Applications see them as userdata.
+-- Classes of the API: their instances are tables with a metatable and an integer handle, and `type` returns "userdata" for them.
 
 local core = ...
 
@@ -8,9 +8,9 @@ local classes = setmetatable({}, {__mode = "k"})
 
 core.rawtype, core.getmetatable = rawtype, getmetatable
 
---- Makes a class: a metatable whose instances answer "userdata" to `type`.
--- name: what error messages and tostring call it. methods: the functions of its instances.
--- Further metamethods are set on the table that is returned.
+--- Return a new class: a metatable for whose instances `type` returns "userdata".
+-- name: the type in error messages and tostring. methods: the functions of its instances.
+-- Callers may add metamethods to the returned table.
 function core.class(name, methods)
   local class = {__index = methods, __name = name, __metatable = name}
   classes[class] = true

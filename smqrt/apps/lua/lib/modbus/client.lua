@@ -1,24 +1,26 @@
--- require "modbus.client": Modbus TCP ("MODBUS Messaging on TCP/IP Implementation Guide V1.0b", "MODBUS Application Protocol V1.1b3").
+-- require "modbus.client": Modbus TCP client ("MODBUS Messaging on TCP/IP Implementation Guide V1.0b", "MODBUS Application Protocol
+-- V1.1b3").
 --
--- Blocking: a call waits for its response. Asynchronous (op.async): a call returns the number of its transaction, and the cosocket of
--- the connection calls back. Any error, an exception of the server included, ends the connection.
+-- Calls of a blocking client wait for the response. Calls of an asynchronous client (op.async) return the transaction number, and the
+-- cosocket of the connection runs the callback. Any error, including an exception of the server, closes the connection.
 local core = ...
 
-local arg, byte, char, concat, floor, ipairs, pack = core.arg, string.byte, string.char, table.concat, math.floor, ipairs, string.pack
+local arg, byte, char, concat, floor, ipairs, min, pack =
+  core.arg, string.byte, string.char, table.concat, math.floor, ipairs, math.min, string.pack
 local raise, rawtype, select, setmetatable, sub, tointeger, tostring, unpack, xpcall =
   core.raise, core.rawtype, select, setmetatable, string.sub, math.tointeger, tostring, string.unpack, xpcall
 
 local PORT <const>, TLS_PORT <const> = 502, 802
 local TIMEOUT_MS <const> = 5000
 local UNIT <const> = 1
-local MAX_PENDING <const> = 256 -- transactions of an asynchronous client that wait for their response
-local MAX_STRANGERS <const> = 100 -- responses to no request
+local MAX_PENDING <const> = 256     -- transactions of an asynchronous client without a response
+local MAX_UNEXPECTED <const> = 100  -- responses without a request
 local MAX_PDU_BYTES <const> = 253
 local EXCEPTION <const> = 0x80
 
 local FC <const> = {rcoil = 1, discrete = 2, rholding = 3, register = 4, wcoil = 5, wword = 6, wcoils = 15, wwords = 16, readwrite = 23}
-local MOST <const> = {rbits = 2000, wbits = 1968, rwords = 125, wwords = 123, readwrite = 121}
-local TYPES <const> = { -- bytes, and the format of string.pack
+local MAX_VALUES <const> = {rbits = 2000, wbits = 1968, rwords = 125, wwords = 123, readwrite = 121} -- of a request
+local TYPES <const> = { -- bytes, format of string.pack, maximum of an integer
   word = {2, ">I2", 0xFFFF}, dword = {4, ">I4", 0xFFFFFFFF}, float = {4, ">f"}, double = {8, ">d"}, string = {1},
 }
 
@@ -31,17 +33,15 @@ local function bad_range(index, fname, what, value)
   raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. what .. " expected, got " .. tostring(value) .. ")")
 end
 
-local function check_address(address, count, most, fname)
+local function check_address(address, count, max_count, fname)
   arg.integer(address, 1, fname)
   if address < 0 or address > 0xFFFF then bad_range(1, fname, "an address from 0 to 65535", address) end
-  local room = 0x10000 - address
-  if count < 1 or count > most or count > room then
-    bad_range(2, fname, "1 to " .. (most < room and most or room) .. " bits or words", count)
-  end
+  max_count = min(max_count, 0x10000 - address)
+  if count < 1 or count > max_count then bad_range(2, fname, "1 to " .. max_count .. " bits or words", count) end
 end
 
 local function bits_of(values, index, fname)
-  local bytes = {} -- of at most 1,968 bits
+  local bytes = {} -- at most 246, so that `unpack` can return them
   for at, value in ipairs(values) do
     if rawtype(value) ~= "boolean" then core.bad_argument(index, fname, "boolean", value) end
     local place = (at - 1) // 8 + 1
@@ -54,30 +54,27 @@ local function one_word(value, kind, index, fname)
   local format, mask = kind[2], kind[3]
   if rawtype(value) ~= "number" then core.bad_argument(index, fname, "number", value) end
   if not mask then return pack(format, value) end
-  local whole = tointeger(value) or tointeger(floor(value)) -- a fraction is cut off
-  if not whole or whole < -(mask >> 1) - 1 or whole > mask then
-    bad_range(index, fname, "a number from " .. -(mask >> 1) - 1 .. " to " .. mask, value)
-  end
+  local whole, lowest = tointeger(value) or tointeger(floor(value)), -(mask >> 1) - 1 -- signed or unsigned
+  if not whole or whole < lowest or whole > mask then bad_range(index, fname, "a number from " .. lowest .. " to " .. mask, value) end
   return pack(format, whole & mask)
 end
 
--- The bytes of a value or an array of values; a string itself, with a zero to fill the last word.
-local function words_of(address, value, vtype, most, fname)
+-- The bytes of a value or of an array of values; a string, padded to whole words.
+local function words_of(address, value, vtype, max_count, fname)
   if value == nil then core.bad_argument(2, fname, "number, string or table", value) end
   if rawtype(value) == "string" then vtype = "string" end
   if vtype == "string" then
     local text = arg.string(value, 2, fname)
-    check_address(address, (#text + 1) // 2, most, fname)
+    check_address(address, (#text + 1) // 2, max_count, fname)
     return #text % 2 == 1 and text .. "\0" or text
   end
   local values = core.type(value) == "table" and value or {value}
   local kind, parts = TYPES[vtype], {}
-  check_address(address, #values * kind[1] // 2, most, fname)
+  check_address(address, #values * kind[1] // 2, max_count, fname)
   for at, one in ipairs(values) do parts[at] = one_word(one, kind, 2, fname) end
   return concat(parts)
 end
 
--- What a response's bytes mean.
 local function read_bits(data, count)
   local values = {}
   for at = 0, count - 1 do values[at + 1] = byte(data, at // 8 + 1) >> at % 8 & 1 == 1 end
@@ -93,8 +90,8 @@ end
 
 -- ---- the connection
 
--- Calls a function of the application; its error is logged and ends nothing.
-local function called(f, ...)
+-- Call a function of the application; an error is logged.
+local function call_back(f, ...)
   local ok, message = xpcall(f, core.traceback, ...)
   if not ok then core.log_error("Modbus callback failed: " .. message) end
 end
@@ -107,13 +104,13 @@ local function fail(self, word)
   local queue, first = self.queue, self.first
   self.queue, self.first, self.next = {}, 1, 1
   for at = first, first + MAX_PENDING do
-    if queue[at] then called(queue[at].callback, nil, word, queue[at].number, self) end
+    if queue[at] then call_back(queue[at].callback, nil, word, queue[at].number, self) end
   end
-  if self.onclose then called(self.onclose, word, self) end
+  if self.onclose then call_back(self.onclose, word, self) end
   return nil, word
 end
 
--- The next whole response in what was received: transaction and PDU; nil when it is not all there, and an error when it is none.
+-- Transaction number and PDU of the next response; nil when it is incomplete; nil and an error when it is invalid.
 local function next_frame(self)
   local data, at = self.received, self.at
   if #data - at < 5 then return nil end
@@ -124,18 +121,18 @@ local function next_frame(self)
   return number, sub(data, at + 7, self.at - 1)
 end
 
-local function received(self, data)
+local function append(self, data)
   self.received, self.at = sub(self.received, self.at) .. data, 1
 end
 
--- An unexpected response is ignored; "invalidresp" when there are many.
-local function stranger(self)
-  self.strangers = self.strangers + 1
-  if self.strangers > MAX_STRANGERS then return "invalidresp" end
+-- Count an ignored response; return "invalidresp" when there are too many.
+local function count_unexpected(self)
+  self.unexpected = self.unexpected + 1
+  if self.unexpected > MAX_UNEXPECTED then return "invalidresp" end
 end
 
--- The result in the PDU of a response: a value, or nil and the number of an exception or "invalidresp".
-local function meaning(one, pdu)
+-- The result in the PDU of a response: a value, or nil and the code of an exception or "invalidresp".
+local function result_of(one, pdu)
   local code = byte(pdu)
   if code == one.code | EXCEPTION and #pdu == 2 then return nil, byte(pdu, 2) end
   if code ~= one.code then return nil, "invalidresp" end
@@ -157,28 +154,28 @@ local function frame_of(number, unit, pdu)
   return pack(">I2I2I2B", number, 0, #pdu + 1, unit) .. pdu
 end
 
--- ---- blocking
+-- ---- blocking clients
 
-local function awaited(self, number, until_ms)
+local function wait_for_response(self, number, until_ms)
   while true do
     local found, pdu = next_frame(self)
     if found == number then return pdu end
-    local fault = found and stranger(self) or not found and pdu
+    local fault = found and count_unexpected(self) or not found and pdu
     if fault then return nil, fault end
     if not found then
       local left_ms = until_ms - core.clock()
       if left_ms <= 0 then return nil, "timeout" end
       local data, word = self.sock:read(left_ms)
       if not data then return nil, word end
-      received(self, data)
+      append(self, data)
     end
   end
 end
 
-local Turn = {__close = function(turn) -- also when the caller is killed and its response is outstanding
-  local self = turn.client
+local Transaction = {__close = function(transaction) -- also when the caller is killed: the response would then be outstanding
+  local self = transaction.client
   self.is_busy = false
-  if turn.is_over then return end
+  if transaction.is_complete then return end
   self.is_open, self.fault = false, "socketclosed"
   self.sock:close()
 end}
@@ -191,20 +188,20 @@ local function blocking(self, one, pdu)
   end
   if not self.is_open then return nil, "socketclosed" end
   self.is_busy = true
-  local turn <close> = setmetatable({client = self}, Turn)
+  local transaction <close> = setmetatable({client = self}, Transaction)
   local number = new_number(self)
   local response, word = self.sock:write(frame_of(number, one.unit, pdu))
-  if response then response, word = awaited(self, number, until_ms) end
-  turn.is_over = true
+  if response then response, word = wait_for_response(self, number, until_ms) end
+  transaction.is_complete = true
   if not response then return fail(self, word) end
-  local value, fault = meaning(one, response)
+  local value, fault = result_of(one, response)
   if value == nil then return fail(self, fault) end
   return value
 end
 
--- ---- asynchronous
+-- ---- asynchronous clients
 
--- Requests wait in `queue`, and one at a time is on its way: many servers answer no more.
+-- Send the first request of the queue. Only one is sent at a time: many servers do not support more.
 local function send_next(self)
   local one = self.queue[self.first]
   if not one or not self.is_open then return end
@@ -223,17 +220,17 @@ local function asynchronous(self, one, pdu)
   return one.number
 end
 
-local function answered(self, number, pdu)
+local function handle_response(self, number, pdu)
   local one = self.queue[self.first]
   if not one or one.number ~= number then
-    local fault = stranger(self)
+    local fault = count_unexpected(self)
     return fault and fail(self, fault)
   end
   self.timer:cancel()
-  local value, fault = meaning(one, pdu)
+  local value, fault = result_of(one, pdu)
   self.queue[self.first], self.first = nil, self.first + 1
   if value ~= nil then send_next(self) end
-  called(one.callback, value, fault, number, self)
+  call_back(one.callback, value, fault, number, self)
   if value == nil then fail(self, fault) end
 end
 
@@ -241,20 +238,20 @@ local function receive(self)
   while self.is_open do
     local number, pdu = next_frame(self)
     if number then
-      answered(self, number, pdu)
+      handle_response(self, number, pdu)
     elseif pdu then
       fail(self, pdu)
     else
       local data, word = self.sock:read()
       if not data then return fail(self, word) end
-      received(self, data)
+      append(self, data)
     end
   end
 end
 
 -- ---- requests
 
--- The options after the values, in any order: vtype (string), unit (number), callback (function).
+-- The optional arguments, in any order: vtype (string), unit (number), callback (function).
 local function options(self, fname, ...)
   local one = {vtype = "word", unit = self.unit}
   for at = 1, select("#", ...) do
@@ -293,13 +290,13 @@ end
 local function reading(fname, is_bits)
   local function call(self, address, count, ...)
     self_of(self, fname)
-    if count ~= nil and rawtype(count) ~= "number" then return call(self, address, nil, count, ...) end -- no length
+    if count ~= nil and rawtype(count) ~= "number" then return call(self, address, nil, count, ...) end -- `len` was omitted
     local one = options(self, fname, ...)
     local is_single = count == nil
     count = is_single and 1 or arg.integer(count, 2, fname)
     one.code, one.count, one.read = FC[fname], count, is_bits and read_bits or read_words
     local amount = is_bits and count or (count * TYPES[one.vtype][1] + 1) // 2
-    check_address(address, amount, is_bits and MOST.rbits or MOST.rwords, fname)
+    check_address(address, amount, is_bits and MAX_VALUES.rbits or MAX_VALUES.rwords, fname)
     one.bytes = is_bits and (count + 7) // 8 or 2 * amount
     if is_single then
       local read = one.read
@@ -310,13 +307,14 @@ local function reading(fname, is_bits)
   return call
 end
 
--- syntax: modbus:rcoil(addr [, len] [, unit] [, callback]) -> array of booleans, without len one | nil, error
+-- syntax: modbus:rcoil(addr [, len] [, unit] [, callback]) -> array of booleans, or one boolean without len | nil, error
 methods.rcoil = reading("rcoil", true)
--- syntax: modbus:discrete(addr [, len] [, unit] [, callback]) -> the same for discrete inputs
+-- syntax: modbus:discrete(addr [, len] [, unit] [, callback]) -> as rcoil, for discrete inputs
 methods.discrete = reading("discrete", true)
--- syntax: modbus:rholding(addr [, len] [, vtype] [, unit] [, callback]) -> array of numbers, without len one; a string | nil, error
+-- syntax: modbus:rholding(addr [, len] [, vtype] [, unit] [, callback]) -> array of numbers, or one number without len, or a string
+--         | nil, error
 methods.rholding = reading("rholding")
--- syntax: modbus:register(addr [, len] [, vtype] [, unit] [, callback]) -> the same for input registers
+-- syntax: modbus:register(addr [, len] [, vtype] [, unit] [, callback]) -> as rholding, for input registers
 methods.register = reading("register")
 
 -- syntax: modbus:wcoil(addr, boolean | array [, unit] [, callback]) -> true | nil, error
@@ -328,7 +326,7 @@ function methods:wcoil(address, value, ...)
     one.code, one.echo = FC.wcoil, pack(">I2I2", address, arg.boolean(value, 2, "wcoil") and 0xFF00 or 0)
     return transact(self, one, pack("B", one.code) .. one.echo)
   end
-  check_address(address, #value, MOST.wbits, "wcoil")
+  check_address(address, #value, MAX_VALUES.wbits, "wcoil")
   one.code, one.echo = FC.wcoils, pack(">I2I2", address, #value)
   return transact(self, one, pack("B", one.code) .. one.echo .. pack("s1", bits_of(value, 2, "wcoil")))
 end
@@ -337,7 +335,7 @@ end
 function methods:wholding(address, value, ...)
   self_of(self, "wholding")
   local one = options(self, "wholding", ...)
-  local data = words_of(address, value, one.vtype, MOST.wwords, "wholding")
+  local data = words_of(address, value, one.vtype, MAX_VALUES.wwords, "wholding")
   if rawtype(value) == "number" and #data == 2 then
     one.code, one.echo = FC.wword, pack(">I2", address) .. data
     return transact(self, one, pack("B", one.code) .. one.echo)
@@ -350,15 +348,15 @@ end
 function methods:readwrite(waddr, value, raddr, count, ...)
   self_of(self, "readwrite")
   local one = options(self, "readwrite", ...)
-  local data = words_of(waddr, value, one.vtype, MOST.readwrite, "readwrite")
+  local data = words_of(waddr, value, one.vtype, MAX_VALUES.readwrite, "readwrite")
   count = arg.integer(count, 4, "readwrite")
   local amount = (count * TYPES[one.vtype][1] + 1) // 2
-  check_address(raddr, amount, MOST.rwords, "readwrite")
+  check_address(raddr, amount, MAX_VALUES.rwords, "readwrite")
   one.code, one.count, one.read, one.bytes = FC.readwrite, count, read_words, 2 * amount
   return transact(self, one, pack(">BI2I2I2I2s1", one.code, raddr, amount, waddr, #data // 2, data))
 end
 
--- syntax: modbus:connected() -> boolean [, the error that ended the connection]
+-- syntax: modbus:connected() -> boolean [, the error that closed the connection]
 function methods:connected()
   self_of(self, "connected")
   if self.is_open and self.sock:state() ~= "connected" then fail(self, "socketclosed") end
@@ -376,7 +374,7 @@ end
 
 class.__close = methods.close
 
--- ---- connecting
+-- ---- connections
 
 local function tls_of(op)
   local shark = op.shark or op.secure
@@ -407,7 +405,7 @@ local function open(self, addr, op)
   return self
 end
 
--- The same in a cosocket of its own, which then receives: the caller may be a cosocket itself.
+-- As `open`, but in a new cosocket, which also receives: the activity of the caller continues.
 local function open_cosocket(self, addr, op)
   self.timer = ba.timer(function() fail(self, "timeout") end)
   if core.type(addr) ~= "string" then
@@ -436,7 +434,7 @@ local function connect(addr, op)
   if unit < 0 or unit > 255 then bad_range("unit", "connect", "a unit from 0 to 255", unit) end
   local self = setmetatable({
     timeout_ms = timeout_ms, is_async = is_async, onclose = onclose, unit = unit, is_open = true, is_busy = false, number = 0,
-    queue = {}, first = 1, next = 1, received = "", at = 1, strangers = 0,
+    queue = {}, first = 1, next = 1, received = "", at = 1, unexpected = 0,
   }, class)
   return (is_async and open_cosocket or open)(self, addr, op)
 end

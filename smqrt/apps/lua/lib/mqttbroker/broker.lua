@@ -9,15 +9,15 @@ local session = require "mqttbroker.session"
 
 local clock, pcall = ba.clock, pcall
 
-local CHECK_MS <const> = 250 -- how exact deadlines are
-local REST_MS <const> = 1    -- in which others have a turn
+local CHECK_MS <const> = 250 -- interval of `check_all`, and so the precision of deadlines
+local YIELD_MS <const> = 1   -- in which other activities run
 
 local Broker = {}
 Broker.__index = Broker
 
 -- ---- calls into the application
 
---- Tells onerror what happened: etype "mqtt" with a reason code, "sock" with a socket error, "callback" with the text of an error.
+--- Call onerror: etype "mqtt" with a reason code, "sock" with a socket error, "callback" with the text of an error.
 function Broker:report(about, etype, status, text)
   local onerror = self.settings.onerror
   local ok, fault = true, nil
@@ -26,16 +26,16 @@ function Broker:report(about, etype, status, text)
   if not onerror and etype == "callback" then trace("mqttbroker: " .. status) end
 end
 
---- Calls a function of the application, by the name that it has in the manual: whether it returned, and what.
-function Broker:ask(about, name, callback, ...)
-  local ok, answer = pcall(callback, ...)
-  if not ok then self:report(about, "callback", name .. " failed: " .. tostring(answer)) end
-  return ok, answer
+--- Call a function of the application; return whether it succeeded, and its result. name: as in the manual, for the error report.
+function Broker:call(about, name, callback, ...)
+  local ok, result = pcall(callback, ...)
+  if not ok then self:report(about, "callback", name .. " failed: " .. tostring(result)) end
+  return ok, result
 end
 
 -- ---- properties that clients receive
 
---- An identifier for a client that has none.
+--- An identifier for a client without one.
 function Broker.random_identifier()
   return "auto-" .. ba.rndbs(8):gsub(".", function(c) return ("%02x"):format(c:byte()) end)
 end
@@ -51,50 +51,48 @@ function Broker:capabilities()
   }
 end
 
--- ---- clients of the network
+-- ---- network clients
 
 local function describe(sock, secure)
   local address, port = sock:peername()
   return {sock = sock, address = address, port = port, secure = secure}
 end
 
-local function read_all(conversation, sock)
+local function read_all(client_session, sock)
   while true do
     local data, word = sock:read()
-    if not data then return conversation:ended(word) end
-    local busy = conversation:receive(data)
-    while busy do
-      listener.rest(sock, REST_MS)
-      busy = conversation:go_on()
+    if not data then return client_session:ended(word) end
+    local has_more = client_session:receive(data)
+    while has_more do
+      listener.pause(sock, YIELD_MS)
+      has_more = client_session:process()
     end
   end
 end
 
-local Entry = {__close = function(entry) -- also when the reader is killed
+local Entry = {__close = function(entry) -- also when the reading cosocket is killed
   entry.broker.session_count = entry.broker.session_count - 1
   entry.broker.sessions[entry.session] = nil
   entry.session:ended("socketclosed")
 end}
 
-local function is_full(self)
-  if self.session_count < self.settings.max_clients then return false end
-  self.totals.refused = self.totals.refused + 1
-  self:report(nil, "mqtt", refusal.QUOTA, "there are maxClients connections: a further one is closed")
-  return true
-end
-
 local function serve(self, sock, secure)
   if not self.running then return end
-  if is_full(self) then return sock:close() end
+  if self.session_count >= self.settings.max_clients then
+    self.totals.refused = self.totals.refused + 1
+    self:report(nil, "mqtt", refusal.QUOTA, "limit reached: maxClients (" .. self.settings.max_clients .. "); the connection is closed")
+    return sock:close()
+  end
   sock:setoption("tcp-nodelay", true)
   sock:setoption("keepalive", true)
   local box = listener.outbox(sock, self.totals)
-  local conversation = session.new(self, box, describe(sock, secure))
-  local entry <close> = setmetatable({broker = self, session = conversation}, Entry)
-  self.sessions[conversation], self.session_count = sock, self.session_count + 1
-  read_all(conversation, sock)
+  local client_session = session.new(self, box, describe(sock, secure))
+  local entry <close> = setmetatable({broker = self, session = client_session}, Entry)
+  self.sessions[client_session], self.session_count = sock, self.session_count + 1
+  read_all(client_session, sock)
 end
 
+-- The keys of a set, as a list: the set may change during the iteration.
 local function snapshot(set)
   local list = {}
   for key in pairs(set) do list[#list + 1] = key end
@@ -103,15 +101,15 @@ end
 
 local function check_all(self)
   local now_ms = clock()
-  for _, conversation in ipairs(snapshot(self.sessions)) do
-    local sock = self.sessions[conversation]
-    if sock and conversation:check(now_ms) then sock:close() end
+  for _, client_session in ipairs(snapshot(self.sessions)) do
+    local sock = self.sessions[client_session]
+    if sock and client_session:check(now_ms) then sock:close() end
   end
-  if self.settings.auth == true then identity.look_again(self) end
+  if self.settings.auth == true then identity.recheck(self) end
   return self.running or next(self.sessions) ~= nil
 end
 
--- ---- begin and end
+-- ---- start and shutdown
 
 local function open(self, entry)
   local function accepted(sock) return serve(self, sock, entry.shark ~= nil) end
@@ -135,7 +133,7 @@ local function stop_listening(self)
   self.sockets = {}
 end
 
---- A broker that does not listen yet. settings: see options.lua.
+--- A broker without listeners. settings: see options.lua.
 local function make(settings)
   return setmetatable({
     settings = settings, router = router.new(settings.allow_wildcards), totals = {dropped = 0, refused = 0},
@@ -143,7 +141,7 @@ local function make(settings)
   }, Broker)
 end
 
---- Starts a broker. Returns it, or nil and the error of the socket.
+--- Start a broker. Returns it, or nil and the error of the socket.
 local function start(settings)
   local self = make(settings)
   local ok, fault = listen(self)
@@ -157,20 +155,20 @@ local function start(settings)
 end
 
 local function stop_locals(self)
-  for _, here in ipairs(snapshot(self.locals)) do here:stop(refusal.SHUTTING_DOWN) end
+  for _, local_client in ipairs(snapshot(self.locals)) do local_client:stop(refusal.SHUTTING_DOWN) end
 end
 
---- Ends the broker in order: clients of MQTT 5 are notified, queued packets are written. False when it has ended already.
+--- Shut down gracefully: MQTT 5 clients get a reason, and queued packets are written. Returns false when it was not running.
 function Broker:shutdown()
   if not self.running then return false end
   self.running = false
   stop_listening(self)
-  for _, conversation in ipairs(snapshot(self.sessions)) do conversation:stop(refusal.SHUTTING_DOWN, "the broker is shutting down") end
+  for _, client_session in ipairs(snapshot(self.sessions)) do client_session:stop(refusal.SHUTTING_DOWN, "the broker is shutting down") end
   stop_locals(self)
   return true
 end
 
---- Ends the broker immediately. False when it has ended already, without clients left.
+--- Close all sockets immediately. Returns false when it was not running.
 function Broker:close()
   local was_running = self.running
   self.running = false
@@ -180,7 +178,7 @@ function Broker:close()
   return was_running
 end
 
--- {port, address, secure} of each that is open.
+-- {port, address, secure} of each open listener.
 local function listeners(self)
   local list = {}
   for i in ipairs(self.sockets) do
@@ -203,12 +201,12 @@ function Broker:status()
   }
 end
 
---- A client inside this process, with the methods of mqttc: createClient([onstatus] [,onpub] [,opt]).
+--- A client in this process, with the methods of mqttc: createClient([onstatus] [,onpub] [,opt]).
 function Broker:createClient(onstatus, onpub, options)
   if type(onpub) == "table" then onpub, options = nil, onpub end
-  local here, fault = client.new(self, onstatus, onpub, options or {})
-  if not here then error(fault, 2) end
-  return here
+  local local_client, fault = client.new(self, onstatus, onpub, options or {})
+  if not local_client then error(fault, 2) end
+  return local_client
 end
 
 return {make = make, start = start}

@@ -1,5 +1,5 @@
--- A client inside the process of the broker, with the methods of mqttc (spec: smq §8). Its callbacks run one after the other in a
--- cosocket of its own, so they may wait without blocking the publisher.
+-- Local client: a client in the process of the broker, with the methods of mqttc (spec: smq §8). Its callbacks run in sequence in
+-- a cosocket, so they may block without blocking the publisher.
 
 local codec = require "mqttbroker.codec"
 local inbox = require "mqttbroker.inbox"
@@ -31,6 +31,7 @@ local function optional(value, kind, index, name)
   check(value == nil or type(value) == kind, index, name, kind, value)
 end
 
+-- The error of an invalid will; nil for a valid one.
 local function fault_of_will(will)
   if type(will) ~= "table" then return "a will is a table {topic=, payload=}" end
   local topic = text(will.topic)
@@ -44,39 +45,35 @@ end
 
 -- ---- incoming packets
 
-local function convert(self, payload)
-  return self.bytearrays and ba.bytearray.create(payload) or payload
-end
-
--- The callbacks for a message: one for each subscription that has its own, the general one at most once.
-local function receivers(self, subscription)
-  local list, general = {}, false
+-- The callbacks for a message: each `onpub` of a subscription, and the client's `onpub` once if a subscription has none.
+local function callbacks_for(self, subscription)
+  local list, has_default = {}, false
   for _, part in ipairs(subscription.parts or {subscription}) do
-    if part.onpub then list[#list + 1] = part.onpub else general = true end
+    if part.onpub then list[#list + 1] = part.onpub else has_default = true end
   end
-  if general then list[#list + 1] = self.onpub end
+  if has_default then list[#list + 1] = self.onpub end
   return list
 end
 
-local function hand_over(self, incoming, subscription)
-  local kept = subscription.retainaspublished and incoming.retain
-  for _, onpub in ipairs(receivers(self, subscription)) do
-    local first = kept and PUBLISH | RETAIN or PUBLISH
-    self.broker:ask(nil, "onpub", onpub, incoming.topic, convert(self, incoming.payload), incoming.plain(), first)
+local function call_back(self, incoming, subscription)
+  local header = subscription.retainaspublished and incoming.retain and PUBLISH | RETAIN or PUBLISH
+  for _, onpub in ipairs(callbacks_for(self, subscription)) do
+    local payload = self.bytearrays and ba.bytearray.create(incoming.payload) or incoming.payload
+    self.broker:call(nil, "onpub", onpub, incoming.topic, payload, incoming.plain(), header)
   end
 end
 
---- For the router.
+--- Queue a message; called by the router.
 function Client:deliver(incoming, subscription)
   local size = #incoming.topic + #incoming.payload
-  self.inbox:put(size, function() hand_over(self, incoming, subscription) end)
+  self.inbox:put(size, function() call_back(self, incoming, subscription) end)
 end
 
 function Client:flush()
   self.inbox:wake()
 end
 
--- ---- begin and end
+-- ---- connection and disconnection
 
 local function publish_will(self)
   local will = self.will
@@ -93,39 +90,38 @@ local function leave(self, with_will)
   self.broker.router:flush()
 end
 
---- Ends it from the side of the broker; it does not reconnect.
+--- Disconnect the client from the broker's side; it does not reconnect.
 function Client:stop(code)
   if self.ended then return end
   leave(self, true)
   local state = {reasoncode = code, properties = {}}
-  self.inbox:finish(function() self.broker:ask(nil, "onstatus", self.onstatus, "mqtt", "disconnect", state) end)
-end
-
-local function refuse(self)
-  leave(self, false)
-  self.inbox:finish(function() self.broker:ask(nil, "onstatus", self.onstatus, "sock", "cannotconnect") end)
+  self.inbox:finish(function() self.broker:call(nil, "onstatus", self.onstatus, "mqtt", "disconnect", state) end)
 end
 
 local function connect(self)
   if self.ended then return end
-  if not self.broker.running then return refuse(self) end
+  if not self.broker.running then
+    leave(self, false)
+    self.inbox:finish(function() self.broker:call(nil, "onstatus", self.onstatus, "sock", "cannotconnect") end)
+    return
+  end
   self.broker.router:enter(self)
   self.connected = true
   local state = {sessionpresent = false, reasoncode = refusal.NORMAL, properties = self.broker:capabilities()}
-  local _, keep = self.broker:ask(nil, "onstatus", self.onstatus, "mqtt", "connect", state)
-  if keep == false then return self:disconnect() end -- nil keeps: an onstatus that only looks on, or failed
-  for _, action in ipairs(self.waiting) do action() end
-  self.waiting = {}
+  local _, accepted = self.broker:call(nil, "onstatus", self.onstatus, "mqtt", "connect", state)
+  if accepted == false then return self:disconnect() end -- nil, from an onstatus without a result or with an error, keeps the connection
+  for _, action in ipairs(self.deferred) do action() end
+  self.deferred = {}
 end
 
--- Does something now, or as soon as the client is connected. Answers whether it is.
+-- Run `action` now, or when the client connects. Returns whether it is connected.
 local function when_connected(self, action)
   if self.ended then return false end
-  if self.connected then action() else self.waiting[#self.waiting + 1] = action end
+  if self.connected then action() else self.deferred[#self.deferred + 1] = action end
   return self.connected
 end
 
---- A client of `broker`, or nil and what is wrong. onstatus(type, code, status): leaves by answering false.
+--- A client of `broker`, or nil and the error. onstatus(type, code, status): returning false disconnects.
 local function new(broker, onstatus, onpub, options)
   local fault = options.will and fault_of_will(options.will)
   if fault then return nil, "bad argument #3 to 'createClient' (" .. fault .. ")" end
@@ -134,7 +130,7 @@ local function new(broker, onstatus, onpub, options)
   self.id = options.clientidentifier or options.clientId or broker.random_identifier()
   self.onstatus, self.onpub = onstatus or ignore, onpub or trace_message
   self.bytearrays = options.recbta ~= false
-  self.waiting, self.connected, self.ended = {}, false, false
+  self.deferred, self.connected, self.ended = {}, false, false
   self.inbox = inbox.new(broker.totals)
   broker.locals[self] = true
   self.inbox:put(0, function() connect(self) end)
@@ -149,7 +145,7 @@ local function is_payload(value)
   return kind == "string" or kind == "number" or kind == "userdata" -- a byte array
 end
 
---- Publishes: publish(topic, msg [,{retain}] [,prop]). Returns whether it is connected; otherwise it is done on connection.
+--- Publish: publish(topic, msg [,{retain}] [,prop]). Returns whether the client is connected; if not, it publishes when it connects.
 function Client:publish(topic, payload, options, values)
   topic = text(topic)
   check(type(topic) == "string" and topics.is_name(topic), 1, "publish", "topic without wildcards", topic)
@@ -163,7 +159,7 @@ function Client:publish(topic, payload, options, values)
   end)
 end
 
---- Subscribes: subscribe(topic [,onsuback(topic, reason, prop)] [,{nolocal, retainaspublished, onpub}] [,prop]).
+--- Subscribe: subscribe(topic [,onsuback(topic, reason, prop)] [,{nolocal, retainaspublished, onpub}] [,prop]). Returns as `publish`.
 function Client:subscribe(filter, onsuback, options)
   filter = text(filter)
   check(type(filter) == "string", 1, "subscribe", "string", filter)
@@ -174,12 +170,12 @@ function Client:subscribe(filter, onsuback, options)
   local wanted = {filter = filter, nolocal = options.nolocal, retainaspublished = options.retainaspublished, onpub = options.onpub}
   return when_connected(self, function()
     local code = self.broker.router:subscribe(self, wanted)
-    self.inbox:put(0, function() self.broker:ask(nil, "onsuback", onsuback, filter, code, {}) end)
+    self.inbox:put(0, function() self.broker:call(nil, "onsuback", onsuback, filter, code, {}) end)
     self.inbox:wake()
   end)
 end
 
---- Unsubscribes: unsubscribe(topic [,onunsuback(topic, reason, prop)] [,prop]).
+--- Unsubscribe: unsubscribe(topic [,onunsuback(topic, reason, prop)] [,prop]). Returns as `publish`.
 function Client:unsubscribe(filter, onunsuback)
   filter = text(filter)
   check(type(filter) == "string", 1, "unsubscribe", "string", filter)
@@ -187,12 +183,12 @@ function Client:unsubscribe(filter, onunsuback)
   optional(onunsuback, "function", 2, "unsubscribe")
   return when_connected(self, function()
     local code = self.broker.router:unsubscribe(self, filter)
-    self.inbox:put(0, function() self.broker:ask(nil, "onunsuback", onunsuback or ignore, filter, code, {}) end)
+    self.inbox:put(0, function() self.broker:call(nil, "onunsuback", onunsuback or ignore, filter, code, {}) end)
     self.inbox:wake()
   end)
 end
 
---- Ends the client for good. reason 4: its will is published. Returns whether it was connected.
+--- Disconnect without reconnecting. reason 4: publish the will. Returns whether the client was connected.
 function Client:disconnect(reason)
   if self.ended then return false end
   local was_connected = self.connected
@@ -207,16 +203,16 @@ end
 
 Client.__close = Client.close
 
---- The will, nil for none; a wrong one raises an error.
+--- Set the will; nil removes it. Raises an error when it is invalid.
 function Client:setwill(will)
   local fault = will ~= nil and fault_of_will(will)
   if fault then error("bad argument #1 to 'setwill' (" .. fault .. ")", 2) end
   self.will = will
 end
 
---- How many calls wait for the connection, whether it is connected, whether it has ended.
+--- The number of calls deferred until the client connects, whether it is connected, whether it has ended.
 function Client:status()
-  return #self.waiting, self.connected, self.ended
+  return #self.deferred, self.connected, self.ended
 end
 
 return {new = new}

@@ -1,4 +1,4 @@
--- The packets of clients and the answers to them. All but what every message needs is done by the codec in Python.
+-- Codec of the broker's packets. PUBLISH is handled here, for speed; the codec in Python handles all other packets.
 
 local core, py = ...
 
@@ -13,7 +13,7 @@ local unpack = table.unpack
 local CONNECT <const>, SUBSCRIBE <const>, UNSUBSCRIBE <const>, DISCONNECT <const> = 0x10, 0x82, 0xA2, 0xE0
 local NO_LOCAL <const>, AS_PUBLISHED <const> = 0x04, 0x08
 local NO_VALUES <const> = dump {}
-local NUMBERS <const> = {payloadformatindicator = true, messageexpiryinterval = true} -- all others are texts
+local NUMBERS <const> = {payloadformatindicator = true, messageexpiryinterval = true} -- all other properties are texts
 
 local function no_properties() return {} end
 
@@ -28,12 +28,12 @@ end
 -- ---- CONNECT
 
 local function check_will(will, version)
-  if version < 5 then return end -- its subscribers get QoS 0 at any rate
-  if will.qos ~= 0 then refusal.raise(refusal.QOS, "the will has another QoS than 0") end
-  if will.retain then refusal.raise(refusal.RETAIN, "this broker retains no messages, the will neither") end
+  if version < 5 then return end -- accepted and delivered with QoS 0: CONNACK of 3.1.1 has no code for these errors
+  if will.qos ~= 0 then refusal.raise(refusal.QOS, "the will has a QoS other than 0") end
+  if will.retain then refusal.raise(refusal.RETAIN, "this broker does not retain messages; remove the retain flag of the will") end
 end
 
---- The protocol version for the refusal of a CONNECT packet; nil when it is not MQTT.
+--- The protocol version of a CONNECT packet, which the response to an invalid one needs; nil when it is not MQTT.
 function codec.version(body)
   local version = py.connect_version(body)
   return version ~= 0 and version or nil
@@ -54,23 +54,23 @@ end
 
 local function check_header(header, version)
   if header & 0x06 == 0x06 then refusal.malformed("PUBLISH has QoS 3") end
-  if header & 0x06 ~= 0 then refusal.raise(refusal.QOS, "this broker takes QoS 0 only") end
-  if header & 0x08 ~= 0 then refusal.malformed("PUBLISH with QoS 0 is marked as sent again") end
-  if version >= 5 and header & 0x01 ~= 0 then refusal.raise(refusal.RETAIN, "this broker retains no messages") end
+  if header & 0x06 ~= 0 then refusal.raise(refusal.QOS, "this broker supports QoS 0 only") end
+  if header & 0x08 ~= 0 then refusal.malformed("PUBLISH with QoS 0 has the flag DUP") end
+  if version >= 5 and header & 0x01 ~= 0 then refusal.raise(refusal.RETAIN, "this broker does not retain messages") end
 end
 
--- The properties of a message as bytes, the position after them, and the function that makes a table of them.
+-- The properties of a message as bytes, the position after them, and a function that returns them as a table.
 local function read_properties(body, at)
   local size, from = fields.length(body, at)
   if not size or from + size - 1 > #body then refusal.malformed("the packet ends inside its properties") end
   local found = sub(body, from, from + size - 1)
   local has_alias, code, text = py.has_alias(found)
   if has_alias == nil then refusal.raise(code, text) end
-  if has_alias then refusal.raise(refusal.TOPIC_ALIAS, "this broker takes no topic aliases") end
+  if has_alias then refusal.raise(refusal.TOPIC_ALIAS, "this broker does not support topic aliases") end
   return found, from + size, function() return load(py.message_table(found)) end
 end
 
---- A message. A 3.1.1 client, which has no notice that nothing is retained, may set the flag.
+--- The message of a PUBLISH packet. Clients of 3.1.1 may set the retain flag: their CONNACK does not announce that it is unsupported.
 function codec.publish(header, body, version)
   check_header(header, version)
   local topic, at = fields.text(body, 1)
@@ -110,7 +110,7 @@ function codec.disconnect(body, version)
   return packet.code, packet.properties
 end
 
--- ---- what the broker sends
+-- ---- packets of the broker
 
 --- CONNACK without a session. code: in 3.1.1 the return code, in 5 the reason code. values: the properties.
 function codec.connack(version, code, values)
@@ -120,7 +120,7 @@ end
 --- DISCONNECT, for MQTT 5 only. text: the reason, for the log of the client.
 codec.disconnect_packet = py.disconnect
 
---- SUBACK. codes: the reason codes of MQTT 5; 3.1.1 has only one code for a refusal.
+--- SUBACK. codes: the reason codes of MQTT 5; 3.1.1 has one code for all failures.
 function codec.suback(version, id, codes)
   return py.suback(version, id, char(unpack(codes)))
 end
@@ -130,7 +130,7 @@ function codec.unsuback(version, id, codes)
   return py.unsuback(version, id, char(unpack(codes)))
 end
 
---- The bytes of an application's message properties, which may be missing.
+--- The bytes of message properties; "" for an empty table.
 function codec.pack_message(values)
   local given = {}
   for name, value in pairs(values) do given[name] = NUMBERS[name] and value or tostring(value) end

@@ -1,5 +1,5 @@
--- The elements of packets that every message has (MQTT 5 §1.5). Readers take the packet's body and a position, answer the value and
--- the position after it, and refuse what is truncated or malformed.
+-- The data types of PUBLISH packets (MQTT 5 §1.5). Readers take a body and a position. They return the value and the position after
+-- it, or raise a refusal for truncated or malformed data.
 
 local refusal = require "mqttbroker.refusal"
 
@@ -40,7 +40,7 @@ function fields.pack_varint(value)
   return char(value & 0x7F | 0x80) .. fields.pack_varint(value >> 7)
 end
 
---- A string with its length before it.
+--- A string, preceded by its length.
 function fields.pack_binary(value)
   return pack(">s2", value)
 end

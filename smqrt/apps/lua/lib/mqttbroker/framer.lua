@@ -1,4 +1,4 @@
--- Cuts what arrives into packets: `add` what was read, then take `next` until it answers nil.
+-- Splitting of the input into packets: `add` data that was read, then call `next` until it returns nil.
 
 local fields = require "mqttbroker.fields"
 local refusal = require "mqttbroker.refusal"
@@ -8,7 +8,7 @@ local byte, concat, format, sub = string.byte, table.concat, string.format, stri
 local Framer = {}
 Framer.__index = Framer
 
---- A framer that refuses packets of more than `max_bytes`, before they have arrived.
+--- A framer that rejects packets of more than `max_bytes`, before they are complete.
 local function new(max_bytes)
   return setmetatable({max_bytes = max_bytes, data = "", at = 1, parts = {}, missing_bytes = 0}, Framer)
 end
@@ -21,13 +21,13 @@ function Framer:add(data)
   self.data, self.at, self.parts = concat(parts), 1, {}
 end
 
---- The rest waits for more data, so that a large packet is joined once and not at every read.
+-- Collect data until `bytes` more have been added, so that a large packet is concatenated once and not at every read.
 local function wait_for(self, bytes)
   self.parts, self.missing_bytes = {sub(self.data, self.at)}, bytes
   self.data, self.at = "", 1
 end
 
---- The first byte and the body of the next packet, or nil when it has not arrived completely.
+--- The first byte and the body of the next packet; nil when it is incomplete.
 function Framer:next()
   local data, at = self.data, self.at
   if at > #data then return nil end

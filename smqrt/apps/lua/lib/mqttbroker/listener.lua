@@ -1,4 +1,4 @@
--- The sockets of a broker: a listener, and for each client a cosocket that reads and one that writes.
+-- Sockets of a broker: its listeners, and for each client one cosocket that reads and one that writes.
 
 local outbox = require "mqttbroker.outbox"
 
@@ -15,14 +15,14 @@ local function write_all(cosock, box, sock)
     elseif box.finished then
       return sock:close()
     elseif not cosock:disable() then
-      return -- the server stops
+      return -- the server shuts down
     end
   end
 end
 
 local listener = {}
 
---- An outbox whose packets are written to a socket. A client that reads slowly blocks only its own writer.
+--- An outbox whose packets are written to a socket. A slow client blocks only the cosocket that writes to it.
 function listener.outbox(sock, totals)
   local writer
   local box = outbox.new(totals, function() if writer then writer:enable(true) end end)
@@ -30,28 +30,27 @@ function listener.outbox(sock, totals)
   return box
 end
 
---- Lets the cosocket that runs wait, while the others go on.
-function listener.rest(sock, ms)
+--- Suspend the running cosocket of `sock` for `ms` milliseconds.
+function listener.pause(sock, ms)
   ba.timer(function() sock:enable() end):set(ms, true)
   sock:disable()
 end
 
--- "failed" passes: there are no file descriptors left at the moment.
 local function accept_all(sock, serve, report)
   while true do
     local client, word = sock:accept()
     if client then
       client:event(serve, "s")
-    elseif word == "failed" then
+    elseif word == "failed" then -- temporarily: no free file descriptor
       report(word)
-      listener.rest(sock, RETRY_MS)
+      listener.pause(sock, RETRY_MS)
     else
       return
     end
   end
 end
 
---- Listens; serve(sock) runs as a cosocket for each client. Returns the socket, or nil and the error.
+--- Listen on a port; `serve(sock)` runs in a cosocket for each client. Returns the socket, or nil and the error.
 -- report: called with the word of an error after which listening continues.
 function listener.open(address, port, shark, serve, report)
   local sock, fault = ba.socket.bind(port, {intf = address, shark = shark})

@@ -1,4 +1,4 @@
--- A message, and the PUBLISH packets of it. Most subscribers get the same bytes, which are made once for each protocol version.
+-- A message and its PUBLISH packets. Most subscribers get the same bytes, which are cached for each protocol version.
 
 local fields = require "mqttbroker.fields"
 
@@ -10,7 +10,7 @@ local EMPTY <const> = "\0"
 local Message = {}
 Message.__index = Message
 
---- forwarded: the bytes of the properties that go with it. plain: a function that answers them as a table for applications.
+--- forwarded: the encoded properties that subscribers get. plain: a function that returns them as a table for applications.
 local function new(topic, payload, retain, forwarded, plain)
   return setmetatable({topic = topic, payload = payload, retain = retain, forwarded = forwarded, plain = plain}, Message)
 end
@@ -29,7 +29,7 @@ local function packet_5(self, header, extra)
   return packet(header, fields.pack_binary(self.topic) .. block .. self.payload)
 end
 
---- What a client gets. identifiers: the bytes of its subscription identifiers; as_published: keep the mark "retain".
+--- The PUBLISH packet for a subscriber. identifiers: its encoded subscription identifiers. as_published: keep the retain flag.
 function Message:packet(version, identifiers, as_published)
   if version < 5 then
     self.bytes_3 = self.bytes_3 or packet_3(self)

@@ -1,12 +1,12 @@
--- The options of a broker, checked.
+-- Options of a broker: checks, conversions and defaults.
 
 local MAX_PACKET_BYTES <const> = 262144
-local LARGEST <const> = 268435460 -- that MQTT has: four bytes of length
-local SMALLEST <const> = 128      -- holds a CONNECT of every client
+local LARGEST <const> = 268435460 -- of MQTT, whose lengths have four bytes
+local SMALLEST <const> = 128      -- large enough for a CONNECT of usual clients
 local MAX_CLIENTS <const> = 10000
 local PORT <const>, TLS_PORT <const> = 1883, 8883
 
--- Each row of the checks: name, test, what is expected, conversion (as Lua's own: a number for its text, and the other way round).
+-- Each row of CHECKS: name, test, expected value, conversion between numbers and text as in Lua's own functions.
 
 local function is(kind)
   return function(value) return type(value) == kind end, kind
@@ -31,7 +31,7 @@ local CHECKS <const> = {
   {"plain", is "boolean"},
   {"plainPort", between(0, 65535, "port number from 0 to 65535")},
   {"maxPacketSize", between(SMALLEST, LARGEST, "number of bytes from 128 to 268435460")},
-  {"maxClients", between(1, math.maxinteger, "number from 1 on")},
+  {"maxClients", between(1, math.maxinteger, "number above 0")},
   {"auth", function(value) return type(value) == "function" or value == true end, "function or true"},
   {"onpublish", is "function"},
   {"onerror", is "function"},
@@ -44,7 +44,7 @@ local function shown(value)
   return type(value) == "number" and value or type(value)
 end
 
--- Checks the options, and converts them.
+-- Convert the options; return the error of the first invalid one.
 local function fault_of(op)
   for _, check in ipairs(CHECKS) do
     local name, accepts, expected, convert = table.unpack(check)
@@ -57,7 +57,7 @@ local function fault_of(op)
   end
 end
 
--- The listeners: {port, shark}, the first one first.
+-- The listeners as {port, shark}; the first one is on `port`.
 local function listeners(op)
   if not op.shark then return {{port = op.port or PORT}} end
   local list = {{port = op.port or TLS_PORT, shark = op.shark}}
@@ -65,7 +65,7 @@ local function listeners(op)
   return list
 end
 
---- The settings of create([port] [,op]), or nil and what is wrong.
+--- The settings from the arguments of create([port] [,op]), or nil and the error.
 local function parse(port, op)
   if type(port) == "table" then port, op = nil, port end
   if op ~= nil and type(op) ~= "table" then return nil, FAULT:format("options", "table", type(op)) end

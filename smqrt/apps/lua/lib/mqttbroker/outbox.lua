@@ -1,15 +1,15 @@
--- Outbox: a bounded queue of packets for a client. It has no socket: `wake` notifies the writer.
+-- Bounded queue of packets for a client, without a socket: `wake` starts the writer.
 
 local concat = table.concat
 
-local MAX_BYTES <const> = 1 << 20   -- then messages are dropped, and counted
-local WRITE_BYTES <const> = 1 << 16 -- in one write
-local STUCK_MS <const> = 10000      -- for one write
+local MAX_BYTES <const> = 1 << 20     -- further messages are dropped and counted
+local WRITE_BYTES <const> = 1 << 16   -- of packets that are joined to one write
+local WRITE_LIMIT_MS <const> = 10000  -- after which the client is disconnected
 
 local Outbox = {}
 Outbox.__index = Outbox
 
---- totals: a table whose `dropped` counts for all clients.
+--- totals: a table; its field `dropped` is incremented for each dropped packet.
 local function new(totals, wake)
   return setmetatable({totals = totals, wake = wake, first = 1, last = 0, bytes = 0, packets = {}}, Outbox)
 end
@@ -19,19 +19,19 @@ local function append(self, packet)
   self.packets[self.last] = packet
 end
 
---- Adds a packet; it is dropped when the client reads too slowly.
+--- Add a packet, or drop it when the queue is full.
 function Outbox:put(packet)
   if self.finished then return end
   if self.bytes + #packet <= MAX_BYTES or self.bytes == 0 then return append(self, packet) end
   self.totals.dropped = self.totals.dropped + 1
 end
 
---- Has what was added written.
+--- Start to write the added packets.
 function Outbox:flush()
   if self.last >= self.first then self.wake() end
 end
 
---- Adds the last packet, which may be empty; then the connection ends.
+--- Add the last packet, which may be ""; the writer closes the connection after it.
 function Outbox:finish(packet)
   if self.finished then return end
   if packet ~= "" then append(self, packet) end
@@ -39,7 +39,7 @@ function Outbox:finish(packet)
   self.wake()
 end
 
---- The next packet to write, or nil. The caller calls `written` afterwards.
+--- Remove and return the bytes of the next write; nil when the queue is empty. The caller must then call `written`.
 function Outbox:take(now_ms)
   local packets, first, size = self.packets, self.first, 0
   local at = first
@@ -57,9 +57,9 @@ function Outbox:written(bytes)
   self.bytes, self.since_ms = self.bytes - bytes, nil
 end
 
---- Whether a write takes longer than 10 s: the client does not read.
+--- Whether a write takes longer than 10 s because the client does not read.
 function Outbox:is_stuck(now_ms)
-  return self.since_ms and now_ms - self.since_ms > STUCK_MS
+  return self.since_ms and now_ms - self.since_ms > WRITE_LIMIT_MS
 end
 
 return {new = new}

@@ -1,4 +1,4 @@
--- Reason codes (MQTT 5 §2.4) and the error by which a packet is refused: it ends only the client that sent it.
+-- Reason codes (MQTT 5 §2.4), and refusals: errors that reject a packet and disconnect only the client that sent it.
 
 local Refusal = {__name = "refusal", __tostring = function(refusal) return refusal.text end}
 
@@ -30,7 +30,7 @@ local refusal = {
   WILDCARD = 0xA2,
 }
 
---- The return codes that a 3.1.1 CONNACK has; a client refused for another reason is closed without a word.
+--- The return codes of a 3.1.1 CONNACK. For other reasons, a 3.1.1 connection is closed without a packet.
 refusal.CONNACK_3 = {
   [refusal.VERSION] = 1,
   [refusal.CLIENT_IDENTIFIER] = 2,
@@ -39,7 +39,7 @@ refusal.CONNACK_3 = {
   [refusal.NOT_AUTHORIZED] = 5,
 }
 
---- Raises the refusal of a packet: reason code and an English reason.
+--- Raise a refusal. text: the reason in English.
 function refusal.raise(code, text)
   error(setmetatable({code = code, text = text}, Refusal), 0)
 end
@@ -47,7 +47,7 @@ end
 function refusal.malformed(text) refusal.raise(refusal.MALFORMED, text) end
 function refusal.protocol_error(text) refusal.raise(refusal.PROTOCOL_ERROR, text) end
 
---- The reason code and text of what was raised, and whether it is a refusal: anything else is a fault of the broker.
+--- The reason code and text of a raised value, and whether it is a refusal. Any other value is a bug of the broker.
 function refusal.of(value)
   if getmetatable(value) == Refusal then return value.code, value.text, true end
   return refusal.UNSPECIFIED, "the broker failed to handle the packet", false

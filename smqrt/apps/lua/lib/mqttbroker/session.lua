@@ -1,4 +1,4 @@
--- The protocol session of one network client, without its socket: input by `receive`, output through an outbox.
+-- Protocol session of a network client, without its socket: input by `receive`, output through an outbox.
 
 local codec = require "mqttbroker.codec"
 local framer = require "mqttbroker.framer"
@@ -8,16 +8,16 @@ local refusal = require "mqttbroker.refusal"
 local byte, clock, pcall = string.byte, ba.clock, pcall
 
 local CONNECT <const>, PUBLISH <const> = 1, 3
-local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
-local CLOSE_MS <const> = 5000     -- for the last bytes
-local BODY_BITS <const> = 8       -- 256 bytes of a packet cost about as much as a small one: properties, UTF-8
-local WORK <const> = 3000         -- packets and deliveries, a large one counting for several, until others get their turn
-local KEEPALIVE_MS <const> = 1500 -- for each second that the client requested: one and a half times (MQTT 5 §3.1.2.10)
+local CONNECT_MS <const> = 10000        -- from the connection to a complete CONNECT
+local CLOSE_MS <const> = 5000           -- to write the last packets
+local BODY_BITS <const> = 8             -- decoding 256 bytes costs about as much as a small packet
+local MAX_WORK <const> = 3000           -- before other activities run; 1 is a small packet or its delivery
+local KEEPALIVE_MS_PER_S <const> = 1500 -- one and a half times the requested keep-alive (MQTT 5 §3.1.2.10)
 
 local Session = {}
 Session.__index = Session
 
---- broker: see broker.lua. outbox: see outbox.lua. client: what callbacks get.
+--- broker: see broker.lua. outbox: see outbox.lua. client: the table that callbacks get.
 local function new(broker, outbox, client)
   local self = broker.router.account()
   self.broker, self.router, self.outbox, self.client = broker, broker.router, outbox, client
@@ -26,7 +26,7 @@ local function new(broker, outbox, client)
   return setmetatable(self, Session)
 end
 
--- ---- the end
+-- ---- disconnection
 
 local function closing_packet(self, code, text)
   if self.connected then return self.version >= 5 and codec.disconnect_packet(code, text) or "" end
@@ -46,8 +46,8 @@ local function is_allowed(self, message)
   if self.identity and not identity.may_publish(self, message.topic) then return false end
   local onpublish = self.broker.settings.onpublish
   if not onpublish then return true end
-  local asked, answer = self.broker:ask(self.client, "onpublish", onpublish, self.client, message.topic, message.payload, message.retain)
-  return asked and answer ~= false
+  local ok, allowed = self.broker:call(self.client, "onpublish", onpublish, self.client, message.topic, message.payload, message.retain)
+  return ok and allowed ~= false
 end
 
 local function publish_will(self, will)
@@ -56,7 +56,7 @@ local function publish_will(self, will)
   self.router:flush()
 end
 
--- The will gets a cosocket of its own, where onpublish may wait: this may be the timer, or the end of a killed activity.
+-- The will is published in a separate cosocket, since onpublish may block: this may run in the timer or while a killed activity is closed.
 local function leave(self)
   local will = self.will
   self.left, self.will = true, nil
@@ -68,7 +68,7 @@ local function leave(self)
   end)
 end
 
---- Ends the session from the side of the broker: the client gets the reason (in MQTT 5), its will is published.
+--- End the session from the broker's side: an MQTT 5 client gets the reason, and the will is published.
 function Session:stop(code, text)
   if self.left then return end
   self.deadline_ms = clock() + CLOSE_MS
@@ -76,7 +76,7 @@ function Session:stop(code, text)
   leave(self)
 end
 
---- The connection is gone. word: the error of the socket.
+--- End the session after the connection was closed. word: the error of the socket.
 function Session:ended(word)
   if not self.left then
     self.broker:report(self.client, "sock", word)
@@ -91,7 +91,7 @@ local function refuse(self, code, text)
   self:stop(code, text)
 end
 
---- Ends overdue sessions: without a CONNECT, or without packets. Returns true when the connection must be closed immediately.
+--- End the session when it is overdue: without a CONNECT, or without packets. Returns true when the connection must be closed immediately.
 function Session:check(now_ms)
   if self.outbox:is_stuck(now_ms) then
     self:ended("timeout")
@@ -99,7 +99,7 @@ function Session:check(now_ms)
   end
   if not self.deadline_ms or now_ms < self.deadline_ms then return false end
   if self.left then return true end
-  refuse(self, refusal.KEEP_ALIVE, "nothing was heard of the client for longer than the keep-alive allows")
+  refuse(self, refusal.KEEP_ALIVE, "no packet was received within the keep-alive time")
   return false
 end
 
@@ -107,10 +107,10 @@ end
 
 local function check_connect(request)
   if request.properties.authenticationmethod then
-    refusal.raise(refusal.AUTHENTICATION_METHOD, "this broker knows user name and password only")
+    refusal.raise(refusal.AUTHENTICATION_METHOD, "this broker supports only user name and password")
   end
   if request.id == "" and request.version < 5 and not request.clean then
-    refusal.raise(refusal.CLIENT_IDENTIFIER, "a client without identifier must ask for a clean session")
+    refusal.raise(refusal.CLIENT_IDENTIFIER, "a client without an identifier must request a clean session")
   end
 end
 
@@ -118,11 +118,11 @@ local function authenticate(self, request)
   local auth = self.broker.settings.auth
   if not auth then return end
   if auth == true then return identity.login(self, request) end
-  local asked, accepted = self.broker:ask(self.client, "auth", auth, self.client, request.username, request.password)
-  if not asked then refusal.raise(refusal.UNAVAILABLE, "the broker can't tell whether the client may connect") end
+  local ok, accepted = self.broker:call(self.client, "auth", auth, self.client, request.username, request.password)
+  if not ok then refusal.raise(refusal.UNAVAILABLE, "the authentication of the broker failed") end
   if accepted then return end
   if request.username then refusal.raise(refusal.CREDENTIALS, "user name or password is wrong") end
-  refusal.raise(refusal.NOT_AUTHORIZED, "the client must give user name and password")
+  refusal.raise(refusal.NOT_AUTHORIZED, "the client must send user name and password")
 end
 
 local function capabilities(self, request)
@@ -140,7 +140,7 @@ end
 local function welcome(self, request)
   self.connected, self.will = true, request.will
   self.max_bytes = request.properties.maximumpacketsize or self.max_bytes
-  self.limit_ms = request.keepalive_s > 0 and request.keepalive_s * KEEPALIVE_MS or nil
+  self.keepalive_ms = request.keepalive_s > 0 and request.keepalive_s * KEEPALIVE_MS_PER_S or nil
   self.session_expiry = request.properties.sessionexpiryinterval or 0
   self.outbox:put(codec.connack(self.version, refusal.NORMAL, capabilities(self, request)))
 end
@@ -152,8 +152,8 @@ local function connect(self, body)
   self.id = request.id ~= "" and request.id or self.broker.random_identifier()
   describe(self, request)
   authenticate(self, request)
-  if self.left then return identity.leave(self) end -- it was the time of the application
-  identity.check_taking_over(self, self.router.clients[self.id])
+  if self.left then return identity.leave(self) end -- the connection was closed during the authentication
+  identity.check_takeover(self, self.router.clients[self.id])
   self.router:enter(self)
   welcome(self, request)
 end
@@ -173,8 +173,8 @@ handlers[8] = {2, function(self, body) -- SUBSCRIBE
   local id, wanted = codec.subscribe(body, self.version)
   local codes = {}
   for i, entry in ipairs(wanted) do
-    local may = not self.identity or identity.may_subscribe(self, entry.filter)
-    codes[i] = may and self.router:subscribe(self, entry) or refusal.NOT_AUTHORIZED
+    local allowed = not self.identity or identity.may_subscribe(self, entry.filter)
+    codes[i] = allowed and self.router:subscribe(self, entry) or refusal.NOT_AUTHORIZED
   end
   self.work = self.work + #wanted
   self.outbox:put(codec.suback(self.version, id, codes))
@@ -196,7 +196,7 @@ end}
 handlers[14] = {0, function(self, body) -- DISCONNECT
   local code, found = codec.disconnect(body, self.version)
   if self.session_expiry == 0 and (found.sessionexpiryinterval or 0) > 0 then
-    refusal.protocol_error("DISCONNECT asks for a session that CONNECT did not ask for")
+    refusal.protocol_error("DISCONNECT sets a session expiry interval, but CONNECT did not")
   end
   if code == refusal.NORMAL then self.will = nil end
   self.outbox:finish("")
@@ -207,40 +207,37 @@ end}
 local function handle(self, header, body)
   local kind = header >> 4
   local entry = handlers[kind]
-  if not entry then refusal.protocol_error("a client of this broker sends no packets of type " .. kind) end
+  if not entry then refusal.protocol_error("unexpected packet type " .. kind) end
   if entry[1] and header & 0x0F ~= entry[1] then refusal.malformed("wrong flags in the first byte of a packet") end
   if not self.connected then return connect(self, body) end
-  self.deadline_ms = nil -- counted again from the end of the packet: a callback may block
+  self.deadline_ms = nil -- set again after the packet: a callback may block
   return entry[2](self, body, header)
 end
 
--- Refused at its first byte: the length that a web browser's "GET" seems to have would never be complete.
+-- Check the first byte: other protocols, such as HTTP, would look like an incomplete packet that never ends.
 local function check_first(self, data)
   if self.begun or data == "" then return end
   self.begun = true
   if byte(data) ~= CONNECT << 4 then refusal.protocol_error("the first packet is not a CONNECT") end
 end
 
-local function take_packets(self)
-  while not self.left and self.work < WORK do
+local function handle_packets(self)
+  while not self.left and self.work < MAX_WORK do
     local header, body = self.framer:next()
     if not header then return end
     self.work = self.work + 1 + (#body >> BODY_BITS)
     handle(self, header, body)
-    if not self.left then self.deadline_ms = self.limit_ms and clock() + self.limit_ms end
+    if not self.left then self.deadline_ms = self.keepalive_ms and clock() + self.keepalive_ms end
   end
 end
 
-local function fail(self, fault)
-  local code, text, refused = refusal.of(fault)
-  if not refused then trace("mqttbroker: " .. tostring(fault)) end
-  refuse(self, code, text)
-end
-
--- Whatever a packet is, it can end this session only.
+-- Call a function; an error ends this session and nothing else.
 local function try(self, f, ...)
   local ok, fault = pcall(f, self, ...)
-  if not ok then fail(self, fault) end
+  if ok then return end
+  local code, text, is_refusal = refusal.of(fault)
+  if not is_refusal then trace("mqttbroker: " .. tostring(fault)) end
+  refuse(self, code, text)
 end
 
 local function add(self, data)
@@ -248,23 +245,24 @@ local function add(self, data)
   self.framer:add(data)
 end
 
---- Handles what was read. Answers whether others should have a turn before the rest of it is handled with `go_on`.
+--- Handle data that was read. Returns true when the caller must let other activities run and then call `process` for the rest.
 function Session:receive(data)
   if self.left then return false end
   try(self, add, data)
-  return self:go_on()
+  return self:process()
 end
 
-function Session:go_on()
-  try(self, take_packets)
+--- Handle packets that were received. Returns as `receive`.
+function Session:process()
+  try(self, handle_packets)
   self.outbox:flush()
   self.router:flush()
-  if self.work < WORK then return false end
+  if self.work < MAX_WORK then return false end
   self.work = 0
   return not self.left
 end
 
--- ---- what others send to it
+-- ---- delivery, called by the router
 
 function Session:deliver(message, subscription)
   local bytes = message:packet(self.version, subscription.identifiers, subscription.retainaspublished)

@@ -1,4 +1,4 @@
--- Subscriptions: filters without wildcards in a table, the others in a tree with a node per level.
+-- Subscriptions: a table for filters without wildcards, and a tree with one node per level for the others.
 
 local topics = require "mqttbroker.topics"
 
@@ -15,7 +15,7 @@ local function new()
   return setmetatable({exact = {}, root = new_node(), nodes = 0}, Tree)
 end
 
---- The level of a topic or filter at a position, and the position of the level after it, nil after the last one.
+-- The level of a topic or filter at a position, and the position of the next level; nil after the last one.
 local function level_at(topic, at)
   local slash = find(topic, "/", at, true)
   if not slash then return sub(topic, at), nil end
@@ -36,12 +36,13 @@ local function put(tree, filter, client, subscription)
   node.subscribers[client] = subscription
 end
 
+-- Remove a client from a set; return the set, or nil when it is empty.
 local function drop(subscribers, client)
   if subscribers then subscribers[client] = nil end
   return subscribers and next(subscribers) and subscribers or nil
 end
 
--- Removes a client below `node`; answers whether the node is of no more use.
+-- Remove a client below `node`; return whether the node is empty.
 local function prune(tree, node, filter, at, client)
   if not at then
     node.subscribers = drop(node.subscribers, client)
@@ -55,7 +56,7 @@ local function prune(tree, node, filter, at, client)
   return not node.subscribers and not next(node.children)
 end
 
---- Subscribes a client. Its earlier subscription to the same filter is replaced.
+--- Subscribe a client. Its earlier subscription to the same filter is replaced.
 function Tree:add(filter, client, subscription)
   if topics.has_wildcard(filter) then return put(self, filter, client, subscription) end
   self.exact[filter] = self.exact[filter] or {}
@@ -70,7 +71,7 @@ function Tree:remove(filter, client)
   end
 end
 
--- The levels of a topic, one more than filters may have at most: no node is deeper.
+-- The levels of a topic, at most one more than a filter may have: no node is deeper.
 local function split(topic)
   local levels, count, at = {}, 0, 1
   while at and count <= topics.MAX_LEVELS do
@@ -80,7 +81,7 @@ local function split(topic)
   return levels
 end
 
--- "#" is also for the level above it: "a/#" is for "a".
+-- "#" also matches the level above it: "a/#" matches "a".
 local function walk(node, levels, i, found)
   local children, level = node.children, levels[i]
   local all = children["#"]
@@ -95,7 +96,7 @@ local function walk(node, levels, i, found)
   if any then walk(any, levels, i + 1, found) end
 end
 
---- The sets of subscribers of a topic, as a list of tables client -> subscription; `visited` is the number of examined nodes.
+--- The sets of subscribers of a topic, a list of tables client -> subscription. Its field `visited` is the number of visited nodes.
 function Tree:match(topic)
   local found = {self.exact[topic], visited = 0}
   if not next(self.root.children) then return found end

@@ -1,4 +1,4 @@
--- require "smq.broker": the older form of smq.hub, with methods called by dot (spec: smq §2.5).
+-- require "smq.broker": the deprecated form of smq.hub, whose methods are called with a dot (spec: smq §2.5).
 local hub = require "smq.hub"
 
 local methods = {

@@ -1,7 +1,7 @@
--- require "smq.client": SMQ clients (spec: smq §3). A client is an object with an integer.
+-- require "smq.client": SMQ clients (spec: smq §3). Python identifies each client by an integer.
 --
--- Applications assign the callbacks onauth, onconnect, onreconnect, onclose and onmsg to it. Nothing outlives a lost connection:
--- subscribe in onconnect, which is also called after a reconnect when there is no onreconnect.
+-- Applications set the callbacks onauth, onconnect, onreconnect, onclose and onmsg as fields of a client. Subscriptions end with the
+-- connection: subscribe in onconnect, which is also called after a reconnect when there is no onreconnect.
 local core, py = ...
 
 local arg, ref = core.arg, core.ref
@@ -10,7 +10,7 @@ local pairs, setmetatable, tostring, type = pairs, setmetatable, tostring, type
 local methods = {}
 local class = core.class("smqclient", methods)
 local handles = setmetatable({}, {__mode = "k"}) -- client -> integer
-local clients = {}                               -- integer -> client, until it has ended for good
+local clients = {}                               -- integer -> client, until it ends without a reconnect
 
 local function handle(self)
   local number = handles[self]
@@ -18,7 +18,7 @@ local function handle(self)
   return number
 end
 
--- ---- what concerns a client as a whole
+-- ---- events
 
 local events = {}
 
@@ -37,30 +37,30 @@ function events.reconnect(self, etid, rnd, ip)
 end
 
 function events.close(self, err, canreconnect, text)
-  local again = self.onclose and self.onclose(err, canreconnect, text)
-  if type(again) == "number" then return again end
-  return again and true or false
+  local reconnect = self.onclose and self.onclose(err, canreconnect, text)
+  if type(reconnect) == "number" then return reconnect end
+  return reconnect and true or false
 end
 
 function events.msg(self, data, ptid, tid, subtid)
   if self.onmsg then self.onmsg(data, ptid, tid, subtid) end
 end
 
-local makers = {} -- integer -> what makes the connections of a client, when the application does
+local connectors = {} -- integer -> {connect = function of the application, op = options, sock = current socket}
 
--- The application's function must call back with a connected socket on which the broker already uses SMQ.
+-- The application's function must pass a socket to `opened` on which the broker already uses SMQ.
 function events.open(self)
   local number = handles[self]
-  local maker = makers[number]
+  local connector = connectors[number]
   local function opened(sock, err, details)
     if sock then
       core.socket.self_of(sock, "connect")
-      if sock:websocket() then sock, err, details = nil, "incorrectuse", "a bare socket is needed" end
+      if sock:websocket() then sock, err, details = nil, "incorrectuse", "a socket without WebSocket is needed" end
     end
-    if sock then maker.sock = sock end -- kept while the client uses it
+    if sock then connector.sock = sock end -- prevents its garbage collection
     if not py.opened(number, sock and sock.handle, err and tostring(err), details and tostring(details)) and sock then sock:close() end
   end
-  local ok, message = xpcall(maker.connect, core.traceback, self, maker.op, opened)
+  local ok, message = xpcall(connector.connect, core.traceback, self, connector.op, opened)
   if not ok then
     core.log_error("the connect function of an SMQ client failed: " .. message)
     opened(nil, "failed", message)
@@ -69,7 +69,7 @@ end
 
 py.on_event(ref(function(number, event, ...)
   if event == "end" then
-    clients[number], makers[number] = nil, nil
+    clients[number], connectors[number] = nil, nil
     return
   end
   return events[event](clients[number], ...)
@@ -86,8 +86,8 @@ local function optional_ref(f, index, fname)
   return f ~= nil and ref(arg["function"](f, index, fname)) or nil
 end
 
--- A topic with a known number, which can be observed or unsubscribed.
-local function known(number, topic, fname)
+-- Check that a connected client has the number of a topic, which observe and unsubscribe need. Returns the topic.
+local function numbered(number, topic, fname)
   topic = name(topic, 1, fname)
   if type(topic) == "string" and topic ~= "self" and py.gettid(number) and not py.topic2tid(number, topic) then
     core.raise("bad argument #1 to '" .. fname .. "' (unknown topic '" .. topic .. "'; create or subscribe it first)")
@@ -119,7 +119,7 @@ function methods.createsub(self, subtopic, onack)
   return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
 end
 
--- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged.
+-- A callback that calls onmsg with decoded JSON, or with the data unchanged when it is not JSON.
 local function decoding(onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)
@@ -140,26 +140,26 @@ function methods.subscribe(self, topic, subtopic, settings)
   return py.subscribe(handle(self), topic, subtopic, onmsg and ref(onmsg), onack and ref(onack))
 end
 
--- syntax: smq:publish(data, topic [,subtopic])                                       -> whether it is on its way
+-- syntax: smq:publish(data, topic [,subtopic])                                       -> whether it was queued to be sent
 function methods.publish(self, data, topic, subtopic)
   return py.publish(handle(self), core.payload(data, 1, "publish"), name(topic, 2, "publish"), arg.optional(name, subtopic, nil, 3, "publish"))
 end
 
 function methods.unsubscribe(self, topic)
   local number = handle(self)
-  py.unsubscribe(number, known(number, topic, "unsubscribe"))
+  py.unsubscribe(number, numbered(number, topic, "unsubscribe"))
 end
 
 -- syntax: smq:observe(topic, f(subscribers, topic))
 function methods.observe(self, topic, f)
   local number = handle(self)
-  topic = known(number, topic, "observe")
+  topic = numbered(number, topic, "observe")
   py.observe(number, topic, ref(arg["function"](f, 2, "observe")))
 end
 
 function methods.unobserve(self, topic)
   local number = handle(self)
-  py.unobserve(number, known(number, topic, "unobserve"))
+  py.unobserve(number, numbered(number, topic, "unobserve"))
 end
 
 function methods.gettid(self) return py.gettid(handle(self)) end
@@ -168,7 +168,7 @@ function methods.tid2topic(self, tid) return py.tid2topic(handle(self), arg.inte
 function methods.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
 function methods.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.integer(stid, 1, "tid2subtopic")) end
 
--- After everything that was published; onclose is not called, and the client does not reconnect.
+-- Disconnect after all published messages were sent. onclose is not called, and the client does not reconnect.
 function methods.close(self) py.close(handle(self)) end
 methods.disconnect = methods.close
 
@@ -197,7 +197,7 @@ local function options(op)
     local user, password = arg.string(op.user, 2, "create{user}"), arg.string(op.password or "", 2, "create{password}")
     add(list, "header:Authorization", "Basic " .. ba.b64encode(user .. ":" .. password))
   end
-  core.http.add_way(list, op)
+  core.http.add_connection_options(list, op)
   return list
 end
 
@@ -211,7 +211,7 @@ local function create(url, op)
   local self = setmetatable({}, class)
   local number = py.create(not connect and arg.string(url, 1, "create") or nil, table.unpack(options(op)))
   handles[self], clients[number] = number, self
-  if connect then makers[number] = {connect = connect, op = op} end
+  if connect then connectors[number] = {connect = connect, op = op} end
   return self
 end
 

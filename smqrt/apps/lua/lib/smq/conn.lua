@@ -1,4 +1,4 @@
--- require "smq.conn": takes links of other nodes at a port, and makes them to a list of nodes (spec: smq §6).
+-- require "smq.conn": links between nodes: accepted on a port, and opened to a list of nodes (spec: smq §6).
 local core, py = ...
 require "smq.mtl"
 
@@ -33,10 +33,10 @@ end
 
 -- syntax: conn:status()       -> {ip = whether there is a link}
 function conn.status(self)
-  return core.folded(py.status(handle(self)))
+  return core.table_of_pairs(py.status(handle(self)))
 end
 
--- syntax: conn:shutdown()     -> no more links are taken or made; those that are up stay
+-- syntax: conn:shutdown()     accepts and opens no further links; existing ones stay open
 function conn.shutdown(self) py.conn_shutdown(handle(self)) end
 
 local known = {intf = true, ipv6 = true, shark = true, sshark = true, onstatus = true}

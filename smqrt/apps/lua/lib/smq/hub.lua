@@ -1,4 +1,4 @@
--- require "smq.hub": SMQ brokers (spec: smq §2). A broker is an object with an integer; so is every client.
+-- require "smq.hub": SMQ brokers (spec: smq §2). Python identifies each broker and each client by an integer.
 local core, py = ...
 
 local arg, ref, exchange = core.arg, core.ref, core.exchange
@@ -6,17 +6,19 @@ local cpu_clock = os.clock
 local gmatch, pairs, rawget, select, setmetatable, sub, tostring, type, unpack, xpcall =
   string.gmatch, pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack, xpcall
 
-local PUBLISH <const> = ">I2BI4I4I4" -- length, type, tid, ptid, subtid
-local HEADER <const> = 15
-local CALLED_BY_CLOCK <const> = 8 -- so many messages of a run are handled before the clock is looked at
-local PORTION_S <const> = 0.004   -- of the CPU, then others run
+local PUBLISH <const> = ">I2BI4I4I4"     -- length, type, tid, ptid, subtid
+local HEADER_BYTES <const> = 15
+local FRAMES_PER_CLOCK <const> = 8       -- frames that are handled between two reads of the clock
+local TIME_SLICE_S <const> = 0.004       -- of CPU time, before other activities run
 
 -- ---- clients
 
-local peers = {} -- integer -> peer table, while connected
+local peers = {}                                   -- integer -> peer table, while connected
 local number_of = setmetatable({}, {__mode = "k"}) -- socket -> integer
 
-local function fold(names, ...)
+-- key, value, key, value, ... as a table
+local function table_of_pairs(...)
+  local names = {}
   for at = 1, select("#", ...) - 1, 2 do
     local key, value = select(at, ...)
     names[key] = value
@@ -43,7 +45,7 @@ local peer_meta = {
   end,
 }
 
-local phantoms = setmetatable({}, {__mode = "k"}) -- peer table of a client of another node -> its integer
+local phantoms = setmetatable({}, {__mode = "k"}) -- peer table of a client that is connected to another node -> its integer
 
 local phantom_meta = {
   __index = function(self, key)
@@ -53,14 +55,14 @@ local phantom_meta = {
   end,
 }
 
--- A client of another node has no socket: whoever iterates over peers gets false in its place.
+-- The peer table of a client of another node. It has no socket; iterations over peers return false instead.
 local function phantom_of(number, tid, uid, info, node)
   local peer = setmetatable({tid = tid, uid = uid, info = info, node = node}, phantom_meta)
   peers[number], phantoms[peer] = peer, number
   return peer
 end
 
--- The peer table of a client; the same one every time while it is connected. nil for one that has gone meanwhile.
+-- The peer table of a client, the same one while it is connected; nil when it is no longer connected.
 local function peer_of(number)
   local peer = peers[number]
   if not peer then
@@ -84,9 +86,11 @@ end))
 
 local infos = setmetatable({}, {__mode = "k"}) -- peer -> info table of authenticate and onconnect
 
-local function collect(into, list, from, to)
-  for at = from, to, 2 do into[list[at]] = list[at + 1] end
-  return into
+-- The names and values at the positions `from` to `to` of a list, as a table.
+local function table_of_range(list, from, to)
+  local names = {}
+  for at = from, to, 2 do names[list[at]] = list[at + 1] end
+  return names
 end
 
 local function describe(number, peer)
@@ -94,9 +98,9 @@ local function describe(number, peer)
   local queries, session = facts[5], py.session(number)
   return {
     seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
-    restored = facts[3] == "", -- no request has an empty path
+    restored = facts[3] == "", -- a request never has an empty path
     uid = peer.uid, info = peer.info, uname = peer.user or facts[4], sock = peer.sock, session = session and ba.session(session) or false,
-    data = collect({}, facts, 6, 5 + queries), header = collect({}, facts, 6 + queries, #facts),
+    data = table_of_range(facts, 6, 5 + queries), header = table_of_range(facts, 6 + queries, #facts),
   }
 end
 
@@ -107,24 +111,24 @@ local function info_of(number)
   return info, peer
 end
 
--- ---- callbacks: how each is called from Python
+-- ---- callbacks, as Python calls them
 
--- In these, an application's function has the name of its callback, because Lua's traceback shows it.
+-- The variables for the functions of applications have the names of the callbacks, because Lua's traceback shows them.
 
--- Calls `handle` for each message of a run. An error is logged, and the remaining messages are still handled.
-local function each_frame(run, what, handle)
-  local at, size, count, until_s = 1, #run, 0, cpu_clock() + PORTION_S
+-- Call `handle` for each message of a batch. An error is logged, and the remaining messages are handled.
+local function each_frame(batch, what, handle)
+  local at, size, count, until_s = 1, #batch, 0, cpu_clock() + TIME_SLICE_S
   local function walk()
     while at < size do
       local from = at
       count = count + 1
-      if count % CALLED_BY_CLOCK == 0 and cpu_clock() >= until_s then
+      if count % FRAMES_PER_CLOCK == 0 and cpu_clock() >= until_s then
         core.pause()
-        until_s = cpu_clock() + PORTION_S
+        until_s = cpu_clock() + TIME_SLICE_S
       end
-      local length, _, tid, ptid, subtid = unpack(PUBLISH, run, from)
+      local length, _, tid, ptid, subtid = unpack(PUBLISH, batch, from)
       at = from + length
-      handle(sub(run, from + HEADER, at - 1), ptid, tid, subtid, from, at - 1)
+      handle(sub(batch, from + HEADER_BYTES, at - 1), ptid, tid, subtid, from, at - 1)
     end
   end
   while at < size do
@@ -133,16 +137,16 @@ local function each_frame(run, what, handle)
   end
 end
 
--- The frames of a run that onpublish accepts: true for all, else a string.
-local function passing(onpublish, what, run, peer)
-  local kept_frames, count, bytes = {}, 0, 0
-  each_frame(run, what, function(data, ptid, tid, subtid, from, to)
+-- The frames of a batch that onpublish accepts: true for all, else a string.
+local function accepted_frames(onpublish, what, batch, peer)
+  local accepted, count, bytes = {}, 0, 0
+  each_frame(batch, what, function(data, ptid, tid, subtid, from, to)
     if onpublish(data, ptid, tid, subtid, peer) then
       count, bytes = count + 1, bytes + to - from + 1
-      kept_frames[count] = sub(run, from, to)
+      accepted[count] = sub(batch, from, to)
     end
   end)
-  return bytes == #run or table.concat(kept_frames)
+  return bytes == #batch or table.concat(accepted)
 end
 
 local adapters = {}
@@ -175,7 +179,7 @@ end
 function adapters.onconnect(onconnect)
   return function(etid, number)
     local info, peer = info_of(number)
-    infos[peer] = nil -- the head of the request is no longer needed
+    infos[peer] = nil -- frees the header fields of the request
     onconnect(etid, info, peer)
   end
 end
@@ -188,13 +192,13 @@ function adapters.onclose(onclose)
 end
 
 function adapters.onpublish(onpublish, what)
-  return function(run, tid, ptid, number) return passing(onpublish, what, run, peer_of(number)) end
+  return function(batch, tid, ptid, number) return accepted_frames(onpublish, what, batch, peer_of(number)) end
 end
 
 function adapters.ondrop(ondrop, what)
-  return function(run, tid, ptid, number)
+  return function(batch, tid, ptid, number)
     local peer = peer_of(number)
-    each_frame(run, what, function(data, sender, topic, subtid) ondrop(data, sender, topic, subtid, peer) end)
+    each_frame(batch, what, function(data, sender, topic, subtid) ondrop(data, sender, topic, subtid, peer) end)
   end
 end
 
@@ -210,7 +214,7 @@ function adapters.log(log)
 end
 
 local smq = {}
-local python = {} -- the methods of a hub that Python has made; they block, because its callbacks may
+local python = {} -- the methods of a hub that Python created; they may block, since its callbacks may
 local class = core.class("smq", smq)
 local python_class = core.class("smq", python)
 local handles = setmetatable({}, {__mode = "k"})
@@ -226,14 +230,14 @@ class.__gc = function(self)
 end
 python_class.__gc = class.__gc
 
--- ---- the methods of the table in smqrt/broker/broker.py
+-- ---- methods that the table in smqrt/broker/broker.py declares
 
 local function destination(value, index, fname)
   if type(value) == "number" then return arg.integer(value, index, fname) end
   return arg.string(value, index, fname)
 end
 
--- kind of an argument -> the check of a value
+-- kind of an argument -> its check
 local checks = {
   flag = function(value) return value and true or false end,
   name = arg.string, number = arg.integer, destination = destination, payload = core.payload,
@@ -247,10 +251,8 @@ local function optional(check, default)
   end
 end
 
--- kind of a result -> what makes of the values of the Python half what applications get
-local results = {}
-
-function results.counts(...) return fold({}, ...) end
+-- kind of a result -> the conversion from the values that Python returns to those that applications get
+local results = {counts = table_of_pairs}
 
 function results.names(names)
   local at = 1
@@ -275,7 +277,7 @@ function results.peers(numbers)
   end
 end
 
--- By the number of arguments: a function for each, because `...` would cost a table for every call.
+-- One function for each number of arguments: a generic one with `...` would create a table at every call.
 local bind = {
   [0] = function(call) return function(self) return call(handle(self)) end end,
   function(call, fname, check) return function(self, a) return call(handle(self), check(a, 1, fname)) end end,
@@ -292,13 +294,13 @@ local bind = {
   end,
 }
 
--- `result, kind, optional, default, kind, optional, default, ...` of a method
+-- Add a method. result: the kind of its result. `...`: kind, is optional, default of each argument.
 local function declare(methods, call, fname, result, ...)
   local arguments = {}
   for at = 1, select("#", ...), 3 do
-    local kind, may_be_nil, default = select(at, ...)
+    local kind, is_optional, default = select(at, ...)
     local check = checks[kind]
-    arguments[#arguments + 1] = may_be_nil and optional(check, default) or check
+    arguments[#arguments + 1] = is_optional and optional(check, default) or check
   end
   local convert = results[result]
   local converted = convert and function(...) return convert(call(...)) end or call
@@ -310,9 +312,9 @@ for fname in py.methods():gmatch "%S+" do
   declare(python, py["python_" .. fname], fname, py.method(fname))
 end
 
--- ---- what has a form of its own in Lua
+-- ---- methods that differ from those in Python
 
--- syntax: smq:connect(request [,arg])      blocks until the handshake ended
+-- syntax: smq:connect(request [,arg])      blocks until the handshake is complete
 local function check_request(request)
   if getmetatable(request) ~= "request" then core.bad_argument(1, "connect", "request", request) end
 end
@@ -320,10 +322,9 @@ end
 function smq.connect(self, request, value)
   local number = handle(self)
   check_request(request)
-  local anchor = value ~= nil and ref(value) or nil
-  local cmd = exchange.handle_of(request)
-  py.connect(number, cmd, anchor)
-  if anchor then core.unref(anchor) end
+  local value_ref = value ~= nil and ref(value) or nil
+  py.connect(number, exchange.handle_of(request), value_ref)
+  if value_ref then core.unref(value_ref) end
   request.sealed = true
 end
 
@@ -342,18 +343,18 @@ function smq.sock2peer(self, socket)
   return number and py.belongs(handle(self), number) and peer_of(number) or nil
 end
 
--- syntax: smq:close()     -> ends the broker: clients are closed without a Disconnect and reconnect; blocks while the journal is written
+-- syntax: smq:close()     closes all clients without a Disconnect, so that they reconnect; blocks while the journal is written
 function smq.close(self) py.close(handle(self)) end
 
--- Decodes JSON before onmsg is called; data that is not JSON is passed unchanged to the global handler.
+-- A callback that calls onmsg with decoded JSON, or the global handler with the data unchanged when it is not JSON.
 local function decoding(number, onmsg, deliver_default)
-  local told_s -- one line a second, so that senders cannot fill the log
+  local logged_s -- one line per second, so that publishers cannot fill the log
   return function(data, ptid, tid, subtid)
     local value = core.json_value(data)
     if value == nil then
       local now_s = os.time()
-      if now_s ~= told_s then
-        told_s = now_s
+      if now_s ~= logged_s then
+        logged_s = now_s
         tracep(false, 5, "SMQ: a message to " .. tid .. " is not JSON; it is delivered to the global onmsg")
       end
       deliver_default(number, data, ptid, tid, subtid)
@@ -364,8 +365,8 @@ local function decoding(number, onmsg, deliver_default)
   end
 end
 
--- Names the keys of a table of options that mean nothing.
-local function check_names(op, known, what)
+-- Log the keys of a table of options that are not options.
+local function warn_of_unknown(op, known, what)
   for key in pairs(op) do
     if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
   end
@@ -377,7 +378,7 @@ local subscribe_options = {onmsg = true, subtopic = true, json = true, once = tr
 local function subscribe(self, topic, op, call, deliver_default)
   local number = handle(self)
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
-  check_names(op, subscribe_options, "smq.subscribe")
+  warn_of_unknown(op, subscribe_options, "smq.subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
   local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f, deliver_default) end
@@ -390,12 +391,12 @@ function python.subscribe(self, topic, op) return subscribe(self, topic, op, py.
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
 function smq.journal(self)
   local list = table.pack(py.journal(handle(self)))
-  return list[1] and fold({}, table.unpack(list, 1, list.n))
+  return list[1] and table_of_pairs(table.unpack(list, 1, list.n))
 end
 
 for _, fname in ipairs {"sock2peer", "close", "journal"} do python[fname] = smq[fname] end
 
--- The Lua object of a hub that Python has made, by its integer.
+-- The Lua object of a hub that Python created, by its integer.
 function core.python_hub(number)
   local self = setmetatable({}, python_class)
   handles[self] = number
@@ -420,7 +421,7 @@ for _, key in ipairs(values) do known[key] = true end
 
 local function options(op, label)
   local list = {}
-  check_names(op, known, "smq.hub")
+  warn_of_unknown(op, known, "smq.hub")
   for _, key in ipairs(callbacks) do
     local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
     if f then add(list, "f:" .. key, ref(adapters[key](f, key .. label))) end
@@ -449,7 +450,7 @@ local function create(op)
   return self
 end
 
--- The integer of a broker, for smq.cluster; nil for something else.
+-- The integer of a broker, for smq.cluster; nil when `value` is not a broker.
 function core.hub_handle(value) return handles[value] end
 
 local function isSMQ(request)

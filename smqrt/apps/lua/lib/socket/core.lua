@@ -1,2 +1,2 @@
--- require "socket.core": the functions of LuaSocket, which are the global `socket` (spec: bas-api §12).
+-- require "socket.core": the global `socket`, with the functions of LuaSocket (spec: bas-api §12).
 return socket

@@ -1,4 +1,4 @@
--- require "socket.mail", which is socket.mail: mail through an SMTP server (spec: bas-api §12).
+-- require "socket.mail", also socket.mail: mail through an SMTP server (spec: bas-api §12).
 local core, py = ...
 
 local arg, concat, ipairs, match, next = core.arg, table.concat, ipairs, string.match, next
@@ -42,7 +42,7 @@ local function from_io(item, fname)
   return from_file(file)
 end
 
--- The bytes of a file that is attached: `source` is a text, a source of ltn12 or an open file; without one it is read from `io`.
+-- The bytes of an attached file. `source` is a text, a source of ltn12, or an open file; without it, the file is read from `io`.
 local function content(item, fname)
   local source = item.source
   if source == nil then source = item.data or item.body end
@@ -58,7 +58,7 @@ local function text(value, name)
   return arg.optional(arg.string, value, nil, name, "send")
 end
 
--- One file as Python gets it; nil and an error when it can't be read.
+-- A file in the form for Python; nil and an error when it can't be read.
 local function file_of(item, fname)
   arg.table(item, fname, "send")
   local data, word = content(item, fname)
@@ -71,7 +71,7 @@ local function file_of(item, fname)
   }
 end
 
--- A list of files, or one.
+-- The files of a list, or of a single item; nil and an error.
 local function files_of(value, fname)
   value = arg.optional(arg.table, value, {}, fname, "send")
   local list = (value[1] ~= nil or next(value) == nil) and value or {value}
@@ -93,14 +93,14 @@ local function addresses(value, name)
   return list
 end
 
--- A text, or a source of ltn12; nil and an error when that fails.
+-- The text of a text or of a source of ltn12; nil and an error when the source fails.
 local function body(value, name)
   if rawtype(value) == "function" then return from_source(value, name) end
   return text(value, name)
 end
 
--- The mail as Python gets it; nil and an error.
-local function described(mail)
+-- The mail in the form for Python; nil and an error.
+local function fields_of(mail)
   local plain, fault = body(mail.txtbody == nil and mail.body or mail.txtbody, "txtbody")
   if fault then return nil, fault end
   local html, other = body(mail.htmlbody, "htmlbody")
@@ -118,11 +118,11 @@ end
 
 -- syntax: mail:send{from, to [, cc, bcc, replyto, subject, txtbody | body, htmlbody, htmlimg, attach, encoding, charset]}
 -- -> true [, the refused recipients] | nil, error [, reason]
--- to, cc, bcc: a text, with commas between addresses, or an array. htmlimg, attach: a file or an array of them, each
--- {source=text | function | file [, name, content, description, id]} or {io=, name=}; an image needs the id by which the HTML text shows it.
+-- to, cc, bcc: addresses separated by commas, or an array. htmlimg, attach: a file or an array of files, each
+-- {source=text | function | file [, name, content, description, id]} or {io=, name=}. The HTML text refers to images by their id.
 function methods:send(mail)
   local server = arg.instance(self, class, 1, "send").server
-  local fields, word = described(arg.table(mail, 2, "send"))
+  local fields, word = fields_of(arg.table(mail, 2, "send"))
   if not fields then return nil, word end
   return py.send(core.table_codec.dump(server), core.table_codec.dump(fields))
 end
@@ -138,7 +138,7 @@ local function create(op)
     timeout_ms = arg.optional(arg.milliseconds, op.timeout, nil, "timeout", "mail"),
     tls = op.shark and core.tls.check(op.shark, "shark", "mail", "client") or nil,
   }
-  return setmetatable({server = server, shark = op.shark}, class) -- shark: it must exist as long as its number is used
+  return setmetatable({server = server, shark = op.shark}, class) -- shark: must not be collected while server.tls is in use
 end
 
 socket.mail = create

@@ -1,4 +1,4 @@
--- require "socket.smtp": LuaSocket's SMTP (RFC 5321), over LuaSocket's sockets (spec: bas-api §12, §17). `socket.mail` is the simpler way.
+-- require "socket.smtp": LuaSocket's SMTP client (RFC 5321; spec: bas-api §12, §17). `socket.mail` is simpler to use.
 local core = ...
 
 local arg, char, concat, find, format, gsub, ipairs, lower, match, pairs, raise, rawtype, sub, upper =
@@ -6,8 +6,8 @@ local arg, char, concat, find, format, gsub, ipairs, lower, match, pairs, raise,
   core.raise, core.rawtype, string.sub, string.upper
 local socket, mime, ltn12, random, date = socket, mime, require "ltn12", ba.rndbs, os.date
 
-local MAX_LINES <const> = 100 -- of one answer
-local MAX_DEPTH <const> = 20  -- of parts in parts
+local MAX_LINES <const> = 100 -- of a reply
+local MAX_DEPTH <const> = 20  -- of nested parts
 local MAX_RECIPIENTS <const> = 100
 local EHLO <const> = "EHLO " -- followed by the domain
 
@@ -23,7 +23,7 @@ local function header_lines(headers)
   local lines = {}
   for name, value in pairs(headers) do
     value = arg.string(value, name, "message")
-    if find(name, "[^!-9;-~]") then raise("message: '" .. name .. "' is not a name of a header") end
+    if find(name, "[^!-9;-~]") then raise("message: '" .. name .. "' is not a valid header name") end
     if find(gsub(value, "\r?\n[ \t]", " "), "[\r\n]") then raise("message: line end in the header '" .. name .. "'") end
     lines[#lines + 1] = canonic(name) .. ": " .. value .. "\r\n"
   end
@@ -59,7 +59,7 @@ local function add_parts(sources, headers, body, depth)
 end
 
 function add_part(sources, part, depth, headers)
-  if depth > MAX_DEPTH then raise("message: more than " .. MAX_DEPTH .. " parts in each other") end
+  if depth > MAX_DEPTH then raise("message: parts are nested deeper than " .. MAX_DEPTH) end
   arg.table(part, depth == 0 and 1 or "body", "message")
   headers = headers or lowered(part.headers)
   local body = part.body
@@ -86,10 +86,10 @@ function smtp.message(message)
   end
 end
 
--- ---- the conversation
+-- ---- transactions
 
--- The code of an answer and its lines; nil and an error.
-local function answer(tcp)
+-- Code, lines and last line of a reply; nil and an error.
+local function read_reply(tcp)
   local lines = {}
   for at = 1, MAX_LINES do
     local line, word = tcp:receive "*l"
@@ -102,13 +102,13 @@ local function answer(tcp)
   return nil, "invalid server reply"
 end
 
--- Sends a line; returns the lines of the reply when its code begins so, otherwise nil and the reply.
-local function ask(tcp, wanted, line)
+-- Send a line. Returns the lines of the reply when its code begins with `wanted`, else nil and the last line.
+local function command(tcp, wanted, line)
   if line then
     local sent, word = tcp:send(line .. "\r\n")
     if not sent then return nil, word end
   end
-  local code, lines, last = answer(tcp)
+  local code, lines, last = read_reply(tcp)
   if not code then return nil, lines end
   if sub(code, 1, #wanted) ~= wanted then return nil, last end
   return lines
@@ -124,43 +124,43 @@ end
 
 local function login(tcp, features, user, password)
   local offered = mechanisms(features)
-  if find(offered, " PLAIN ", 1, true) then return ask(tcp, "235", "AUTH PLAIN " .. mime.b64(char(0) .. user .. char(0) .. password)) end
+  if find(offered, " PLAIN ", 1, true) then return command(tcp, "235", "AUTH PLAIN " .. mime.b64(char(0) .. user .. char(0) .. password)) end
   if not find(offered, " LOGIN ", 1, true) then return nil, "authentication not supported" end
-  local asked, word = ask(tcp, "3", "AUTH LOGIN")
-  if asked then asked, word = ask(tcp, "3", mime.b64(user)) end
-  if asked then asked, word = ask(tcp, "235", mime.b64(password)) end
-  return asked, word
+  local done, word = command(tcp, "3", "AUTH LOGIN")
+  if done then done, word = command(tcp, "3", mime.b64(user)) end
+  if done then done, word = command(tcp, "235", mime.b64(password)) end
+  return done, word
 end
 
 local function deliver(tcp, mail, recipients)
-  local done, word = ask(tcp, "2", "MAIL FROM:" .. mail.from)
+  local done, word = command(tcp, "2", "MAIL FROM:" .. mail.from)
   for _, one in ipairs(recipients) do
-    if done then done, word = ask(tcp, "2", "RCPT TO:" .. one) end
+    if done then done, word = command(tcp, "2", "RCPT TO:" .. one) end
   end
-  if done then done, word = ask(tcp, "3", "DATA") end
+  if done then done, word = command(tcp, "3", "DATA") end
   if not done then return nil, word end
   local source = ltn12.source.chain(mail.source, mime.stuff())
   done, word = ltn12.pump.all(source, socket.sink("keep-open", tcp), mail.step)
   if not done then return nil, word end
-  done, word = ask(tcp, "2", "\r\n.")
-  if done then ask(tcp, "2", "QUIT") end
+  done, word = command(tcp, "2", "\r\n.")
+  if done then command(tcp, "2", "QUIT") end
   return done and 1 or nil, word
 end
 
-local function converse(tcp, mail, recipients)
-  local features, word = ask(tcp, "220")
-  if features then features, word = ask(tcp, "2", EHLO .. mail.domain) end
+local function transact(tcp, mail, recipients)
+  local features, word = command(tcp, "220")
+  if features then features, word = command(tcp, "2", EHLO .. mail.domain) end
   if not features then return nil, word end
   if mail.user then
-    local is_in, why = login(tcp, features, mail.user, mail.password)
-    if not is_in then return nil, why end
+    local is_accepted, reply = login(tcp, features, mail.user, mail.password)
+    if not is_accepted then return nil, reply end
   end
   return deliver(tcp, mail, recipients)
 end
 
 local function one_line(value, index, fname)
   arg.string(value, index, fname)
-  if find(value, "%c") then raise("bad argument #" .. index .. " to '" .. fname .. "' (no line ends and control characters here)") end
+  if find(value, "%c") then raise("bad argument #" .. index .. " to '" .. fname .. "' (a text without control characters expected)") end
   return value
 end
 
@@ -188,10 +188,10 @@ function smtp.send(mail)
   local tcp, word = create()
   if not tcp then return nil, word end
   tcp:settimeout(smtp.TIMEOUT)
-  local done, why = tcp:connect(mail.server or smtp.SERVER, mail.port or smtp.PORT)
-  if done then done, why = converse(tcp, checked, recipients) end
+  local done, fault = tcp:connect(mail.server or smtp.SERVER, mail.port or smtp.PORT)
+  if done then done, fault = transact(tcp, checked, recipients) end
   tcp:close()
-  return done or nil, why
+  return done or nil, fault
 end
 
 socket.smtp = smtp

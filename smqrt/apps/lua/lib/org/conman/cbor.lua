@@ -1,7 +1,7 @@
--- CBOR (RFC 8949): require "org.conman.cbor", with the interface of the module of that name (spec: bas-api §12).
+-- require "org.conman.cbor": CBOR (RFC 8949), with the interface of the module of that name (spec: bas-api §12).
 --
--- Encoders are found by name, decoders by number: TYPE has the major types (0x00, 0x20, ... 0xE0), TAG the tags, SIMPLE the simple
--- values and floats. A decoder returns value, position after it, and the name of its type.
+-- TYPE contains the major types (0x00, 0x20, ... 0xE0), TAG the tags, SIMPLE the simple values and floats; encoders by name, decoders
+-- by number. A decoder returns the value, the position after it, and the name of its type.
 local core = ...
 
 local error, ipairs, math_type, next, pack, pairs, rawtype = error, ipairs, math.type, next, string.pack, pairs, core.rawtype
@@ -10,40 +10,40 @@ local isyieldable, pcall, select, setmetatable, tointeger = core.isyieldable, pc
 local tostring, unpack, utf8_len = tostring, string.unpack, utf8.len
 
 local MAX_DEPTH <const> = 200
-local MAX_ENCODED_DEPTH <const> = 100 -- each level is a pcall, of which Lua takes 200
-local MAX_VALUES <const> = core.json_values -- of a document, for the same reasons as with JSON
-local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
-local MAX_SCATTERED <const> = 4096 -- keys of a map that are numbers out of their order: Lua's hash of numbers is known to all
-local VALUES_A_TURN <const> = 4096 -- a few ms
+local MAX_ENCODED_DEPTH <const> = 100 -- each level is a pcall, and Lua permits about 200
+local MAX_VALUES <const> = core.json_values -- of a document; the limit of JSON documents
+local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1) -- of a map
+local MAX_UNORDERED_KEYS <const> = 4096 -- numbers in a map: an attacker can choose numbers with the same hash
+local VALUES_PER_SLICE <const> = 4096 -- that take a few ms, before other activities run
 
 local cbor = {TYPE = {}, TAG = {}, SIMPLE = {}}
 local TYPE, TAG, SIMPLE = cbor.TYPE, cbor.TAG, cbor.SIMPLE
 
-local left_in_turn = VALUES_A_TURN
-local depth = 0 -- of the tables being encoded, which may be entered again from a metamethod
+local left_in_slice = VALUES_PER_SLICE
+local depth = 0 -- of the tables that are being encoded; shared by all calls, because metamethods may call `encode`
 
---- Counts a value; after some thousands other activities run, which may encode too.
+-- Count a value, and let other activities run from time to time. They may encode too, so they start at depth 0.
 local function count()
-  left_in_turn = left_in_turn - 1
-  if left_in_turn > 0 then return end
-  left_in_turn = VALUES_A_TURN
+  left_in_slice = left_in_slice - 1
+  if left_in_slice > 0 then return end
+  left_in_slice = VALUES_PER_SLICE
   if not isyieldable() then return end
-  local own = depth
+  local own_depth = depth
   depth = 0
   core.pause()
-  depth = own
+  depth = own_depth
 end
 
-local PIECE_BYTES <const> = 1 << 20 -- looked at in a few ms
+local PIECE_BYTES <const> = 1 << 20 -- that are checked in a few ms
 
---- Whether a string is UTF-8.
+-- Whether a string is UTF-8.
 local function is_text(value)
   local from = 1
   while #value - from >= PIECE_BYTES do
     local last = from + PIECE_BYTES - 1
     if not utf8_len(value, from, last) then return false end
     from = last + 1
-    while (byte(value, from) or 0) & 0xC0 == 0x80 do from = from + 1 end -- of the last character
+    while (byte(value, from) or 0) & 0xC0 == 0x80 do from = from + 1 end -- the other bytes of the last character
     if isyieldable() then core.pause() end
   end
   return utf8_len(value, from) ~= nil
@@ -51,7 +51,7 @@ end
 
 -- ---- encoding
 
---- The head of an item: its major type and a number.
+-- The head of an item: its major type and its number.
 local function head(major, number)
   if number < 0 or number > 0xFFFFFFFF then return pack(">BI8", major | 27, number) end
   if number < 24 then return char(major | number) end
@@ -93,10 +93,10 @@ function TYPE.TEXT(value)
   return head(0x60, #value) .. value
 end
 
-local CIRCLE <const> = "tables are nested deeper than " .. MAX_ENCODED_DEPTH .. ", or in a circle: pass a table for references"
+local TOO_DEEP <const> = "tables are nested deeper than " .. MAX_ENCODED_DEPTH .. ", or in a circle: pass a table for references"
 
 local function deeper(encode, ...)
-  if depth >= MAX_ENCODED_DEPTH then error(CIRCLE, 0) end
+  if depth >= MAX_ENCODED_DEPTH then error(TOO_DEEP, 0) end
   depth = depth + 1
   local ok, result = pcall(encode, ...)
   depth = depth - 1
@@ -104,7 +104,7 @@ local function deeper(encode, ...)
   return result
 end
 
--- With a table for references, each table is marked at its first occurrence, and is a number afterwards.
+-- With a table for references, the first occurrence of a table gets tag 28, and further ones are references (tag 29).
 local function shared(value, sref, encode, stref)
   if not sref then return deeper(encode, value, sref, stref) end
   if sref[value] then return head(0xC0, 29) .. head(0x00, sref[value]) end
@@ -133,14 +133,14 @@ function TYPE.ARRAY(value, sref, stref) return shared(value, sref, items, stref)
 
 function TYPE.MAP(value, sref, stref) return shared(value, sref, members, stref) end
 
---- A float as the bits of a half, nil when that would lose something.
+-- The bits of a float in half precision; nil when that would lose precision.
 local function half_bits(value)
   if value ~= value then return 0x7E00 end
   local bits = unpack(">I4", pack(">f", value))
   local sign, exponent, fraction = bits >> 16 & 0x8000, (bits >> 23 & 0xFF) - 127, bits & 0x7FFFFF
   if exponent == 128 then return sign | 0x7C00 end
   if exponent == -127 then return fraction == 0 and sign or nil end
-  local lost = exponent >= -14 and 13 or -1 - exponent -- bits that a half has no place for
+  local lost = exponent >= -14 and 13 or -1 - exponent -- bits of the fraction that do not fit
   if exponent > 15 or lost > 23 or (fraction | 0x800000) & ((1 << lost) - 1) ~= 0 then return nil end
   if exponent >= -14 then return sign | (exponent + 15) << 10 | fraction >> 13 end
   return sign | (fraction | 0x800000) >> lost
@@ -206,7 +206,8 @@ function MAP.table(value, sref, stref)
 end
 
 -- syntax: cbor.encode(value [, sref] [, stref]) -> CBOR
--- sref: a table, empty at first, for tables that occur more than once or in circles. stref: strings are always written in full.
+-- sref: an empty table, which enables references, for tables that occur more than once or in circles.
+-- stref: ignored; strings are always written in full.
 function cbor.encode(value, sref, stref)
   count()
   local encode = MAP[rawtype(value)] or error("a " .. core.type(value) .. " can't be encoded", 0)
@@ -249,7 +250,7 @@ function TAG._magic_cbor(...)
   return head(0xC0, 55799) .. cbor.encode(...)
 end
 
--- ---- decoding. `ref` belongs to one document: what is left of its depth and values, and the tables that are shared.
+-- ---- decoding. `ref` is the state of one document: its remaining depth and values, and its shared tables.
 
 local function fail(position, message) error(message .. " (at byte " .. position .. ")", 0) end
 
@@ -268,13 +269,13 @@ end
 
 local WIDTHS <const> = {[24] = ">B", [25] = ">I2", [26] = ">I4", [27] = ">I8"}
 
---- The head at a position: major type, info, number (nil for an indefinite length), the position after it.
+-- The head at a position: major type, info, number (nil for an indefinite length), and the position after it.
 local function read_head(packet, position)
   local first = byte(packet, position) or fail(position, "more data is needed")
   local major, info = first & 0xE0, first & 0x1F
   if info < 24 then return major, info, info, position + 1 end
   if info == 31 and major ~= 0x00 and major ~= 0x20 and major ~= 0xC0 then return major, info, nil, position + 1 end
-  local format = WIDTHS[info] or fail(position, "no CBOR: info " .. info)
+  local format = WIDTHS[info] or fail(position, "not CBOR: additional information " .. info)
   if position + (1 << info - 24) > #packet then fail(position, "more data is needed") end
   return major, info, unpack(format, packet, position + 1)
 end
@@ -292,7 +293,7 @@ local function decode(packet, position, conv, ref, is_key)
   return value, after, kind
 end
 
--- Numbers above what an integer can hold are floats.
+-- Numbers above the maximum of an integer become floats.
 local function unsigned(number) return number >= 0 and number or (number >> 1 | number & 1) * 2.0 end
 
 TYPE[0x00] = function(_, position, _, number) return unsigned(number), position, "UINT" end
@@ -301,13 +302,13 @@ TYPE[0x20] = function(_, position, _, number)
   return number >= 0 and ~number or -1.0 - unsigned(number), position, "NINT"
 end
 
--- A string in chunks, of unknown length.
+-- A string of indefinite length, which consists of chunks.
 local function chunks(packet, position, major, ref)
   local parts = {}
   while byte(packet, position) ~= 0xFF do
     count_value(ref, position)
     local kind, _, size, behind = read_head(packet, position)
-    if kind ~= major or not size then fail(position, "a chunk of another kind") end
+    if kind ~= major or not size then fail(position, "a chunk of another type") end
     if size < 0 or size > #packet - behind + 1 then fail(position, "more data is needed") end
     parts[#parts + 1] = sub(packet, behind, behind + size - 1)
     position = behind + size
@@ -332,7 +333,7 @@ TYPE[0x60] = function(packet, position, _, size, _, ref)
   return value, behind, "TEXT"
 end
 
---- A new table, known to those that refer to it before it is complete.
+-- A new table; it is registered before it is complete, since its items may refer to it.
 local function new_table(ref, position)
   enter(ref, position)
   local value, slot = {}, ref.slot
@@ -357,15 +358,17 @@ end
 
 TYPE[0xA0] = function(packet, position, _, size, conv, ref)
   if size and (size < 0 or size > (#packet - position + 1) // 2) then fail(position, "more data is needed") end
-  local value, at, scattered = new_table(ref, position), 0, 0
+  local value, at, unordered = new_table(ref, position), 0, 0
   while size and at < size or not size and byte(packet, position) ~= 0xFF do
     at = at + 1
     check_members(at, position)
     local key, behind = decode(packet, position, conv, ref, true)
-    if key == nil or key ~= key then fail(position, "a key of a map that can't be one") end
+    if key == nil or key ~= key then fail(position, "a key of a map is nil or NaN") end
     if rawtype(key) == "number" and key ~= at and key ~= at - 1 then
-      scattered = scattered + 1
-      if scattered > MAX_SCATTERED then fail(position, "a map with more than " .. MAX_SCATTERED .. " numbers as keys, in no order") end
+      unordered = unordered + 1
+      if unordered > MAX_UNORDERED_KEYS then
+        fail(position, "a map with more than " .. MAX_UNORDERED_KEYS .. " numbers as keys, in no order")
+      end
     end
     value[key], position = decode(packet, behind, conv, ref)
   end
@@ -379,7 +382,7 @@ TYPE[0xC0] = function(packet, position, _, number, conv, ref)
   return value, behind, kind
 end
 
--- A tag whose item is taken as it is.
+-- A decoder that returns the item of a tag unchanged.
 local function tagged(name)
   return function(packet, position, conv, ref)
     enter(ref, position)
@@ -408,7 +411,7 @@ end
 TAG[29] = function(packet, position, conv, ref)
   local number, behind, kind = tagged "_sharedref"(packet, position, conv, ref)
   local value = ref.shared and rawtype(number) == "number" and ref.shared[number + 1]
-  if value == nil or value == false and kind then fail(position, "a reference to nothing") end
+  if value == nil or value == false and kind then fail(position, "a reference to an unknown table") end
   return value, behind, "_sharedref"
 end
 
@@ -433,13 +436,13 @@ SIMPLE[23] = function(position) return nil, position, "undefined" end
 SIMPLE[25] = function(position, bits) return half(bits), position, "half" end
 SIMPLE[26] = function(position, bits) return (unpack(">f", pack(">I4", bits))), position, "single" end
 SIMPLE[27] = function(position, bits) return (unpack(">d", pack(">i8", bits))), position, "double" end
-SIMPLE[31] = function(position) fail(position - 1, "an end of nothing") end
+SIMPLE[31] = function(position) fail(position - 1, "an unexpected break") end
 setmetatable(SIMPLE, {__index = function(_, info)
   if rawtype(info) == "number" then return function(position, number) return number, position, "simple" end end
 end})
 
 -- syntax: cbor.decode(packet [, position] [, conv]) -> value, position after it, type
--- conv: functions by the name of a type, which get the value and whether it is a key, and answer what to take for it.
+-- conv: type name -> function(value, is_key), which returns a replacement for the value.
 function cbor.decode(packet, position, conv, ref, is_key)
   packet = core.is_bytearray(packet) and tostring(packet) or core.arg.string(packet, 1, "decode")
   position = core.arg.optional(core.arg.positive, position, 1, 2, "decode")
