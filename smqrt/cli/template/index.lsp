@@ -20,7 +20,7 @@
 <script>
   const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
   smq.onclose = (message, canReconnect) => canReconnect ? 1000 : 0;
-  smq.subscribe("clicks", {datatype: "json", onmsg: news => clicks.textContent = news.clicks});
+  smq.subscribe("clicks", {datatype: "json", onmsg: state => clicks.textContent = state.clicks});
   click.onclick = () => smq.publish("", "click");
 </script>
 </body>

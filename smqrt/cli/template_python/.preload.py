@@ -14,14 +14,14 @@ def on_click(data, ptid, tid, subtid):
     smq.publish({"clicks": clicks}, "clicks")
 
 
-def on_news(news, ptid, tid, subtid):
+def on_state(state, ptid, tid, subtid):
     global clicks
-    clicks = max(clicks, news["clicks"])
+    clicks = max(clicks, state["clicks"])
 
 
 # With several workers, one of them counts. The others subscribe too, since any of them may replace it.
 smq.subscribe("click", on_click, once=True)
-smq.subscribe("clicks", on_news, json=True)
+smq.subscribe("clicks", on_state, json=True)
 
 
 def answer(request, relpath):

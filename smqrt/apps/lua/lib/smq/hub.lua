@@ -155,7 +155,10 @@ function adapters.authenticate(authenticate, what)
   return function(credentials, number)
     local code, reason = authenticate(credentials, (info_of(number)))
     if math.type(code) ~= "integer" or code < 0 or code > 6 then
-      if code ~= nil then py.log_error(what, "a code from 0 to 6 is needed, not " .. (type(code) == "string" and string.format("%q", code) or tostring(code))) end
+      if code ~= nil then
+        local shown = type(code) == "string" and string.format("%q", code) or tostring(code)
+        py.log_error(what, "a code from 0 to 6 is needed, not " .. shown)
+      end
       return 6, ""
     end
     return code, reason and tostring(reason) or ""
@@ -406,7 +409,8 @@ end
 -- ---- the module
 
 local values = {
-  "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow", "cluster", "observe",
+  "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow",
+  "cluster", "observe",
 }
 local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log"}
 
