@@ -1,4 +1,4 @@
-"""What a node costs the others, for the plan of larger clusters (`smqrt cluster plan`)."""
+"""Costs of a node for the other nodes, for the plan of larger clusters (`smqrt cluster plan`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators cost a server: the CPU of each worker while a page of the console is open, and of scrapes.
+"""Costs of operators for a server: the CPU of each worker while a page of the console is open, and of scrapes.
 
 operators_cost.py [--clients 1000] [--workers 2] [--seconds 20] [--rounds 2] [--views overview,peers] [--tree FOLDER …]
 
