@@ -77,7 +77,9 @@ class ForkedProcess:
             subprocess.TimeoutExpired: after `timeout` seconds.
         """
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            ready = select.poll()  # `select` fails in a process with a thousand files
+            ready.register(self._status, select.POLLIN)
+            if not ready.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("smqrt", timeout or 0)
             self.returncode = os.waitstatus_to_exitcode(self._read_number())
             os.close(self._status)
