@@ -100,7 +100,7 @@ def _identities(node: RemoteNode) -> tuple[object, object, object]:
 # messages than the counters show. Queries do not return clients of a lost node, and no messages are queued for it.
 
 ABSENT_S = 120.0
-"""How long missed messages of a lost node are counted: it may never return, or its clients may use other nodes."""
+"""Time for which missed messages of a lost node are counted: it may not return, or its clients may use other nodes."""
 MAX_ABSENT = 64
 """The maximum number of lost nodes whose missed messages one hub counts; above it, the earliest is forgotten."""
 
@@ -264,7 +264,7 @@ class AbsentNodes:
 # its links only after the old process has closed all links. When the migration fails, the old process is its successor.
 
 MOVE_S = 10.0
-"""How long a node keeps messages for a hub that migrates. Later they count as `LINK_LOST`."""
+"""Time for which a node keeps messages for a hub that migrates. Later they count as `LINK_LOST`."""
 MAX_AWAITED = 64
 """The maximum number of nodes whose successor is awaited; above it, the oldest counts as lost."""
 RUNS_PER_STEP = 64

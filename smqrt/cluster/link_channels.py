@@ -21,7 +21,7 @@ MAX_UNOPENED = 4096
 MAX_NAME_BYTES = 1000
 """The maximum length of names of clusters and of application channels."""
 CLOSES_PER_S, CLOSES_AT_ONCE = 10.0, 1000
-"""How often a node may close channels. Each is opened again, which sends a snapshot of the hub."""
+"""Closed channels that a node may cause. Each is opened again, which sends a snapshot of the hub."""
 HANDED_AT_ONCE_BYTES = 256 << 10
 """The bytes that a send queue passes to its link in one step."""
 KEPT_QUEUES = 2

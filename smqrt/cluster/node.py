@@ -107,7 +107,7 @@ QUEUE_BYTES = 16 << 20
 IN_FLIGHT_BYTES = 4 * ACK_BYTES
 """The minimum of bytes that may be in transit in addition: a node acknowledges each quarter of them."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
-"""How often other nodes may cause this one to draw another number, which ends all its links."""
+"""New numbers that other nodes may cause this one to draw. Each ends all its links."""
 MAX_CHANNELS, OPENS_PER_S = 400, 4.0
 """The maximum number of application channels, and how often a node may open one. That is less often than other nodes
 allow channels to be closed (`link_channels.CLOSES_PER_S`).

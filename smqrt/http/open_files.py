@@ -34,7 +34,7 @@ LOCAL_TYPES = frozenset(_LOCAL.split())
 """File systems that need neither a network nor a program. All others count as slow, including `proc` and `sysfs`, where
 reading a file may wait for an event. On systems without a table of mounts, every file system counts as slow."""
 CACHED_S = 5.0
-"""How long the mount of a folder is cached. A new mount over it takes effect after this time."""
+"""Time for which the mount of a folder is cached. A new mount over it takes effect after this time."""
 MAX_FOLDERS = 4096
 _MOUNT_TABLE = "/proc/self/mountinfo"
 _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")

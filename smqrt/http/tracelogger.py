@@ -43,7 +43,7 @@ from smqrt.workers.worker_rpc import Message, News, WorkerRpc
 # ---- Trace lines, bounded, merged from several workers by time
 
 HOLD_S = 0.2
-"""How long a line waits for older lines of other workers."""
+"""Time for which a line waits for older lines of other workers."""
 _CHECK_S = 0.05
 
 
@@ -216,7 +216,7 @@ class MergedLines:
 
 QUESTION = "trace lines"
 PAST_S = 0.5
-"""How long a viewer waits for the past lines of other workers."""
+"""Time for which a viewer waits for the past lines of other workers."""
 TAKEN: Message = {"do": "taken"}
 
 Claim = tuple[float, int]

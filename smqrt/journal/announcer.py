@@ -192,9 +192,9 @@ _MTIME_STEP_S = 0.1
 """Two changes within a tick of the kernel's clock have the same modification time."""
 
 OTHERS_S = 0.2
-"""How long the ends of other nodes are cached, seconds."""
+"""Time for which the ends of other nodes are cached, seconds."""
 TICK_S = 0.02
-"""How often new rows are checked for waiting requests, seconds."""
+"""Time between two checks of new rows for waiting requests, seconds."""
 MAX_WAITING = 1000
 """Maximum number of waiting requests; further requests are answered at once."""
 

@@ -38,7 +38,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"  # the folder name of null in Hive's layout
 _FILES = 64
 """Number of files of one commit. After a kill, committed files are not copied again."""
 _KEPT_HOURS = 7 * 24
-"""How long replaced files stay for readers of older versions of the table."""
+"""Time for which replaced files stay for readers of older versions of the table."""
 
 
 class UpdatedTable(NamedTuple):

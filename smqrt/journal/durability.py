@@ -32,16 +32,16 @@ log = logging.getLogger("smqrt.journal")
 RETRY_S = 0.5
 """A failed job is repeated after this time."""
 RETENTION_S = 60.0
-"""How often expired files are removed."""
+"""Time between two removals of expired files."""
 CHECK_S = 1.0
-"""How often the folder's presence and the delay of the disk are checked."""
+"""Time between two checks of the folder's presence and the delay of the disk."""
 SLOW_S = 10.0
 """A sync that takes longer is logged."""
 MAX_UNSYNCED_BYTES = 256 << 20
 """With more unsynced data, publishers wait for a slow disk. Otherwise the kernel would block the event loop."""
 CLOSE_S = 5.0
-"""How long `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is in
-the page cache, and only a power failure can lose it.
+"""Time for which `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is
+in the page cache, and only a power failure can lose it.
 """
 
 

@@ -32,7 +32,7 @@ JsonObject = dict[str, Any]
 """A JSON object whose values have not been checked yet."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _FUTURE_S = 60.0
-"""How far the clocks of two machines that share a disk may differ."""
+"""Maximum difference between the clocks of two machines that share a disk."""
 
 
 def make_folder(path: Path) -> None:

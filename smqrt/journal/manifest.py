@@ -38,7 +38,7 @@ MAX_TOPICS = 64
 """The entry of a file with more topics has a Bloom filter instead of the list."""
 _CACHED_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
-"""How long a replaced page stays, since a reader may have the old root."""
+"""Time for which a replaced page stays, since a reader may have the old root."""
 EVERYTHING = 1 << 63
 """Greater than every number of a row."""
 

@@ -65,7 +65,7 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 TOKENS_FILE = "tokens"
 LOOK_S = 1.0
-"""How often the file is checked for a change."""
+"""Time between two checks of the file for a change."""
 MAX_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""

@@ -54,11 +54,11 @@ CLOCK_CHECK_S = 1.0
 COMMITS_LOCK = "commits.lock"
 """A file in the journal's folder. When several hubs share the folder, the hub that stores a commit locks it."""
 BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
-"""How long a commit waits for slow subscribers and handlers, and how often it checks. After that, messages that don't
+"""Time for which a commit waits for slow subscribers and handlers, and between checks. After that, messages that don't
 fit into their queues are dropped and counted.
 """
 TURN_S, TURN_POLL_S = 5.0, 0.005
-"""How long a commit waits for commits to other hubs of the folder, and how often it checks."""
+"""Time for which a commit waits for commits to other hubs of the folder, and between checks."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 

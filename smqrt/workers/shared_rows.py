@@ -30,7 +30,7 @@ log = logging.getLogger("smqrt")
 FORMAT = 1
 """A part of the file name. Processes with different formats, as during a hot restart, use different files."""
 ENDED_S = 60.0
-"""How long deletions are kept, so that other workers can read them."""
+"""Time for which deletions are kept, so that other workers can read them."""
 MISSED_S = ENDED_S / 2
 """A worker that has not read for this time may have missed deletions, and reads all rows again."""
 LOCK_S = 0.010

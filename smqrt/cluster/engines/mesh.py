@@ -175,8 +175,8 @@ FIRST_RETRY_S = 0.1
 CHECK_S = 0.5
 CONNECT_S = 5.0
 SELF_RETRY_S = 60.0
-"""How often an address of this node itself is tried: another node may use it later, and any server may claim to be
-this node.
+"""Time between two tries of an address of this node itself: another node may use it later, and any server may claim to
+be this node.
 """
 ACCEPT_PAUSE_S = 0.5
 """The pause after `accept` has failed because no file descriptors are left."""

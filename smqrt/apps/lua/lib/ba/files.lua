@@ -236,7 +236,7 @@ end
 
 function file:getio() return self.owner end
 
--- Where waiting is impossible, the file is closed in the background.
+-- The file is closed in the background if waiting is impossible.
 function file:close()
   local handle = self.handle
   if not handle then return false end
