@@ -80,7 +80,7 @@ _WORKER_GONE = (
 )
 """Texts in the JVM's errors when a Python worker or its daemon has died. Which one appears depends on the moment."""
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
-_OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.locations)\.(\w+): (.*)")
+_OWN_ERROR = re.compile(rf"(?:{re.escape(SmqrtError.__module__)}|{re.escape(Unreachable.__module__)})\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")

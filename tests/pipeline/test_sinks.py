@@ -164,7 +164,7 @@ def test_files_that_count(tmp_path: Path) -> None:
             "ZeroDivisionError: division by zero",
         ),
         ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
-        ("Traceback\nsmqrt.journal.locations.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
+        (f"Traceback\n{Unreachable.__module__}.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
         ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: free space"),
         ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk is read-only: mount"),
