@@ -24,8 +24,8 @@ import hypothesis
 import pytest
 
 from smqrt.settings import limits
-from tests.factory import Factory
 from tests.support import fork_server
+from tests.support.factory import Factory
 
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,8 +17,8 @@ import requests
 
 from tests.cli.test_serve import SMQ_PAGE, application
 from tests.conftest import Served, free_port
-from tests.device import WS_HEADERS
-from tests.pki import Authority
+from tests.support.device import WS_HEADERS
+from tests.support.pki import Authority
 
 pytestmark = pytest.mark.servers
 

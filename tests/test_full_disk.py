@@ -17,9 +17,9 @@ import pytest
 import requests
 
 from tests.conftest import Served
-from tests.device import publish
 from tests.restart.hot import HotServed, application
-from tests.waiting import wait_until
+from tests.support.device import publish
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -26,9 +26,9 @@ from smqrt.process.current_process import AppScope, running_app
 from smqrt.smq.persist_file import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish
-from tests.sites import authority, make_site, patience, site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish
+from tests.support.sites import authority, make_site, patience, site
+from tests.support.waiting import wait_until
 
 __all__ = ["authority", "make_site", "patience", "site"]
 
@@ -927,7 +927,7 @@ def test_persist_none_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 KILLED = """
 import os, signal, sys
 from smqrt import hub
-from tests.device import Site, publish
+from tests.support.device import Site, publish
 site = Site(hub.create(persist=sys.argv[1]), None)
 device = site.device(b"uid-a1")
 for number in range(int(sys.argv[2])):

@@ -13,9 +13,9 @@ import pytest
 from smqrt import hub
 from smqrt.errors import ArgumentError
 from smqrt.hub.callbacks import renamed
-from tests.device import KINDS, TLS, WSS, Site, publish
-from tests.sites import authority, make_site, patience, site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, TLS, WSS, Site, publish
+from tests.support.sites import authority, make_site, patience, site
+from tests.support.waiting import wait_until
 
 __all__ = ["authority", "make_site", "patience", "site"]
 

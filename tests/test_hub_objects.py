@@ -19,9 +19,9 @@ from smqrt import hub
 from smqrt.errors import ClosedError, JournalError, NoAnswer
 from smqrt.wire import smq as wire
 from tests.conftest import REPOSITORY
-from tests.device import KINDS, RAW, TLS, WSS, Authority, Site, client_context, connect_packet, publish
-from tests.sites import authority, make_site, patience, site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW, TLS, WSS, Authority, Site, client_context, connect_packet, publish
+from tests.support.sites import authority, make_site, patience, site
+from tests.support.waiting import wait_until
 
 __all__ = ["authority", "make_site", "patience", "site"]
 

@@ -13,10 +13,10 @@ from gevent import socket
 from smqrt import hub
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import Authority, Site, connect_packet, publish
-from tests.sites import authority, make_site, patience, site
+from tests.support.device import Authority, Site, connect_packet, publish
+from tests.support.sites import authority, make_site, patience, site
+from tests.support.waiting import wait_until
 from tests.test_hub import Calls
-from tests.waiting import wait_until
 
 __all__ = ["authority", "make_site", "patience", "site"]
 

@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from smqrt.server.configuration import FileReloader
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Table:

@@ -16,8 +16,8 @@ import gevent
 import pytest
 
 from smqrt.server.applications import Pipelines, RestartDelays, Supervised
-from tests.clock import undisturbed_s
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.waiting import wait_until
 
 QUICK = RestartDelays(first_s=0.05, longest_s=0.2, steady_s=30, stop_s=0.5)
 SLEEPER = "import time; print('ready'); time.sleep(60)"

@@ -26,7 +26,7 @@ import gevent
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.device import RAW, WS, Device, publish  # noqa: E402
+from tests.support.device import RAW, WS, Device, publish  # noqa: E402
 
 PRELOAD = 'smq = require "smq.hub".create{name = "load", %s}'
 BODY = struct.Struct(">Id")

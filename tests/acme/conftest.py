@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from smqrt.acme.files import AcmeFiles
-from tests.acme_authority import AcmeAuthority
 from tests.conftest import Served, free_port
+from tests.support.acme_authority import AcmeAuthority
 
 NAMES = "example.com", "www.example.com"
 REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -15,7 +15,7 @@ from cryptography import x509
 from smqrt.acme import orders
 from smqrt.acme.files import DNS_01, HTTP_01, AcmeFiles, Answer, new_key
 from smqrt.errors import AcmeError
-from tests.acme_authority import AcmeAuthority, Problem
+from tests.support.acme_authority import AcmeAuthority, Problem
 
 NAMES = "example.com", "www.example.com"
 

@@ -18,9 +18,9 @@ from smqrt.transport.listener import Listener
 from smqrt.transport.server_tls import ListenerTls, TlsFiles
 from smqrt.transport.tls import TlsTransport
 from smqrt.transport.tls_contexts import Identity
-from tests.factory import Factory
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 CHALLENGE = "challenge"
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.acme.conftest import Site
 from tests.conftest import free_port
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers  # scripts/test installs pebble for these
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.acme.conftest import NAMES, Site
-from tests.acme_authority import AcmeAuthority
-from tests.factory import Factory
 from tests.restart.hot import HotServed
-from tests.waiting import wait_until
+from tests.support.acme_authority import AcmeAuthority
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.servers

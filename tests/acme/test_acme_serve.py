@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from tests.acme.conftest import NAMES, Site, answer
-from tests.acme_authority import AcmeAuthority, Problem
-from tests.waiting import wait_until
+from tests.support.acme_authority import AcmeAuthority, Problem
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])

@@ -20,9 +20,9 @@ from smqrt.acme import orders
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, AnswerReader, State
 from smqrt.acme.orders import AcmePlan, AcmeService
 from smqrt.errors import AcmeError
-from tests.acme_authority import AcmeAuthority
-from tests.factory import Factory
-from tests.waiting import wait_until
+from tests.support.acme_authority import AcmeAuthority
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 NAMES = "example.com", "www.example.com"
 Start = Callable[..., AcmeService]

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from smqrt.client import SmqClient
 from smqrt.operations.metrics import FORMER_NAMES
 from tests.conftest import Served
-from tests.factory import Factory
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 local smq = require "smq.hub"

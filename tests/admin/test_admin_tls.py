@@ -22,8 +22,8 @@ from smqrt.server.listeners import admin_files, ports
 from smqrt.settings.server_settings import AdminSettings, ListenerSettings, Settings
 from smqrt.transport.server_tls import ListenerTls
 from tests.conftest import Served
-from tests.factory import Factory
-from tests.pki import Authority
+from tests.support.factory import Factory
+from tests.support.pki import Authority
 
 PASSWORD = "correct horse"
 HANDSHAKE_S = 1.0

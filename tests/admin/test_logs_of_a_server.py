@@ -10,7 +10,7 @@ import requests
 
 from smqrt.client import SmqClient
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELOAD = 'hub = require "smq.hub".create{authenticate = function(c) return c == "yes" and 0 or 3, "no, no" end}'
 

@@ -10,7 +10,8 @@ import gevent
 import pytest
 
 from smqrt.wire import smq, websocket
-from tests.device import (
+from tests.lua.hub_site import both, lua_site
+from tests.support.device import (
     KINDS,
     RAW,
     RAW_HEADERS,
@@ -29,8 +30,7 @@ from tests.device import (
     leftovers,
     request,
 )  # fmt: skip
-from tests.lua.hub_site import both, lua_site
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["both", "lua_site"]
 

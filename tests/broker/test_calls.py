@@ -11,7 +11,7 @@ from typing import Any
 import smqrt
 from smqrt import hub
 from smqrt.broker.outbox import Outbox
-from tests.device import Site, wait_until
+from tests.support.device import Site, wait_until
 
 PYTHON_CALLS = 10
 SOCKET_CALLS = 4

@@ -14,8 +14,8 @@ from smqrt.errors import ArgumentError, CloseReason
 from smqrt.smq import data_path, handshake
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", KINDS)

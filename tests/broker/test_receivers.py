@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from smqrt.transport.listener import Listener
-from tests.device import KINDS, RAW_HEADERS, Device, Site, publish
 from tests.lua.hub_site import both, lua_site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW_HEADERS, Device, Site, publish
+from tests.support.waiting import wait_until
 
 __all__ = ["both", "lua_site"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from smqrt.operations.snapshots import traffic
-from tests.device import KINDS, Site, publish
-from tests.waiting import wait_until
+from tests.support.device import KINDS, Site, publish
+from tests.support.waiting import wait_until
 
 HEADER = 15  # of a frame
 

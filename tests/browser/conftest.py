@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.factory import Factory
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 WAIT_S = 30
 

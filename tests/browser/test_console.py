@@ -19,8 +19,8 @@ from smqrt.wire.smq import Type
 from tests.browser.test_restart import RawDevice
 from tests.browser.test_telemetry import INK
 from tests.conftest import Served
-from tests.factory import Factory
-from tests.pki import Authority
+from tests.support.factory import Factory
+from tests.support.pki import Authority
 
 SHOP = """
 from smqrt import hub

@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 from smqrt.wire.smq import Type
 from tests.browser.test_chat import join, people
 from tests.conftest import REPOSITORY, Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 WAIT_S = 30
 WORKERS = int(os.environ.get("SMQRT_WORKERS", "1"))

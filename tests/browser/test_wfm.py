@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 require "wfs"

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.restart.hot import HotServed
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

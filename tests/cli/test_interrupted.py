@@ -16,7 +16,7 @@ from gevent import subprocess as green
 from gevent.queue import Queue
 
 from tests.journal.sensor_rows import NOON_US, readings, row, write
-from tests.local_broker import LocalBroker
+from tests.support.local_broker import LocalBroker
 
 ROWS = 120_000
 SIGNALS = [pytest.param(signal.SIGINT, 130, id="Ctrl-C"), pytest.param(signal.SIGTERM, 143, id="SIGTERM")]

@@ -25,8 +25,8 @@ from smqrt.journal.settings import names
 from smqrt.manual.pages import pages as manual
 from tests.cli.commands import Command
 from tests.journal.sensor_rows import NOON_US, readings, row, write
-from tests.local_broker import LocalBroker
-from tests.waiting import wait_until
+from tests.support.local_broker import LocalBroker
+from tests.support.waiting import wait_until
 
 FORMER = "2026-11-20T12:00:0"
 

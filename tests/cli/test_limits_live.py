@@ -10,8 +10,8 @@ import requests
 
 from smqrt.wire import smq
 from tests.conftest import Served
-from tests.device import KINDS, WS, Device, bounded, publish
-from tests.waiting import wait_until
+from tests.support.device import KINDS, WS, Device, bounded, publish
+from tests.support.waiting import wait_until
 
 APP = """
 from smqrt import hub

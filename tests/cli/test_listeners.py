@@ -11,8 +11,8 @@ import pytest
 import requests
 
 from tests.conftest import Served
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 Serve = Callable[..., Served]
 

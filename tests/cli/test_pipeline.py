@@ -32,7 +32,7 @@ from smqrt.pipeline import status as process
 from smqrt.pipeline.status import FILE, Status
 from tests.conftest import REPOSITORY
 from tests.pipeline.recorded import Recorded
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PIPELINES = """
 from smqrt.pipeline import alert, publish, source, table

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "browser" / "smqjs" / "app"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mqtt.mosquitto import Mosquitto, tls_listener
-from tests.pki import Authority
+from tests.support.pki import Authority
 
 pytestmark = pytest.mark.servers
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import Served
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 Serve = Callable[..., Served]
 REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -16,7 +16,7 @@ import requests
 
 from smqrt.journal import files
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Serve = Callable[..., Served]
 

@@ -10,8 +10,8 @@ import pytest
 
 from smqrt.client import SmqClient
 from smqrt.errors import DeliveryError
-from tests.factory import Factory
-from tests.local_broker import LocalBroker
+from tests.support.factory import Factory
+from tests.support.local_broker import LocalBroker
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gevent.queue import Queue
 
 from smqrt.client import ConnectionEnd, SMQClient, SmqClient
 from smqrt.errors import ArgumentError, NoAnswer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=["raw", "websocket"])
@@ -293,7 +293,7 @@ def test_wrong_arguments_are_named(url, make_client):
 
 def test_tls_is_verified(start_broker, make_client, tmp_path):
     from smqrt.transport.tls_contexts import self_signed_pair
-    from tests.pki import server_context
+    from tests.support.pki import server_context
 
     cert, key = self_signed_pair("127.0.0.1", tmp_path)
     broker = start_broker(context=server_context(cert, key))
@@ -312,7 +312,7 @@ def test_tls_is_verified(start_broker, make_client, tmp_path):
 
 def test_a_certificate_for_another_name_is_not_trusted(start_broker, make_client, tmp_path):
     from smqrt.transport.tls_contexts import self_signed_pair
-    from tests.pki import server_context
+    from tests.support.pki import server_context
 
     cert, key = self_signed_pair("somewhere.example", tmp_path)
     broker = start_broker(host="127.0.0.2", context=server_context(cert, key))

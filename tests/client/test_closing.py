@@ -8,10 +8,10 @@ from smqrt.client import SmqClient
 from smqrt.errors import ClosedError, DeliveryError
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.clock import undisturbed_s
 from tests.conftest import free_port
-from tests.scripted_broker import ScriptedBroker
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=["raw", "websocket"])

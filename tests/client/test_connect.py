@@ -11,10 +11,10 @@ from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.transport.stream import Stream
-from tests.local_broker import LocalBroker
-from tests.pki import client_of, expired, identity_of, server_of
-from tests.proxies import ConnectProxy, SocksProxy, TestProxy
-from tests.waiting import wait_until
+from tests.support.local_broker import LocalBroker
+from tests.support.pki import client_of, expired, identity_of, server_of
+from tests.support.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.support.waiting import wait_until
 
 Make = Callable[..., SmqClient]
 

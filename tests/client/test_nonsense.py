@@ -6,8 +6,8 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from smqrt.client import SmqClient
-from tests.scripted_broker import ScriptedBroker
-from tests.waiting import wait_until
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.waiting import wait_until
 
 
 def raising(error):

@@ -9,10 +9,10 @@ from gevent.queue import Queue
 
 from smqrt.errors import DeliveryError
 from smqrt.wire import smq
-from tests.clock import undisturbed_s
 from tests.conftest import free_port
-from tests.scripted_broker import ScriptedBroker
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.waiting import wait_until
 
 
 def collect(queue):

@@ -8,7 +8,7 @@ import pytest
 from gevent.threadpool import ThreadPool
 
 from smqrt.client import SmqClient
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "browser" / "smqjs" / "app"
 

@@ -15,9 +15,9 @@ from smqrt.clients.reconnect import Backoff
 from smqrt.clients.smq.connection import SmqClientOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.local_broker import LocalBroker
-from tests.scripted_broker import Conversation, ScriptedBroker
-from tests.waiting import wait_until
+from tests.support.local_broker import LocalBroker
+from tests.support.scripted_broker import Conversation, ScriptedBroker
+from tests.support.waiting import wait_until
 
 Make = Callable[..., SMQClient]
 Start = Callable[..., LocalBroker]

@@ -33,7 +33,7 @@ from tests.broker.crowd import Ear
 from tests.cluster.cut import Cable
 from tests.cluster.memory_links import MemoryNetwork
 from tests.nats.server import NatsServer
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 KEY = b"k" * 32
 MARK_S = 0.5

@@ -11,7 +11,7 @@ from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, Engine, Place, pair
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def lost(place: Place) -> int:

@@ -13,7 +13,7 @@ from smqrt.cluster.engines import mesh as module
 from smqrt.cluster.engines.mesh import Mesh
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def _echo(sock: Any, address: object) -> None:

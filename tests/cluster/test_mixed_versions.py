@@ -16,16 +16,16 @@ from smqrt.cli.admin import AdminClient, AdminError
 from smqrt.client import SmqClient
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests import last_release
 from tests.cluster.test_status import SOON, smqrt_cluster, status
 from tests.conftest import Served, free_port
-from tests.device import Device, publish
-from tests.factory import Factory
-from tests.last_release import Release, release
 from tests.nats.server import NatsServer
-from tests.pki import Authority
 from tests.restart.hot import HotServed, application
-from tests.waiting import wait_until
+from tests.support import last_release
+from tests.support.device import Device, publish
+from tests.support.factory import Factory
+from tests.support.last_release import Release, release
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 __all__ = ["release"]
 

@@ -23,7 +23,7 @@ from smqrt.hub.mtl import Channel
 from smqrt.manual import pages
 from smqrt.process.current_process import AppScope, running_app
 from smqrt.transport.stream import Stream
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Called = list[tuple[Any, ...]]
 

@@ -16,7 +16,7 @@ from smqrt.cluster.nats.client import LASTED_S
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, NatsEngine
 from tests.nats.server import NatsServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from smqrt.wire.cluster_packets import Hello, Refusal
 from smqrt.wire.smq import MAX_NODE
 from tests.cluster.engines import KEY, Client
 from tests.nats.server import NatsServer
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 HELLO_S = 0.2
 NOTHING = bytes(SIGNATURE_BYTES)

@@ -15,7 +15,7 @@ from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, Engine
 from tests.lua.test_smq_hub import LuaSite, lua
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["lua"]  # a fixture
 

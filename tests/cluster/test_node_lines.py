@@ -9,7 +9,7 @@ import pytest
 from smqrt.cluster.engines.mesh import Mesh
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_node_that_joins_is_lost_heals_and_leaves_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

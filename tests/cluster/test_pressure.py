@@ -12,11 +12,11 @@ from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life
 from tests.cluster.cut import Cable
-from tests.device import KINDS, Device, Site, bounded, publish
 from tests.net.test_slow import stalled
 from tests.net.test_slow_policies import BUDGET_BYTES, flood, numbered, numbers
-from tests.sites import authority, make_site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, Device, Site, bounded, publish
+from tests.support.sites import authority, make_site
+from tests.support.waiting import wait_until
 
 __all__ = ["authority", "make_site"]
 

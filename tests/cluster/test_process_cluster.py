@@ -21,8 +21,8 @@ from tests.cluster.engines import Client
 from tests.conftest import free_port
 from tests.nats.server import NatsServer
 from tests.nats.server import cluster as nats_cluster
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Start = Callable[..., ProcessCluster]

@@ -18,7 +18,7 @@ from smqrt.workers.worker_rpc import WorkerPlace
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.conftest import free_port
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Machine:

@@ -22,8 +22,8 @@ from smqrt.journal.reader import Journal
 from smqrt.transport.stream import Stream
 from tests.cluster.engines import Client
 from tests.conftest import free_port
-from tests.pki import client_of, server_of
-from tests.waiting import wait_until
+from tests.support.pki import client_of, server_of
+from tests.support.waiting import wait_until
 
 Called = list[tuple[Any, ...]]
 

@@ -15,8 +15,8 @@ import requests
 
 from smqrt.client import SmqClient
 from tests.conftest import Served, free_port
-from tests.factory import Factory
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 CHANNEL = """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.device import KINDS, Device, connect_packet
+from tests.support.device import KINDS, Device, connect_packet
 
 _TOKEN = re.compile(
     r'(?:"(?P<text>(?:[^"\\]|\\.)*)"|\{(?P<name>[^}?]+)(?P<new>\??)\}|(?P<hex>(?:[0-9a-f]{2})+))'

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.script import Case, Player, read
-from tests.device import RAW, WS, Authority, Site, bounded, expect_clean
 from tests.lua.hub_site import LuaHubSite
+from tests.support.device import RAW, WS, Authority, Site, bounded, expect_clean
 
 CASES = [case for path in sorted(Path(__file__).parent.glob("*.smq")) for case in read(path)]
 IDS = {"news": 100, "other": 200, "sub": 300, "none": 0x7FFFFFFF, "server": 1}

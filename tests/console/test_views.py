@@ -23,7 +23,7 @@ from smqrt.operations.logs import LogTail
 from smqrt.operations.topic_listener import MAX_KEPT, LocalTopicListener
 from smqrt.process.current_process import AppScope, running_app
 from smqrt.smq.gevent_broker import GeventBroker
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 
 def test_names_are_cut_and_printable() -> None:

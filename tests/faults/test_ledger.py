@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from smqrt.wire.smq import Type
-from tests.device import KINDS, TLS, WSS, Device, Site, bounded, expect_clean, publish
-from tests.waiting import wait_until
+from tests.support.device import KINDS, TLS, WSS, Device, Site, bounded, expect_clean, publish
+from tests.support.waiting import wait_until
 
 SEEDS = range(20)
 STEPS = 40

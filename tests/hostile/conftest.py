@@ -37,7 +37,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, Served
-from tests.factory import Factory
+from tests.support.factory import Factory
 
 HELD_MS = 50.0
 HEALTHY_MS = 1000.0

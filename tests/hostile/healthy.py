@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 
-from tests.clock import undisturbed_s
+from tests.support.clock import undisturbed_s
 
 EVERY_S = 0.005
 GIVES_UP_S = 20.0

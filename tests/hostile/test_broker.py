@@ -11,8 +11,8 @@ import pytest
 
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, masked, publish, request
 from tests.hostile.conftest import Attack, Besieged
+from tests.support.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, masked, publish, request
 
 PATH = "/watch/smq"
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.device import RAW_HEADERS, request
 from tests.hostile.conftest import APPS, Attack, Besieged
 from tests.hostile.test_http_heads import HEADS
 from tests.lua.mqtt_packets import connect, subscribe
+from tests.support.device import RAW_HEADERS, request
 
 CLIENTS = 400
 SILENT_S = 15.0  # longer than the server waits for a head

@@ -11,9 +11,9 @@ import pytest
 
 from smqrt.wire import smq
 from tests.conftest import REPOSITORY
-from tests.device import Device, publish
 from tests.hostile import test_broker as broker
 from tests.hostile.conftest import Besieged
+from tests.support.device import Device, publish
 
 CALLS = {
     "slow": b'{"id": 1, "name": "slow", "arguments": [1e9]}',

@@ -18,7 +18,7 @@ from smqrt.journal.manifest import DataFile
 from smqrt.journal.readers import MAX_NODES
 from smqrt.journal.service import BODY_BYTES, MAX_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
 

@@ -27,11 +27,11 @@ from smqrt.wire.cluster_packets import LinkType, Packet, Refusal
 from smqrt.wire.smq import TOPIC_BIT, NameNumbers
 from tests.cluster.peer import PASSWORD, Peer, key
 from tests.conftest import REPOSITORY, Served, free_port
-from tests.factory import Factory
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_broker import Stranger
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 MAX_LINES = 20
 """Of the log, in a case of a few seconds."""

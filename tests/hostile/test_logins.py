@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.conftest import REPOSITORY
-from tests.digest import authorization, challenges
 from tests.hostile.conftest import Attack, Besieged
+from tests.support.digest import authorization, challenges
 
 GUESSES = 1000
 AT_ONCE = 50  # in one pipeline

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire import smq
-from tests.device import Device, publish
 from tests.hostile import test_broker as broker
 from tests.hostile.conftest import Besieged
+from tests.support.device import Device, publish
 
 IN_PYTHON = """
 import gevent

@@ -13,7 +13,7 @@ import pytest
 
 from tests.hostile.conftest import APPS, Attack, Besieged
 from tests.lua.mqtt_packets import PINGREQ, connect, packet, publish, subscribe, text, varint
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SMALLEST = b"\x26\0\0\0\0"
 USER_PROPERTY = b"\x26\0\1a\0\1b"

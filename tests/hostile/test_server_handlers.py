@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire import smq
-from tests.device import RAW_HEADERS, Device, publish, request
 from tests.hostile.conftest import Besieged
+from tests.support.device import RAW_HEADERS, Device, publish, request
 
 LUA = """
 smq = require "smq.hub".create()

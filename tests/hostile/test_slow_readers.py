@@ -6,9 +6,9 @@ import gevent
 import pytest
 
 from smqrt.wire import smq
-from tests.device import RAW, WS, Device, publish
 from tests.hostile.conftest import Attack, Besieged
 from tests.hostile.test_broker import Stranger
+from tests.support.device import RAW, WS, Device, publish
 
 SUBSCRIBERS, PUBLISHERS = 300, 20
 BYTES_EACH = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
 from tests.hostile.conftest import Attack, Besieged
-from tests.scripted_broker import Conversation, ScriptedBroker
+from tests.support.scripted_broker import Conversation, ScriptedBroker
 
 ATTACK_S = 2.0
 EMPTY = bytes((0, 0))

@@ -14,9 +14,9 @@ import pytest
 
 from smqrt.wire import smq
 from tests.conftest import REPOSITORY
-from tests.device import RAW_HEADERS, request
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_crowds import crowd_sends, get, last
+from tests.support.device import RAW_HEADERS, request
 
 RECORD_BYTES = 27  # a KeyUpdate on the wire
 SMQ_HELLO = request(RAW_HEADERS, target="/watch/smq").replace(b"Host: test", b"Host: localhost")

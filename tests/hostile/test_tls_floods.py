@@ -9,12 +9,12 @@ import gevent
 import pytest
 
 from smqrt.wire import smq, websocket
-from tests.device import RAW_HEADERS, TLS, WS_HEADERS, WSS, Device, masked, publish, request
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_broker import PATH, Stranger
 from tests.hostile.test_crowds import crowd_sends, get, last
 from tests.hostile.test_slow_readers import flood
 from tests.hostile.test_tls import client_context
+from tests.support.device import RAW_HEADERS, TLS, WS_HEADERS, WSS, Device, masked, publish, request
 
 CROWD = 20
 

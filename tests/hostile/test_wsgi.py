@@ -13,12 +13,12 @@ import pytest
 
 from smqrt.wire import smq, websocket
 from tests.conftest import Served
-from tests.device import RAW, TLS, WS, WSS, masked, publish
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_broker import Stranger
 from tests.hostile.test_crowds import RESET, attack_by_crowd, crowd_sends, get, last
 from tests.hostile.test_tls_floods import TlsStranger, open_many
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, WS, WSS, masked, publish
+from tests.support.waiting import wait_until
 
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.factory import Factory
 from tests.http.http_bench import Bench
+from tests.support.factory import Factory
 
 
 @pytest.fixture

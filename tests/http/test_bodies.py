@@ -13,7 +13,7 @@ from smqrt.http.body import BODIES, ChunkedDecoder, HttpLimits
 from smqrt.http.forms import read_form
 from smqrt.http.message import Request
 from tests.http.cpu import linear, seconds
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 POST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n"
 

@@ -24,7 +24,7 @@ from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE
 from smqrt.http.tree import Directory, ResourceReader
 from tests.http.http_bench import Bench
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 D = "{DAV:}"
 LOCK = (

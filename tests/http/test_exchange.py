@@ -14,7 +14,7 @@ from gevent.event import Event
 from smqrt.http.body import HttpLimits
 from smqrt.http.headers import HttpError
 from smqrt.http.message import Detached, Request
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 HOST = b"Host: test\r\n"
 

@@ -10,7 +10,7 @@ import gevent
 from smqrt.http.body import HttpLimits
 from smqrt.http.message import Request
 from smqrt.transport import tls
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 QUICK = HttpLimits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
 HEAD = b"GET / HTTP/1.1\r\nHost: test\r\n"

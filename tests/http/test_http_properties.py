@@ -17,7 +17,7 @@ from smqrt.http.headers import BadRequest, parse_ranges
 from smqrt.http.resources import IoError, segments
 from smqrt.http.tree import normalise
 from tests.http.http_bench import Bench
-from tests.waiting import let_others_run
+from tests.support.waiting import let_others_run
 
 GOOD = (
     b"POST /a/b%20c?x=1 HTTP/1.1\r\nHost: test:80\r\nContent-Length: 3\r\nConnection: keep-alive\r\n"

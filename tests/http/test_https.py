@@ -16,8 +16,8 @@ from smqrt.http.message import Request
 from smqrt.transport.listener import Listener
 from smqrt.transport.tls_contexts import self_signed_pair
 from tests.http.http_bench import Bench, Wire
-from tests.pki import server_context
-from tests.waiting import let_others_run, wait_until
+from tests.support.pki import server_context
+from tests.support.waiting import let_others_run, wait_until
 
 
 class SecureBench(Bench):

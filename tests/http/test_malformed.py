@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import let_others_run
+from tests.support.waiting import let_others_run
 
 GOOD = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"

@@ -9,7 +9,7 @@ import pytest
 
 from smqrt.http import tracelogger
 from smqrt.http.tracelogger import Line, Lines, MergedLines
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 PAST_BYTES, MAX_BYTES = 10, 40
 

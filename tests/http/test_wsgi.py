@@ -15,7 +15,7 @@ from smqrt.http.body import HttpLimits
 from smqrt.http.tree import Directory
 from smqrt.http.wsgi import WsgiDirectory
 from tests.http.http_bench import Bench
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PLAIN = [("Content-Type", "text/plain")]
 

@@ -24,7 +24,7 @@ from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, PING, PONG, TEXT
 from tests.http.http_bench import Bench
 from tests.lua.websocket_client import Client
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 Start = Callable[..., Callable[[bytes], object]]
 PLAIN = [("Content-Type", "text/plain")]

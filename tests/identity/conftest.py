@@ -19,9 +19,9 @@ from smqrt.http.client.client import fetched
 from smqrt.http.logins.registry import ADDRESS_LIMIT, ANYWHERE_LIMIT, NAME_LIMIT
 from smqrt.settings.server_settings import AuthSettings
 from smqrt.smq import gevent_broker
-from tests.device import Site
-from tests.pki import Authority
-from tests.sites import authority
+from tests.support.device import Site
+from tests.support.pki import Authority
+from tests.support.sites import authority
 
 __all__ = ["authority"]
 

@@ -11,10 +11,10 @@ import pytest
 from smqrt.auth.identity import Method
 from smqrt.errors import StartError
 from smqrt.wire import smq as wire
-from tests.device import TLS, WSS, Device, client_context, connect_packet
 from tests.identity.conftest import Guarded
-from tests.pki import Authority
-from tests.sites import patience
+from tests.support.device import TLS, WSS, Device, client_context, connect_packet
+from tests.support.pki import Authority
+from tests.support.sites import patience
 
 __all__ = ["patience"]
 RULES = "allow lamp-1 * lamps/%u/#\nallow @lamps read all"

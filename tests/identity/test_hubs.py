@@ -18,10 +18,10 @@ from smqrt.errors import CloseReason
 from smqrt.smq.close_log import closes
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW, RAW_HEADERS, WS, Device, connect_packet, publish
 from tests.identity.conftest import USERS, Guarded, user_line
-from tests.sites import patience
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW, RAW_HEADERS, WS, Device, connect_packet, publish
+from tests.support.sites import patience
+from tests.support.waiting import wait_until
 
 __all__ = ["patience"]
 

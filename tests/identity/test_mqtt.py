@@ -10,8 +10,8 @@ from smqrt.apps.lua import api
 from smqrt.apps.lua.vm import Services, Vm
 from smqrt.mqtt import MqttClient
 from tests.identity.conftest import USERS, Guarded, user_line
-from tests.sites import patience
-from tests.waiting import wait_until
+from tests.support.sites import patience
+from tests.support.waiting import wait_until
 
 __all__ = ["patience"]
 RULES = "deny * read a/secret\nallow ann * #\nallow bob read a/+\nallow bob write b/%c"

@@ -20,10 +20,10 @@ from smqrt.auth import credentials
 from smqrt.auth.identity import Method
 from smqrt.errors import StartError
 from smqrt.wire import smq as wire
-from tests.device import RAW_HEADERS, Device, connect_packet
 from tests.identity.conftest import Guarded
-from tests.sites import patience
-from tests.waiting import wait_until
+from tests.support.device import RAW_HEADERS, Device, connect_packet
+from tests.support.sites import patience
+from tests.support.waiting import wait_until
 
 __all__ = ["patience"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.journal import written
 from tests.journal.shelf import shelf
-from tests.sites import authority, make_site, patience, site
+from tests.support.sites import authority, make_site, patience, site
 
 __all__ = ["authority", "make_site", "patience", "shelf", "site"]
 

@@ -17,7 +17,7 @@ from smqrt.client import SmqClient
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SOURCE = Path(__file__).with_suffix(".c")
 APPLICATION = """

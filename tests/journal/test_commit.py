@@ -22,11 +22,11 @@ from smqrt.journal.commit import RowDecoder, commit, publish, report_progress
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.service import JournalService
-from tests.device import bounded
 from tests.http.http_bench import Bench
 from tests.journal import sensor_rows
 from tests.journal.test_remote import BUSY, ok, there
-from tests.scripted_http import CLOSE, ScriptedHttp
+from tests.support.device import bounded
+from tests.support.scripted_http import CLOSE, ScriptedHttp
 
 ROWS: list[commits.OutRow] = [
     (b"agg/a", None, b"1"),

@@ -24,9 +24,9 @@ from smqrt.wire import smq as wire
 from tests.cli.test_serve import application
 from tests.cluster.engines import TcpEngine, pair
 from tests.conftest import Served
-from tests.device import RAW, WS, Device, Site
 from tests.net.test_slow import stalled
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Device, Site
+from tests.support.waiting import wait_until
 
 MakeSite = Callable[..., Site]
 

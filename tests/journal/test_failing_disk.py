@@ -17,9 +17,9 @@ from smqrt.journal import commit
 from smqrt.journal import files as locations
 from smqrt.journal.commit import commit_staged, stage
 from smqrt.journal.reader import Journal
-from tests.device import bounded
 from tests.journal.failing_disk import FailingDisk, failing, shim
-from tests.waiting import wait_until
+from tests.support.device import bounded
+from tests.support.waiting import wait_until
 
 __all__ = ["failing", "shim"]
 

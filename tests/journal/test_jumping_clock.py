@@ -16,7 +16,7 @@ from smqrt.journal import commit, remote
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 SOURCE = Path(__file__).parent.parent / "pipeline" / "jumping_clock.c"

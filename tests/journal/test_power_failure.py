@@ -20,13 +20,13 @@ from smqrt.journal.readers import waiting
 from smqrt.journal.segment import STEP, NumberReserve
 from smqrt.journal.verification import verify
 from smqrt.pipeline.smq_source import scan
-from tests.device import Site, bounded
 from tests.journal import written
 from tests.journal.failing_disk import FailingDisk, shim
 from tests.journal.power import Ext4, SyncedDisk, ext4
 from tests.journal.test_failing_disk import Subscriber
 from tests.journal.test_remote import Hub, there
-from tests.waiting import wait_until
+from tests.support.device import Site, bounded
+from tests.support.waiting import wait_until
 
 __all__ = ["ext4", "shim"]
 

@@ -24,7 +24,7 @@ from smqrt.journal.service import JournalService
 from tests.http.http_bench import Bench
 from tests.journal import written
 from tests.journal.test_reader import as_rows
-from tests.scripted_http import CLOSE, ScriptedHttp
+from tests.support.scripted_http import CLOSE, ScriptedHttp
 
 ROWS = 300
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from smqrt.journal.readers import ResultRows
 from smqrt.journal.record import Flag
 from smqrt.journal.segment import STEP
 from smqrt.pipeline.runner import lag_rows, lag_seconds
-from tests.device import Site
 from tests.journal import written
+from tests.support.device import Site
 
 
 def write(journal: Path, kinds: str, first: int = 0, rows: int = 4, told: bool = True, node: str = "n1") -> list[int]:

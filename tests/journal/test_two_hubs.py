@@ -18,7 +18,7 @@ from smqrt.journal.announcer import Announcer, lock_announcement
 from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APPLICATION = """
 from smqrt import hub

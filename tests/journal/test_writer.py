@@ -23,8 +23,8 @@ from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.loop import scheduling
 from smqrt.wire.smq import Type
-from tests.device import RAW, WS, Site, publish
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Site, publish
+from tests.support.waiting import wait_until
 
 Make = Callable[..., Site]
 

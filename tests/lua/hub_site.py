@@ -1,4 +1,4 @@
-"""A hub made by a Lua `.preload`, which clients reach as they reach a `tests.device.Site`."""
+"""A hub made by a Lua `.preload`, which clients reach as they reach a `tests.support.device.Site`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gevent.ssl import SSLContext
 
 from smqrt.apps.lua.api import smq_hub
 from smqrt.transport.listener import Listener
-from tests.device import RAW, TLS, WSS, Authority, Device, leftovers
 from tests.lua.app_server import AppServer
-from tests.pki import server_context
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, WSS, Authority, Device, leftovers
+from tests.support.pki import server_context
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 smq = require"smq.hub".create()

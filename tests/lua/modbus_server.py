@@ -10,7 +10,7 @@ from typing import Any
 
 from gevent.server import StreamServer
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _PROGRAM = """
 import asyncio, sys

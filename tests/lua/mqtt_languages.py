@@ -21,7 +21,7 @@ from smqrt.http.disk import DiskIo
 from tests.mqtt.scripted import (
     ScriptedBroker,
 )
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 LANGUAGES = ["Lua", "Python"]
 HALF = b"""local core, py = ...

@@ -8,7 +8,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 15
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from tests.lua.paho_clients import PahoClient
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PEOPLE, EACH = 200, 100
 

@@ -10,9 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from smqrt.apps.lua.api import crypto
-from tests.acme_authority import AcmeAuthority, Problem
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.acme_authority import AcmeAuthority, Problem
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 acme, told = require "acme/engine", {}

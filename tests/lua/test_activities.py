@@ -13,7 +13,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 VALUES = (None, True, False, 0, -(2**63), 2**63 - 1, 1.5, b"", b"\0\xff\n", None)
 

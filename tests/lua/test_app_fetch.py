@@ -11,9 +11,9 @@ import pytest
 from gevent.event import Event
 
 from tests.lua.app_server import Answer, AppServer
-from tests.proxies import SocksProxy
-from tests.scripted_http import ScriptedHttp, answer
-from tests.waiting import wait_until
+from tests.support.proxies import SocksProxy
+from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "fetch"
 BIG = b"x" * 1_000_000

@@ -19,7 +19,7 @@ from smqrt.apps.lua.applications import Application
 from smqrt.wire.websocket import TEXT
 from tests.lua.app_server import Answer, AppServer
 from tests.lua.websocket_client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "gatekeeper"
 

@@ -17,7 +17,7 @@ from smqrt.apps.python.directory import APP_REQUESTS, RequestSlots
 from smqrt.http.headers import HttpError
 from smqrt.settings.limits import LimitSettings, apply_limits
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from smqrt.http.resources import IoError
 from smqrt.loop import threads
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "luaio"
 

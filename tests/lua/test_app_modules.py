@@ -12,7 +12,7 @@ from gevent import socket
 from smqrt.wire.websocket import BINARY, TEXT
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "modules"
 

@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.apps.lua.sqlite import Database
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "notes"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

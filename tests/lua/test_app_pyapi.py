@@ -16,7 +16,7 @@ from smqrt.http.body import MAX_JSON_VALUES
 from smqrt.wire.websocket import BINARY, CLOSE, CLOSE_TOO_BIG, CONTINUATION, PING, TEXT, encode_masked
 from tests.lua.app_server import Answer, AppServer
 from tests.lua.websocket_client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "pyapi"
 URLENCODED = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -15,8 +15,8 @@ import pytest
 
 from smqrt.apps.lua.bridge import LuaError
 from tests.lua.app_server import AppServer
-from tests.mail_server import Mailbox, ScriptedSmtp
-from tests.waiting import wait_until
+from tests.support.mail_server import Mailbox, ScriptedSmtp
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "report"
 CONF = """log = {{

@@ -12,7 +12,7 @@ from gevent import socket
 from gevent.server import StreamServer
 
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "tcpproxy"
 

@@ -10,7 +10,7 @@ from gevent import socket
 
 from smqrt.apps.lua.applications import Application
 from tests.lua.app_server import Answer, AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "upload"
 BOUNDARY = "b0undary"

@@ -9,9 +9,9 @@ import gevent
 import pytest
 
 from smqrt.wire.websocket import BINARY, TEXT
-from tests.clock import undisturbed_s
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
+from tests.support.clock import undisturbed_s
 
 APP = Path(__file__).parent.parent / "apps" / "websocket"
 

@@ -17,7 +17,7 @@ from smqrt.apps.lua.watchdog import LoopWatchdog
 from smqrt.wire.websocket import TEXT
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROUNDS = 10
 

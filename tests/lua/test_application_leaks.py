@@ -17,7 +17,7 @@ from gevent import socket
 
 from smqrt.loop import greenlets
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 FAULTS_IN_ALL = 300
 

@@ -13,7 +13,7 @@ from smqrt.apps.lua import api
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.versions import by_version
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder) -> None:

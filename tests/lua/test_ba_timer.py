@@ -11,7 +11,7 @@ import pytest
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Reaches = Callable[[str, object], None]
 A_FEW_TICKS_S = 0.02

@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 WORKS = {
     "pcall": "return select(2, pcall(test.sleep, 0.001, 'ok'))",

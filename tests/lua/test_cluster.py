@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.client import SMQClient
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PLACE = os.getpid() % 0xFFFF + 1
 """Tests of other processes use the same port, which is the custom, at other addresses."""

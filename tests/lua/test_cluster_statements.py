@@ -9,7 +9,7 @@ import trustme
 
 from tests.conftest import free_port
 from tests.lua.test_smq_mtl import TWO, Site, site
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["site"]
 

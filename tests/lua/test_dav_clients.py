@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 require "wfs"

@@ -10,7 +10,7 @@ import pytest
 from gevent import socket
 
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 BEGIN = """
 response:setcontenttype'text/event-stream'

@@ -17,7 +17,7 @@ from smqrt.http import disk
 from smqrt.http.disk import DiskIo
 from smqrt.http.open_files import MAX_READ_BYTES, Disks
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 MAX_S = 0.1
 """Of computing in the loop's thread: what others on this machine do must not count."""

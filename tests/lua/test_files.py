@@ -11,7 +11,7 @@ import pytest
 
 from smqrt.http.disk import DiskIo
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def told(server: AppServer, code: str) -> str:

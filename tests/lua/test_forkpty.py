@@ -20,7 +20,7 @@ from smqrt.child_processes import processes as pty
 from smqrt.process.current_process import AppScope, running_app
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ALL = """
 function all(pty) -- what a child says until its end

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lua.app_server import AppServer
-from tests.scripted_http import CLOSE, ScriptedHttp, answer
+from tests.support.scripted_http import CLOSE, ScriptedHttp, answer
 
 HELLO = answer(b"hello", "200 OK", "X-Two: 1", "x-two: 2", "Set-Cookie: a=1; Path=/", "Set-Cookie: b=2")
 

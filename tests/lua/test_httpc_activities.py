@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.lua.app_server import AppServer
-from tests.scripted_http import ScriptedHttp, answer
-from tests.waiting import wait_until
+from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.waiting import wait_until
 
 SETUP = """
     function fetch(url)

@@ -10,10 +10,10 @@ import trustme
 from gevent.server import StreamServer
 
 from tests.lua.app_server import AppServer
-from tests.pki import gevent_context
-from tests.proxies import ConnectProxy, SocksProxy, TestProxy
-from tests.scripted_http import ScriptedHttp, answer
-from tests.waiting import wait_until
+from tests.support.pki import gevent_context
+from tests.support.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.waiting import wait_until
 
 KINDS = pytest.mark.parametrize("kind", [SocksProxy, ConnectProxy])
 

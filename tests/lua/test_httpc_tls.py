@@ -7,8 +7,8 @@ import trustme
 from gevent.server import StreamServer
 
 from tests.lua.app_server import AppServer
-from tests.pki import expired, gevent_context, identity_of
-from tests.scripted_http import ScriptedHttp, answer
+from tests.support.pki import expired, gevent_context, identity_of
+from tests.support.scripted_http import ScriptedHttp, answer
 
 TRUSTING = """
     local home = ba.openio"home"

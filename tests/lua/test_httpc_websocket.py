@@ -5,9 +5,9 @@ from __future__ import annotations
 import trustme
 
 from tests.lua.app_server import AppServer
-from tests.pki import gevent_context
-from tests.proxies import SocksProxy
-from tests.scripted_http import ScriptedHttp, answer
+from tests.support.pki import gevent_context
+from tests.support.proxies import SocksProxy
+from tests.support.scripted_http import ScriptedHttp, answer
 
 ECHO = """<?lsp
     local sock = ba.socket.req2sock(request)

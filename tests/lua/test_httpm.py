@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lua.app_server import AppServer
-from tests.scripted_http import ScriptedHttp, answer
+from tests.support.scripted_http import ScriptedHttp, answer
 
 PAGES = {
     "form.lsp": "<?lsp for n, v in request:datapairs() do print(n, v) end print(request:header'x-own') ?>",

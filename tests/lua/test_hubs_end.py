@@ -16,9 +16,9 @@ from smqrt.apps.lua.api import smq_hub
 from smqrt.apps.lua.applications import Application
 from smqrt.journal import writer
 from tests.conftest import Served
-from tests.device import RAW, RAW_HEADERS, Device, request
 from tests.lua.app_server import AppServer, Files
-from tests.waiting import wait_until
+from tests.support.device import RAW, RAW_HEADERS, Device, request
+from tests.support.waiting import wait_until
 
 CONNECT = """
 def connect(request, relpath):

@@ -14,8 +14,8 @@ import pytest
 
 from smqrt.http.logins import Acl, Authenticator, UserTable
 from smqrt.http.logins.authenticator import AuthInfo, login_page
-from tests.digest import authorization, challenges
 from tests.lua.app_server import Answer, AppServer
+from tests.support.digest import authorization, challenges
 
 FORM_TYPE = {"Content-Type": "application/x-www-form-urlencoded"}
 APPLICATION = Path(__file__).parent.parent / "apps" / "logins"

@@ -10,7 +10,7 @@ from gevent import socket
 
 from tests.lua.app_server import AppServer
 from tests.lua.versions import by_version
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_globals_of_a_page_live_in_its_request(server: AppServer):

@@ -13,7 +13,7 @@ from smqrt.apps.lua.api import luasql
 from smqrt.apps.lua.sqlite import statements
 from smqrt.loop import greenlets
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELUDE = """<?lsp
 local env = luasql.sqlite()

@@ -16,10 +16,10 @@ import trustme
 
 from smqrt.apps.lua.vm import Vm
 from smqrt.mail import smtp
-from tests import pki
 from tests.lua.app_server import AppServer
-from tests.mail_server import Mailbox, ScriptedSmtp
-from tests.waiting import wait_until
+from tests.support import pki
+from tests.support.mail_server import Mailbox, ScriptedSmtp
+from tests.support.waiting import wait_until
 
 CA, OTHERS_CA = trustme.CA(), trustme.CA()
 SEND = """

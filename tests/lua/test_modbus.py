@@ -15,7 +15,7 @@ import trustme
 from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
 from tests.lua.modbus_server import PyModbus, ScriptedModbus, response
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELUDE = """
 local port = ...

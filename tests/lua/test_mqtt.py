@@ -18,8 +18,8 @@ from smqrt.mqtt import MqttClient
 from tests.conftest import Served
 from tests.mqtt.mosquitto import Mosquitto, secure
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
-from tests.proxies import SocksProxy
-from tests.waiting import wait_until
+from tests.support.proxies import SocksProxy
+from tests.support.waiting import wait_until
 
 __all__ = ["secure"]
 

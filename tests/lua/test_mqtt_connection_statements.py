@@ -34,8 +34,8 @@ from tests.mqtt.scripted import (
     ScriptedBroker,
     publish,
 )
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 __all__ = ["half"]
 

@@ -30,7 +30,7 @@ from tests.mqtt.scripted import (
     publish,
     stall,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["half", "run"]
 

@@ -12,7 +12,7 @@ from smqrt.apps.lua.api.mqttbroker import decode_packet
 from smqrt.apps.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.lua.versions import by_version
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

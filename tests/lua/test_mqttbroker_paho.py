@@ -21,7 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.conftest import REPOSITORY, Served
 from tests.lua.paho_clients import PahoClient
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

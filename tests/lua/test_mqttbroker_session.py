@@ -23,7 +23,7 @@ from tests.lua.mqtt_packets import (
     unsubscribe,
     varint,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PEERS = """
 local outbox, session = require "mqttbroker.outbox", require "mqttbroker.session"

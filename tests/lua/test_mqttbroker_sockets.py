@@ -15,7 +15,7 @@ from gevent import socket
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from tests.lua.mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish, split, subscribe, text
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 START = """
 reports = {}

@@ -13,7 +13,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.lua.watchdog import LoopWatchdog
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 LOOP_S = 0.2
 FOREVER = "\nwhile true do\nend"

@@ -16,7 +16,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Desk:

@@ -21,7 +21,7 @@ from smqrt.child_processes import processes as shell
 from smqrt.process.current_process import AppScope, running_app
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def children() -> set[int]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.device import RAW_HEADERS, Device
 from tests.lua.app_server import AppServer
 from tests.mqtt.mosquitto import Mosquitto
-from tests.waiting import wait_until
+from tests.support.device import RAW_HEADERS, Device
+from tests.support.waiting import wait_until
 
 HELLO = """
 from smqrt.http.tree import Directory

@@ -14,9 +14,9 @@ import pytest
 
 from smqrt import hub
 from smqrt.apps.lua.api import smq_hub
-from tests.device import RAW, WS, Device, publish
 from tests.lua.app_server import AppServer
-from tests.waiting import let_others_run, wait_until
+from tests.support.device import RAW, WS, Device, publish
+from tests.support.waiting import let_others_run, wait_until
 
 PYTHON = """
 import gevent

@@ -14,7 +14,7 @@ from smqrt.http.client.exchange import ClientRequest, url_of
 from smqrt.transport.listener import Listener
 from smqrt.transport.tls_contexts import self_signed_pair
 from tests.lua.app_server import AppServer
-from tests.pki import client_of, identity_of, server_context, server_of
+from tests.support.pki import client_of, identity_of, server_context, server_of
 
 
 def test_a_page_over_tls(server: AppServer, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 LOADER = """
 test.core.add_loader(function(path)

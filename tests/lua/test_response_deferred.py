@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_timer_answers_after_the_page_has_returned(server: AppServer):

@@ -8,7 +8,7 @@ import pytest
 from smqrt.http import sessions
 from smqrt.http.sessions import HttpSessions
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_session_begins_when_asked_for_and_stays(server: AppServer):

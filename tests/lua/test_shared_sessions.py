@@ -17,11 +17,11 @@ from smqrt.http import shared_sessions
 from smqrt.http.logins import Login, Logins
 from smqrt.http.shared_sessions import SharedSessions, sessions_of
 from smqrt.workers.worker_rpc import WorkerPlace
-from tests.digest import authorization
-from tests.factory import Factory
 from tests.lua.app_server import Answer, AppServer
 from tests.lua.test_logins import APPLICATION, basic, cookie, digest_of, sign_in
-from tests.waiting import wait_until
+from tests.support.digest import authorization
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 SECRET = b"s" * 32
 TICK_S, SLACK_S = 0.1, 0.2

@@ -15,12 +15,12 @@ from smqrt.client import SmqClient
 from smqrt.clients.reconnect import Backoff
 from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import smq as wire
-from tests.factory import Factory
-from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
-from tests.pki import server_context
-from tests.scripted_broker import ScriptedBroker
-from tests.waiting import let_others_run, wait_until
+from tests.support.factory import Factory
+from tests.support.local_broker import LocalBroker
+from tests.support.pki import server_context
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.waiting import let_others_run, wait_until
 
 PRELUDE = """
 local create = require "smq.client".create

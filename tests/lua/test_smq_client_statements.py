@@ -14,11 +14,11 @@ from smqrt.apps.lua.vm import Services, Vm
 from smqrt.clients.reconnect import Backoff
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.factory import Factory
-from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
-from tests.scripted_broker import Conversation, ScriptedBroker
-from tests.waiting import let_others_run, wait_until
+from tests.support.factory import Factory
+from tests.support.local_broker import LocalBroker
+from tests.support.scripted_broker import Conversation, ScriptedBroker
+from tests.support.waiting import let_others_run, wait_until
 
 PRELUDE = """
 clients = {}

@@ -8,10 +8,10 @@ import pytest
 import trustme
 
 from smqrt.apps.lua.api import smq_client
-from tests.local_broker import LocalBroker
 from tests.lua.app_server import AppServer
-from tests.pki import server_of
-from tests.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.support.local_broker import LocalBroker
+from tests.support.pki import server_of
+from tests.support.proxies import ConnectProxy, SocksProxy, TestProxy
 
 CONNECT = """<?lsp
     local store = ba.create.certstore()

@@ -13,7 +13,8 @@ from smqrt.apps.lua.api import smq_hub
 from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import (
+from tests.lua.app_server import AppServer
+from tests.support.device import (
     KINDS,
     RAW,
     RAW_HEADERS,
@@ -26,10 +27,9 @@ from tests.device import (
     masked,
     publish,
 )
-from tests.lua.app_server import AppServer
-from tests.pki import server_context
+from tests.support.pki import server_context
+from tests.support.waiting import wait_until
 from tests.test_hub import NO_JSON, SCALARS
-from tests.waiting import wait_until
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"
 

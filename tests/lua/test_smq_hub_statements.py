@@ -12,9 +12,9 @@ from gevent import socket
 
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import RAW_HEADERS, WS_HEADERS, Ack, Device, connect_packet, publish, request
 from tests.lua.test_smq_hub import LuaSite, lua
-from tests.waiting import wait_until
+from tests.support.device import RAW_HEADERS, WS_HEADERS, Ack, Device, connect_packet, publish, request
+from tests.support.waiting import wait_until
 
 __all__ = ["lua"]
 

@@ -17,7 +17,7 @@ from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.cluster.engines.process_cluster import cluster
 from tests.conftest import free_port
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 mtls, conns, sides, hub = {}, {}, {}, require"smq.hub"

@@ -10,7 +10,7 @@ import pytest
 
 from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
-from tests.mail_server import Mailbox, ScriptedSmtp
+from tests.support.mail_server import Mailbox, ScriptedSmtp
 
 PRELUDE = """
 local port = ...

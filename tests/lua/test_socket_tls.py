@@ -13,8 +13,8 @@ from gevent import socket
 
 from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.recorder import Recorder
-from tests.pki import client_of, expired, gevent_context, server_of
-from tests.waiting import wait_until
+from tests.support.pki import client_of, expired, gevent_context, server_of
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from gevent import socket
 from smqrt.apps.lua import socket_handles
 from smqrt.apps.lua.vm import Services, Vm
 from tests.lua.recorder import Recorder
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from smqrt.clients.mqtt import sparkplug
 from smqrt.mqtt import MqttClient
 from tests.lua.app_server import AppServer
 from tests.mqtt.mosquitto import Mosquitto
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers  # mosquitto
 

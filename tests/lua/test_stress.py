@@ -19,7 +19,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.loop import greenlets as greenlet_pool
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ACTIVITIES = 400
 ROUNDS = 5

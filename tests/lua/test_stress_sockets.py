@@ -26,7 +26,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.loop.greenlets import MAX_IDLE
 from tests.lua.recorder import Recorder
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ACTIVITIES = 3000
 KILLS = 20

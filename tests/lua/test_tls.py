@@ -10,7 +10,7 @@ import trustme
 
 from smqrt.transport.tls_contexts import ClientTls, ServerTls
 from tests.lua.app_server import AppServer
-from tests.pki import identity_of
+from tests.support.pki import identity_of
 
 
 @pytest.fixture(autouse=True)

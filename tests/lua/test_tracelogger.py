@@ -12,7 +12,7 @@ from smqrt.apps.lua.api import dirs as binding
 from smqrt.http import tracelogger as module
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PATH = "/app/tracelogger.service/"
 XHR = {"X-Requested-With": "XMLHttpRequest"}

@@ -21,8 +21,8 @@ from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
-from tests.pki import server_context
-from tests.waiting import let_others_run, wait_until
+from tests.support.pki import server_context
+from tests.support.waiting import let_others_run, wait_until
 
 ECHO = """
 local function echo(s)

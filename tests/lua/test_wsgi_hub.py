@@ -9,9 +9,9 @@ import pytest
 
 from smqrt.apps.lua.api import smq_hub
 from smqrt.wire import websocket
-from tests.device import RAW, WS, Device, masked, publish
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Device, masked, publish
+from tests.support.waiting import wait_until
 
 CODE = """
 from smqrt import hub

@@ -12,10 +12,10 @@ import pytest
 
 from smqrt.errors import DeliveryError
 from smqrt.mqtt import MqttClient
-from tests.factory import Factory
 from tests.mqtt.mosquitto import Mosquitto
 from tests.mqtt.scripted import ScriptedBroker
-from tests.pki import Authority
+from tests.support.factory import Factory
+from tests.support.pki import Authority
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.pki import Authority
+from tests.support.pki import Authority
 
 START_S = 30
 COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\nuser root\n"

@@ -24,8 +24,8 @@ from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import CertStore, ClientTls
 from tests.mqtt.mosquitto import Mosquitto, secure
 from tests.mqtt.scripted import CONNECT, PINGREQ, ScriptedBroker, publish, stall
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 __all__ = ["secure"]
 

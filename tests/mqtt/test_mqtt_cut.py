@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import ScriptedBroker
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers  # no process of its own, but some seconds
 

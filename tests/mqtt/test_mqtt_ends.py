@@ -16,10 +16,10 @@ import pytest
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError
 from smqrt.mqtt import MqttClient
 from smqrt.transport.stream import Stream
-from tests.clock import undisturbed_s
 from tests.mqtt.mosquitto import Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, publish, stall
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.waiting import wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]

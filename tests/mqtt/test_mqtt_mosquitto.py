@@ -18,8 +18,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from smqrt.errors import ArgumentError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.mosquitto import COMMON, Mosquitto, tls_listener
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

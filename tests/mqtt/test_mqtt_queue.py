@@ -11,7 +11,7 @@ import pytest
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import PUBACK, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, ScriptedBroker, packet, stall
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]

@@ -23,7 +23,7 @@ from tests.mqtt.scripted import (
     publish,
     stall,
 )
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]

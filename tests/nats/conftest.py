@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from smqrt.cluster.nats import NatsClient, connect
-from tests.factory import Factory
 from tests.nats.server import NatsServer, cluster
-from tests.pki import Authority
+from tests.support.factory import Factory
+from tests.support.pki import Authority
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,8 @@ from smqrt.cluster.nats.options import UserKey, jwt_fields, nkey_fields
 from smqrt.errors import ArgumentError
 from smqrt.transport.tls_contexts import ClientTls
 from tests.nats.server import NatsServer
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 Make = Callable[..., NatsClient]
 Start = Callable[..., NatsServer]

@@ -14,7 +14,7 @@ from smqrt.cluster.nats import NatsClient, NatsState
 from smqrt.errors import ArgumentError, ClosedError, NoAnswer
 from smqrt.wire.nats import parse_headers
 from tests.nats.server import NatsServer
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 Make = Callable[..., NatsClient]
 Message = tuple[bytes, bytes, bytes, bytes]

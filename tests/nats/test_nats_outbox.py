@@ -10,7 +10,7 @@ import pytest
 from smqrt.cluster.nats.connection import LARGE_BYTES, WRITE_BYTES, NatsOutbox
 from smqrt.smq import data_path
 from smqrt.wire import nats
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 LIMIT_BYTES = 1 << 20
 

@@ -16,9 +16,9 @@ from smqrt.cluster.nats import NatsClient, NatsState
 from smqrt.cluster.nats import client as nats_client
 from smqrt.cluster.nats.client import LASTED_S
 from tests.cluster.cut import Cable
-from tests.factory import Factory
 from tests.nats.server import NatsServer
-from tests.waiting import wait_until
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 Make = Callable[..., NatsClient]
 Start = Callable[..., NatsServer]

@@ -11,9 +11,9 @@ import pytest
 
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
-from tests.clock import undisturbed_s
-from tests.device import KINDS, RAW, WS, Device, Site, masked, publish
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.device import KINDS, RAW, WS, Device, Site, masked, publish
+from tests.support.waiting import wait_until
 
 MAX = smq.MAX_PAYLOAD_BYTES
 

@@ -10,8 +10,8 @@ from gevent import socket
 
 from smqrt.transport import admission
 from smqrt.transport.listener import Acceptor
-from tests.device import KINDS, WS, Site
-from tests.waiting import wait_until
+from tests.support.device import KINDS, WS, Site
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from smqrt.errors import ArgumentError
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls, Trust, self_signed_pair
-from tests.pki import client_of, expired, identity_of, server_of, store_of
+from tests.support.pki import client_of, expired, identity_of, server_of, store_of
 
 HOUR_S = 3600
 

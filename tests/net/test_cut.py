@@ -6,7 +6,7 @@ import pytest
 
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.device import (
+from tests.support.device import (
     RAW,
     RAW_HEADERS,
     WS,
@@ -20,7 +20,7 @@ from tests.device import (
     publish,
     request,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 AT_ONCE = 25
 

@@ -13,7 +13,7 @@ import pytest
 from smqrt.http.open_files import Disks, mount_of, read_mounts
 from smqrt.loop import threads as disk_threads
 from smqrt.loop.threads import DiskJob, DiskThreads
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

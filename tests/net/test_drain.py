@@ -13,9 +13,9 @@ import pytest
 from smqrt import hub
 from smqrt.smq import shutdown
 from smqrt.smq.shutdown import close_clients, reject_new_clients, wait_handled
-from tests.device import KINDS, RAW, RAW_HEADERS, TLS, WS, Device, Site, bounded, request
-from tests.pki import Authority
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW, RAW_HEADERS, TLS, WS, Device, Site, bounded, request
+from tests.support.pki import Authority
+from tests.support.waiting import wait_until
 
 SEEDS = 20
 PUBLISHERS, SUBSCRIBERS = 4, 4

@@ -16,7 +16,7 @@ from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import AllWorkers
 from smqrt.workers import worker_rpc
 from smqrt.workers.worker_rpc import END, KIND, Message, News, WorkerPlace, WorkerRpc
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Make = Callable[..., WorkerRpc]
 

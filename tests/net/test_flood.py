@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from smqrt.wire import smq
-from tests.device import RAW, TLS, WS, Device, Site, publish
+from tests.support.device import RAW, TLS, WS, Device, Site, publish
 
 FLOODS: dict[str, Any] = {
     "pings": lambda device: smq.PING,

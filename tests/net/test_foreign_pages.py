@@ -9,7 +9,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from tests.device import KINDS, RAW, RAW_HEADERS, WS, WS_HEADERS, Device, Site, request
+from tests.support.device import KINDS, RAW, RAW_HEADERS, WS, WS_HEADERS, Device, Site, request
 
 
 def status(site: Site, kind: str, origin: str | None) -> int:

@@ -16,8 +16,8 @@ import pytest
 from gevent import socket
 
 from tests.conftest import REPOSITORY, free_port
-from tests.device import RAW, WS, Device, publish, request
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Device, publish, request
+from tests.support.waiting import wait_until
 
 WAIT_S = 30
 NODE_BITS = 21  # the upper bits of an ETID are the number of its node

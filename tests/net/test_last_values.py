@@ -24,8 +24,8 @@ from smqrt.errors import ArgumentError
 from smqrt.smq.gevent_broker import TopicRules, set_topic_rules
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.device import KINDS, Device, Site, expect_clean, publish
-from tests.waiting import wait_until
+from tests.support.device import KINDS, Device, Site, expect_clean, publish
+from tests.support.waiting import wait_until
 
 
 def messages(packets: list[bytes]) -> list[tuple[int, bytes]]:

@@ -22,7 +22,7 @@ from gevent import get_hub, monkey, socket
 from smqrt.errors import StartError
 from smqrt.transport import listener as module
 from smqrt.transport.listener import Listener, sockets_per_port
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 
 @pytest.fixture

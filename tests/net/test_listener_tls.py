@@ -25,7 +25,7 @@ from smqrt.transport import tls as tls_module
 from smqrt.transport.listener import Listener
 from smqrt.transport.server_tls import ListenerTls, TlsFiles
 from smqrt.transport.tls import TlsTransport
-from tests.pki import Authority
+from tests.support.pki import Authority
 
 DAY = timedelta(days=1)
 

@@ -22,8 +22,8 @@ from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Assembler
 from smqrt.workers.worker_rpc import ChannelError, FdChannel, _decoded, _encoded
-from tests.device import RAW, WS, Device, Site, leftovers, publish
-from tests.waiting import let_others_run, wait_until
+from tests.support.device import RAW, WS, Device, Site, leftovers, publish
+from tests.support.waiting import let_others_run, wait_until
 
 REBUILT = {
     Session: {

@@ -18,9 +18,9 @@ from smqrt.errors import ArgumentError
 from smqrt.smq import persist_file
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.clock import undisturbed_s
-from tests.device import RAW, WS, Ack, Site, bounded, publish
-from tests.waiting import wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.device import RAW, WS, Ack, Site, bounded, publish
+from tests.support.waiting import wait_until
 
 SYNC_S = 0.004
 """What one sync of an ordinary disk takes."""

@@ -17,9 +17,9 @@ from gevent.ssl import SSLContext as ClientContext
 from smqrt.errors import StartError
 from smqrt.transport.listener import Listener
 from smqrt.transport.tls import HandshakeQueue, TlsTransport
-from tests.clock import undisturbed_s
-from tests.pki import Authority, server_context
-from tests.waiting import let_others_run, wait_until
+from tests.support.clock import undisturbed_s
+from tests.support.pki import Authority, server_context
+from tests.support.waiting import let_others_run, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from smqrt import hub
 from smqrt.loop import greenlets
-from tests.clock import undisturbed_s
+from tests.support.clock import undisturbed_s
 
 BEGINNINGS = {
     "spawn": gevent.spawn,

@@ -14,8 +14,8 @@ from smqrt.server.listeners import ports
 from smqrt.settings.server_settings import ListenerSettings, ProxySettings, Settings
 from smqrt.transport import admission
 from smqrt.transport.admission import TrustedNetworks, open_connections
-from tests.device import RAW, TLS, Device, Site, bounded
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, Device, Site, bounded
+from tests.support.waiting import wait_until
 from tests.wire.test_proxy_protocol import V4, version_2
 
 MakeSite = Callable[..., Site]

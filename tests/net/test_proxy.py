@@ -11,8 +11,8 @@ from gevent.server import StreamServer
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.outgoing_proxy import Proxy, open_through
-from tests.proxies import ConnectProxy, SocksProxy, TestProxy
-from tests.waiting import let_others_run
+from tests.support.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.support.waiting import let_others_run
 
 KINDS = [SocksProxy, ConnectProxy]
 

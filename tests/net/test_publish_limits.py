@@ -20,8 +20,8 @@ from smqrt.smq import connection_kinds
 from smqrt.transport import admission
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.device import KINDS, TLS, WSS, Site, bounded, expect_clean, masked, publish
-from tests.waiting import wait_until
+from tests.support.device import KINDS, TLS, WSS, Site, bounded, expect_clean, masked, publish
+from tests.support.waiting import wait_until
 
 Set = Callable[..., None]
 

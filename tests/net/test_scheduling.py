@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from smqrt.loop.scheduling import NEVER, Deadlines
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Item:

@@ -15,8 +15,8 @@ import pytest
 from smqrt.smq import data_path
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.device import RAW, TLS, WS, Device, Site, bounded, expect_clean, masked, publish
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, WS, Device, Site, bounded, expect_clean, masked, publish
+from tests.support.waiting import wait_until
 
 TURN_S = 0.1
 """CPU that no turn may take: 50 ms, and as much for the clients, which are in this process too."""

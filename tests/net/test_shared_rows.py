@@ -15,7 +15,7 @@ import pytest
 from smqrt.errors import StartError
 from smqrt.workers import shared_rows
 from smqrt.workers.shared_rows import MAX_READ, Row, SharedRows
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SECRET = b"s" * 32
 HEAD = b"h"

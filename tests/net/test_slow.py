@@ -17,7 +17,7 @@ from smqrt.broker.outbox import Drop
 from smqrt.smq import data_path
 from smqrt.wire import smq
 from smqrt.wire.connection_state import Life
-from tests.device import (
+from tests.support.device import (
     KINDS,
     RAW,
     TLS,
@@ -29,7 +29,7 @@ from tests.device import (
     leftovers,
     publish,
 )
-from tests.waiting import let_others_run, wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 SMALL_BUFFER_BYTES = 32768
 

@@ -12,9 +12,9 @@ from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life
-from tests.device import KINDS, RAW, WS, Device, Site, bounded, expect_clean, publish
 from tests.net.test_slow import drops, stalled
-from tests.waiting import wait_until
+from tests.support.device import KINDS, RAW, WS, Device, Site, bounded, expect_clean, publish
+from tests.support.waiting import wait_until
 
 BUDGET_BYTES = 60_000
 COUNT = 600

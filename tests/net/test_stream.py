@@ -18,8 +18,8 @@ from gevent.ssl import SSLContext as ServerContext
 from smqrt.errors import StreamError
 from smqrt.transport import tls
 from smqrt.transport.stream import Stream
-from tests.device import Authority
-from tests.waiting import let_others_run, wait_until
+from tests.support.device import Authority
+from tests.support.waiting import let_others_run, wait_until
 
 
 def listening(host: str = "127.0.0.1", backlog: int = 5) -> Any:

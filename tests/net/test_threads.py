@@ -13,8 +13,8 @@ from gevent.threadpool import ThreadPool
 from smqrt import hub
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.loop import threads
-from tests.device import Site, bounded, publish
-from tests.waiting import let_others_run
+from tests.support.device import Site, bounded, publish
+from tests.support.waiting import let_others_run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from smqrt.loop import greenlets
 from smqrt.loop import threads as module
 from smqrt.loop.threads import Threads
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def held(go: threading.Event, begun: list[str], name: str) -> Callable[[], str]:

@@ -14,7 +14,7 @@ from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.deferred import Deferred
 from smqrt.loop import greenlets
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def in_hub(fn: Callable[[], Any]) -> Any:

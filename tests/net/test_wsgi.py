@@ -17,9 +17,9 @@ from smqrt.smq import data_path
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request
-from tests.factory import Factory
-from tests.waiting import let_others_run, wait_until
+from tests.support.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request
+from tests.support.factory import Factory
+from tests.support.waiting import let_others_run, wait_until
 
 
 class Mounted:

@@ -20,11 +20,11 @@ from smqrt import hub
 from smqrt.http.wsgi import WsgiDirectory
 from smqrt.wsgi import Handler
 from tests.conftest import free_port
-from tests.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, publish, request
-from tests.factory import Factory
 from tests.http.http_bench import Bench
 from tests.net.test_gunicorn import WAIT_S, answers
-from tests.waiting import wait_until
+from tests.support.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, publish, request
+from tests.support.factory import Factory
+from tests.support.waiting import wait_until
 
 KINDS_OF = {Handler: (RAW, WS), WebSocketHandler: (WS,), pywsgi.WSGIHandler: ()}
 """The clients that connect behind a handler of gevent.pywsgi."""

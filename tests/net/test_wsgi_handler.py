@@ -19,7 +19,7 @@ from smqrt.errors import ArgumentError
 from smqrt.smq import data_path
 from smqrt.wire import smq as wire
 from smqrt.wsgi import Handler
-from tests.device import (
+from tests.support.device import (
     KINDS,
     RAW,
     RAW_HEADERS,
@@ -34,9 +34,9 @@ from tests.device import (
     masked,
     publish,
 )
-from tests.device import request as head
-from tests.factory import Factory
-from tests.waiting import let_others_run, wait_until
+from tests.support.device import request as head
+from tests.support.factory import Factory
+from tests.support.waiting import let_others_run, wait_until
 
 
 class Mounted:

@@ -9,7 +9,7 @@ from typing import Any
 from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
 READY_S = 10

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import free_port
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KEPT = (
     "@source({source}, json='n int, k string')\ndef rows(df): return df\n"

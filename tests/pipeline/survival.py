@@ -23,7 +23,7 @@ from smqrt.pipeline.status import CRASH_VARIABLE
 from tests.conftest import free_port
 from tests.pipeline import ledger, receivers
 from tests.pipeline.plain_stream import JAVA
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 HUB = """
 from smqrt import hub

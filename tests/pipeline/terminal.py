@@ -12,7 +12,7 @@ from pathlib import Path
 from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status, tables
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 START_S, STOP_S = 300, 120
 SOURCE = """

@@ -20,7 +20,7 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, alerts
 from smqrt.pipeline.alerts import AlertRow, AlertRules, KeyAlarms, RateRule
 from smqrt.pipeline.api import Declaration, declaration_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 S = 1_000_000
 NOON_MS = 1_795_262_400_000

@@ -13,7 +13,7 @@ import pytest
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Flag, Row
 from tests.conftest import REPOSITORY, Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 START_S, STOP_S = 300, 40  # of Spark and a first micro-batch, when others compute too
 

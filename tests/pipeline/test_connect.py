@@ -22,7 +22,7 @@ from smqrt.pipeline import session
 from tests.conftest import REPOSITORY, free_port
 from tests.pipeline.conftest import CONF, HELPERS_PATH, needed_java, quick_java
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PAGE = (REPOSITORY / "smqrt/help/declarative-pipelines.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

@@ -20,7 +20,7 @@ from smqrt.pipeline.runner import Runner
 from smqrt.wire import smq
 from tests.pipeline.applications import HEAD, Application
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 READINGS = "@source({source}, json='n int')\ndef readings(df): return df\n"
 TENTHS = (

@@ -14,7 +14,7 @@ import pytest
 from tests.journal.sensor_rows import readings, write
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.terminal import START_S, STOP_S, Terminal, alive
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KEPT = """
 @table("kept")

@@ -18,7 +18,7 @@ from smqrt.pipeline import query, tables
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
 from tests.pipeline.recorded import Recorded
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KEPT = (
     "@source({source}, json='n int')\ndef rows(df): return df\n"

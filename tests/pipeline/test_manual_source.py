@@ -11,7 +11,7 @@ import pytest
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.smq_source.options import BATCH_ROWS, KAFKA_NAMES, READ_OPTIONS, ROWS_PER_PARTITION, WRITE_OPTIONS
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parent.parent.parent / "smqrt" / "help" / "format-smq.md"
 TEXT = PAGE.read_text("utf-8")

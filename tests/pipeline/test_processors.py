@@ -20,7 +20,7 @@ from smqrt.pipeline import backfill, processors, testing
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 60
 HEAD = "from smqrt.pipeline import publish, source, stateful, table, view, alert, expect\n"

@@ -16,7 +16,7 @@ from smqrt.pipeline import status, tables
 from smqrt.pipeline.session import COMMON_SETTINGS
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 90
 

@@ -20,7 +20,7 @@ from smqrt.pipeline import jvm
 from smqrt.pipeline.submit import pack
 from tests.pipeline.conftest import needed_java
 from tests.pipeline.recorded import Recorded
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 JOB = Path(__file__).parent / "cluster_job.py"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

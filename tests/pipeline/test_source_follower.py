@@ -14,7 +14,7 @@ from smqrt.errors import JournalError
 from smqrt.journal.remote import RemoteJournal
 from smqrt.pipeline.smq_source.reading import REQUEST_INTERVAL_S, JournalFollower
 from tests.pipeline.hubs import JournalingHub
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Counting(RemoteJournal):

@@ -20,7 +20,7 @@ from smqrt.pipeline.smq_source.options import WriteOptions
 from smqrt.pipeline.smq_source.writing import BatchWriter
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.recorded import values
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from smqrt.journal import commit
 from smqrt.journal.files import HubAddress
 from smqrt.journal.remote import open_journal
 from tests.conftest import Served
-from tests.device import Authority
 from tests.pipeline.hubs import APPLICATION
+from tests.support.device import Authority
 
 ROWS = [(b"in", None, b"%d" % number) for number in range(100)]
 

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import free_port
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.terminal import START_S, Terminal
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -1,3 +1,3 @@
-from tests.sites import authority, make_site, patience, site
+from tests.support.sites import authority, make_site, patience, site
 
 __all__ = ["authority", "make_site", "patience", "site"]

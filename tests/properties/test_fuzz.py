@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smqrt.errors import ProtocolError
 from smqrt.wire import smq, websocket
 from smqrt.wire.websocket import Assembler, parse_client_frame
-from tests.device import (
+from tests.support.device import (
     RAW,
     RAW_HEADERS,
     WS,

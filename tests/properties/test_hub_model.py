@@ -18,7 +18,7 @@ from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.broker.crowd import Ear
-from tests.device import publish
+from tests.support.device import publish
 
 NAMES = [b"a", b"b", b"\xff"]
 

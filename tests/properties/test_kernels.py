@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire import smq, websocket
 from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_batch, encode_frame
-from tests.device import masked, publish
+from tests.support.device import masked, publish
 
 JIT, PURE = luajit_kernels.JitKernels(), PureKernels()
 SETTINGS = settings(max_examples=300)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Site, connect_packet, masked, publish, request
+from tests.support.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Site, connect_packet, masked, publish, request
 
 SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ETID_MARK = 0xEEEEEEEE

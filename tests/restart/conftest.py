@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.factory import Factory
 from tests.restart.hot import HotServed
-from tests.sites import authority, make_site
+from tests.support.factory import Factory
+from tests.support.sites import authority, make_site
 
 
 @pytest.fixture

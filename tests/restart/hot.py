@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.cli import test_serve
 from tests.conftest import START_S, Served
-from tests.device import RAW, Device
-from tests.waiting import wait_until
+from tests.support.device import RAW, Device
+from tests.support.waiting import wait_until
 
 PRELOAD = """
 local hub = require "smq.hub"

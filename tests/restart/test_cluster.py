@@ -12,11 +12,11 @@ import pytest
 
 from smqrt.smq.session_migration import KEEP_S
 from tests.conftest import free_port
-from tests.device import Device
 from tests.nats.server import NatsServer
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

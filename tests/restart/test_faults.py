@@ -20,10 +20,10 @@ from smqrt.server.restart.control_socket import VERSION
 from smqrt.smq.session_migration import FrozenHub, address_of
 from smqrt.wire.smq import Type
 from smqrt.workers.worker_rpc import FdChannel, Message
-from tests.device import Device, Site
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.device import Device, Site
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

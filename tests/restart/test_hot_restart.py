@@ -14,9 +14,9 @@ import pytest
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.device import RAW, WS, Device, connect_packet, masked, publish
 from tests.restart.hot import HotServed, application, has_ended
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Device, connect_packet, masked, publish
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -11,7 +11,7 @@ from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -16,9 +16,9 @@ from gevent import socket as gsocket
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from smqrt.workers.worker_rpc import ChannelError, FdChannel
-from tests.device import WS, Device, publish
 from tests.restart.hot import HotServed, application, has_ended
-from tests.waiting import wait_until
+from tests.support.device import WS, Device, publish
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

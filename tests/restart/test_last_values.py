@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire.smq import Type
-from tests.device import Device
 from tests.restart.hot import PRELOAD, HotServed, application
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

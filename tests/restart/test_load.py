@@ -15,7 +15,7 @@ from smqrt.client import SmqClient
 from tests.conftest import REPOSITORY
 from tests.restart.hot import PRELOAD, HotServed, application
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -16,12 +16,12 @@ from smqrt.journal import readers
 from smqrt.journal.reader import Journal
 from smqrt.journal.verification import verify
 from tests.conftest import START_S, free_port
-from tests.device import RAW, TLS, WS
-from tests.last_release import Release, release
 from tests.restart.hot import HotServed, application, has_ended
 from tests.restart.test_cluster import Publisher
 from tests.restart.test_hot_restart import heard
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, WS
+from tests.support.last_release import Release, release
+from tests.support.waiting import wait_until
 
 __all__ = ["release"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.restart.hot import HotServed, application
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import Served
 from tests.restart.hot import HotServed, application
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

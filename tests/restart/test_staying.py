@@ -14,9 +14,9 @@ import pytest
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type, node_of
 from tests.conftest import Served
-from tests.device import RAW, TLS, WSS, Device, publish
 from tests.restart.hot import HotServed, application
-from tests.waiting import wait_until
+from tests.support.device import RAW, TLS, WSS, Device, publish
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -1,0 +1,1 @@
+"""What tests share: servers, devices, certificates, scripted peers, waiting."""

@@ -17,8 +17,8 @@ import pytest
 
 from smqrt.wire.smq import Type, with_id
 from tests.conftest import Served, free_port
-from tests.device import Device
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 from tests.workers.test_operators import asked
 from tests.workers.test_workers import app, payload, they_hear_each_other, workers_of
 

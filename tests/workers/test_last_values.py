@@ -14,8 +14,8 @@ import pytest
 from smqrt.wire.smq import Type
 from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
-from tests.device import RAW, Device
-from tests.waiting import wait_until
+from tests.support.device import RAW, Device
+from tests.support.waiting import wait_until
 from tests.workers.test_workers import PAGES, workers_of
 
 pytestmark = pytest.mark.servers

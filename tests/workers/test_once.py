@@ -14,8 +14,8 @@ import gevent
 import pytest
 
 from tests.conftest import Served
-from tests.device import Device
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 from tests.workers.test_operators import asked
 from tests.workers.test_workers import workers_of
 

@@ -16,8 +16,8 @@ import pytest
 
 from smqrt.operations import all_workers
 from tests.conftest import Served
-from tests.device import Device
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 from tests.workers.test_workers import app, workers_of
 
 __all__ = ["app"]

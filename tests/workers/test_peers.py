@@ -14,8 +14,8 @@ import pytest
 
 from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
-from tests.device import Device
-from tests.waiting import wait_until
+from tests.support.device import Device
+from tests.support.waiting import wait_until
 from tests.workers.test_operators import asked
 
 pytestmark = pytest.mark.servers

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tests.workers.test_workers import command, workers_of
 
 pytestmark = pytest.mark.servers

@@ -23,8 +23,8 @@ import pytest
 from smqrt.wire import smq as wire
 from tests.cli.test_serve import application
 from tests.conftest import Served
-from tests.device import RAW, WS, Device
-from tests.waiting import wait_until
+from tests.support.device import RAW, WS, Device
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 
 from tests.conftest import Served
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Visit:

@@ -9,7 +9,7 @@ import pytest
 
 from smqrt.wire import smq
 from tests.browser.smqjs.conftest import PAGE_FUNCTIONS
-from tests.scripted_broker import ScriptedBroker
+from tests.support.scripted_broker import ScriptedBroker
 
 
 def test_addresses(run, smqjs_server):

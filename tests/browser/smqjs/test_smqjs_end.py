@@ -7,7 +7,7 @@ import pytest
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.browser.smqjs.conftest import PAGE_FUNCTIONS
-from tests.scripted_broker import ScriptedBroker
+from tests.support.scripted_broker import ScriptedBroker
 
 
 def keeps_topic(conversation):

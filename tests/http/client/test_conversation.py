@@ -10,8 +10,8 @@ import pytest
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.client.client import HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, url_of
-from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
-from tests.waiting import wait_until
+from tests.support.scripted_http import CLOSE, ScriptedHttp, answer, reset
+from tests.support.waiting import wait_until
 
 HELLO = answer(b"hello")
 LAST = answer(b"hello", "200 OK", "Connection: close")

@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.http.client.client import Challenge, HttpClient, HttpClientOptions, find_challenge
 from smqrt.http.client.exchange import ClientRequest, url_of
-from tests.scripted_http import ScriptedHttp, answer
+from tests.support.scripted_http import ScriptedHttp, answer
 
 NONCE = "7ypf/xlj9XXwfDPEoM4URrv/xwf94BcCAzFZH4GiTo0v"
 FIELDS = f'realm="http-auth@example.org", qop="auth, auth-int", nonce="{NONCE}", opaque="FQhe"'

@@ -12,8 +12,8 @@ import pytest
 from smqrt.http.logins import Account, Authenticator, UserTable, credentials
 from smqrt.http.logins.credentials import UNKNOWN_USER, ClearText, Credentials, Digest, FormHash
 from smqrt.http.sessions import HttpSession, cookie_field
-from tests.digest import authorization, challenges
 from tests.http.http_bench import Bench, Wire
+from tests.support.digest import authorization, challenges
 
 REALM = "Barracuda Server"
 HA1 = md5(f"ann:{REALM}:secret".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Fixtures around `tests.device`, for the conftest files that want them."""
+"""Fixtures around `tests.support.device`, for the conftest files that want them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from smqrt import hub
-from tests.device import Authority, Site, bounded
-from tests.factory import Factory
+from tests.support.device import Authority, Site, bounded
+from tests.support.factory import Factory
 
 __all__ = ["authority", "make_site", "patience", "site"]
 

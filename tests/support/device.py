@@ -25,8 +25,8 @@ from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.pki import Authority, server_context
-from tests.waiting import wait_until
+from tests.support.pki import Authority, server_context
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 15.0
 RAW, TLS, WS, WSS = "raw", "tls", "ws", "wss"
