@@ -46,8 +46,8 @@ class LimitSettings:
     connect_rate: float | None = option(
         5000.0,
         limited(number(0, above=True)),
-        "New connections per second, averaged over ten seconds; beyond, 503. Addresses of this machine are not "
-        "counted: all clients of a proxy on it have them.",
+        "New connections per second, averaged over ten seconds; beyond, 503. "
+        "Addresses of this machine, such as that of a local proxy, are not counted.",
         live=True,
     )
     connect_rate_per_address: float | None = option(

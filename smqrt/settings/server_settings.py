@@ -137,8 +137,8 @@ class TlsSettings:
     acme: tuple[str, ...] = option(
         (),
         _host_names(),
-        "Host names of a certificate that the server orders and renews itself, for all TLS ports without a certificate "
-        "of their own; needs `pip install 'smqrt[acme]'`. You agree to the terms of the authority (help: tls-server).",
+        "Host names of a certificate that the server orders and renews itself; needs `pip install 'smqrt[acme]'`. "
+        "You accept the terms of the authority (help: tls-server).",
         shown="",
     )
     acme_contact: str = option("", text(), "Mail address for messages of the authority.")
@@ -150,8 +150,8 @@ class TlsSettings:
     acme_challenge: str | None = option(
         None,
         optional(choice("http-01", "tls-alpn-01")),
-        "How the authority verifies the names: `http-01` at port 80, `tls-alpn-01` at port 443. When not given: "
-        "`http-01` if a port without TLS is open; after a failure the other one.",
+        "How the authority verifies the names: `http-01` at port 80, `tls-alpn-01` at port 443. "
+        "When not given: the server chooses (help: tls-server).",
     )
     acme_folder: str | None = option(
         None,
@@ -171,8 +171,8 @@ class TlsSettings:
     client_crl: str | None = option(
         None,
         optional(text()),
-        "Revocation lists (PEM) of the authorities in `client_ca`, one of each. Clients with a revoked certificate are "
-        "refused; when a list is missing or has expired, all clients with a certificate.",
+        "Revocation lists (PEM) of the authorities in `client_ca`, one of each. "
+        "If one is missing or has expired, clients with a certificate are refused.",
         live=True,
     )
     client_certificate: str | None = option(
@@ -215,8 +215,7 @@ class ListenerSettings:
         (),
         _pairs(),
         "More certificates with their keys, chosen by the server name of the client (SNI): "
-        '`[["site.pem", "site.key"]]`, or a text `site.pem:site.key`, comma-separated. Clients with no server name, or '
-        "another one, get the first certificate of the listener.",
+        '`[["site.pem", "site.key"]]`, or a text `site.pem:site.key`, comma-separated.',
         shown="",
         live=True,
     )
@@ -279,7 +278,7 @@ class ProxySettings:
         "auto",
         choice("auto", "x-forwarded", "forwarded"),
         "Header fields of the proxies: `x-forwarded` for `X-Forwarded-For` and related ones, `forwarded` for "
-        "`Forwarded`. `auto`: either; when a request has both and they differ, it is refused.",
+        "`Forwarded`. `auto`: either; different values are refused.",
         live=True,
     )
     header_s: float = option(5.0, number(0, above=True), "Time limit of the header of the PROXY protocol, in seconds.")
@@ -297,8 +296,8 @@ class DrainSettings:
     window_s: float | None = option(
         None,
         optional(number(0)),
-        "Seconds over which the SMQ clients are closed one by one, so that they do not all reconnect at once. "
-        "When not given: 0 below 100 clients, else 1 for each 2,000 clients, 5 at most.",
+        "Seconds over which SMQ clients are closed one by one. "
+        "When not given: 0 below 100 clients, else 1 for each 2,000, 5 at most.",
     )
     timeout_s: float = option(
         60.0,
@@ -482,7 +481,7 @@ class RestartSettings:
     socket: str = option(
         "",
         text(),
-        "Unix socket for `smqrt restart` and for a new process with `--take-over`, for the user of the server only. "
+        "Unix socket for `smqrt restart` and `--take-over`, for the user of the server only. "
         "When not given: only SIGUSR2 restarts the server.",
     )
     load_s: float = option(
@@ -512,8 +511,8 @@ class ClusterSettings:
     ca: str | None = option(
         None,
         optional(path()),
-        "Authority of the certificates of nodes, a PEM file. With it links use TLS, and both sides need a certificate "
-        "of it. It must sign for nodes only. For NATS: the authority of its servers.",
+        "Authority that signs certificates of nodes only, a PEM file. "
+        "Links then use TLS with certificates on both sides. For NATS: that of its servers.",
     )
     cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
     key: str | None = option(None, optional(path()), "Its private key. When not given: in the same file.")
@@ -581,8 +580,8 @@ class Settings:
     hosts: str = option(
         "",
         text(),
-        "Host names of the server, comma-separated: `example.com`, `*.example.com`, an address, `*` for all. Requests "
-        "for others are refused. When not given: every name; on loopback only those of loopback.",
+        "Host names of the server, comma-separated: `example.com`, `*.example.com`, an address, `*` for all; "
+        "others are refused. When not given: all; on loopback those of loopback.",
         live=True,
     )
     origins: str = option(
@@ -595,7 +594,7 @@ class Settings:
     debug: bool | None = option(
         None,
         optional(switch()),
-        "Send clients the traceback of an error, not only its number in the log. "
+        "Send clients the traceback of an error, not only its number. "
         "On if the server listens on loopback, for clients of this machine.",
         live=True,
     )
@@ -626,8 +625,8 @@ class Settings:
     connections_per_address: int = option(
         2000,
         whole(0),
-        "Connections of one IP address; beyond, 503. 0: no limit. Addresses of this machine have no limit. "
-        "Raise it if all clients connect through one proxy on another machine.",
+        "Connections of one IP address; beyond, 503. 0: no limit. Addresses of this machine have none. "
+        "Raise it for a proxy on another machine.",
         live=True,
     )
     sessions_per_address: int = option(
@@ -640,7 +639,7 @@ class Settings:
         262_144,
         whole(1),
         "Values of a JSON document for `ba.json.decode`; one object may have a quarter of it. "
-        "Larger documents block the server for longer: 50 ms for half a million values.",
+        "Half a million block the server for 50 ms.",
     )
     drain_s: float = option(
         2.0,

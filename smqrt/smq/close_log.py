@@ -124,8 +124,8 @@ EXPLANATIONS = {
         "limits.message_bytes",
     ),
     CloseReason.SLOW_CONSUMER: Explanation(
-        "The client did not read: its socket accepted no byte for 10 seconds, or too many answers waited for it,"
-        " or too many messages (the policy `disconnect`).",
+        "The client did not read: its socket accepted no byte for 10 seconds, or too many answers or messages "
+        "(policy `disconnect`) were queued.",
         "Check the client's network and CPU, or publish less to it; a larger budget bridges longer pauses.",
         "hub option budget",
     ),

@@ -220,7 +220,7 @@ def test_the_site_works_from_a_folder(site: Path, new_page: NewPage) -> None:
     page.get_by_role("main").get_by_role("link", name="Security").click()
     expect(page.get_by_role("heading", level=1, name="Security")).to_be_visible()
     page.keyboard.press("/")
-    page.keyboard.type("http front")
+    page.keyboard.type("httptools parser")
     result = page.locator(".results").get_by_role("link", name="0001")
     result.first.click()
     expect(page).to_have_url((site / "decisions/0001-http-front.html").as_uri())

@@ -141,8 +141,7 @@ class MqttOptions:
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
-        "seconds; the client pings the broker after half of this time without a packet, and closes the connection "
-        "after the other half without a response; 0 disables it. The broker may set another value",
+        "seconds; 0 disables it; see below",
     )
     username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
