@@ -105,7 +105,7 @@ class Io:
     """Whether operations run in the thread of the loop and block only the greenlet, as for an io in Lua. Otherwise a
     thread runs them, see `smqrt.http.open_files`."""
 
-    def place(self, name: str = "") -> str:
+    def disk_path(self, name: str = "") -> str:
         """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""
         return ""
 

@@ -119,7 +119,7 @@ class Backlog:
         return self._count(start, self._end) if reader.results else self._results.others(start)
 
 
-def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
+def backlogs(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
     """Yield the readers of a journal with their backlogs.
 
     Args:
@@ -135,7 +135,7 @@ def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, i
         yield reader, backlog.of(reader)
 
 
-def silence(reader: Reader, behind: int, now_us: int) -> str:
+def stale_clause(reader: Reader, behind: int, now_us: int) -> str:
     """Return a clause about a stale reader; empty for a reader that is not stale.
 
     Args:
@@ -194,8 +194,8 @@ class ReaderWatch:
                 age_s(path)  # sets a time in the future to now: otherwise the reader would never be given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path, 0):  # 0: reading rows would slow down the hub
-            clause = silence(each, behind, now_us)
+        for each, behind in backlogs(self._settings.path, 0):  # 0: reading rows would slow down the hub
+            clause = stale_clause(each, behind, now_us)
             if not clause:
                 continue
             given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
