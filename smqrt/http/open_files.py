@@ -249,7 +249,7 @@ class DiskFile:
         return _view[:count].tobytes()
 
     def _copy(self, ahead: int, size_bytes: int) -> int | None:
-        """Copy bytes at `ahead` after the position into the buffer at `ahead`; None if that would block."""
+        """Copy bytes from `ahead` after the position to the same offset in the buffer; None if that would block."""
         if ahead == NOW_BYTES:
             return None
         target = _view[ahead : ahead + size_bytes]

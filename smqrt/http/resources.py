@@ -98,7 +98,7 @@ class Io:
     """
 
     kind = "io"
-    """Kind of the tree, as `resourcetype` returns it: "disk" or "zip"."""
+    """Kind of the tree, as `resourcetype` returns it: "disk", "zip", "vm" or "lua"."""
     private = Private()
     """Rules for files that clients cannot see, besides hidden ones."""
     in_loop = False

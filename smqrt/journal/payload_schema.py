@@ -214,7 +214,7 @@ def load_json(payload: bytes) -> object:
     try:
         text = payload.decode()  # `json.loads` would accept UTF-16 bytes, too
         return json.loads(text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
         return ...
 
 

@@ -342,7 +342,7 @@ _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def checked_query(query: object) -> str:
-    """Return the id of a query, which may be a file name. Raises ArgumentError for an invalid one."""
+    """Return the id of a query, which must be valid as a file name. Raises ArgumentError for an invalid one."""
     if isinstance(query, str) and _QUERY.fullmatch(query):
         return query
     raise ArgumentError(
@@ -374,7 +374,7 @@ def parse_report(body: bytes) -> ProgressReport:
     """
     try:
         values = json.loads(body)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ArgumentError(f"progress: the body is not JSON ({error}); send query, name and offset.") from None
     if not isinstance(values, dict):
         raise ArgumentError("progress: the body is not a JSON object; send query, name and offset.")

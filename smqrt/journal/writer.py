@@ -308,7 +308,7 @@ class JournalWriter:
         if jumped_us := self._clock.follow():
             direction, seconds = "back" if jumped_us < 0 else "forward", abs(jumped_us) / 1e6
             log.warning(
-                "the journal %s: this machine's clock was set %s by %.0f s, and so is the time of messages from %d on",
+                "the journal %s: this machine's clock was set %s by %.0f s; messages from %d on have the new time",
                 self.path,
                 direction,
                 seconds,
