@@ -353,8 +353,8 @@ def test_an_end_with_a_full_disk_counts_what_is_lost(record: Make, caplog: pytes
         routed = site.smq.drops()["unrouted"]
         journal.close()
     assert 0 < kept < 200
-    [told] = [record.getMessage() for record in caplog.records if "ends with" in record.getMessage()]
-    lost = int(told.split(" ends with ")[1].split()[0])
+    [told] = [record.getMessage() for record in caplog.records if "was closed with" in record.getMessage()]
+    lost = int(told.split(" was closed with ")[1].split()[0])
     _, queued = site.smq.queuesize()
     drops = site.smq.drops()
     refused, later = drops["queue_full"], drops["unrouted"] - routed
