@@ -88,7 +88,7 @@ class LimitedInput(io.RawIOBase):
             wait_s: time to wait in total, with up to a tenth more; a longer wait raises `InputLimitError`.
             bytes_per_s: number of received bytes that extend the time by one second.
         """
-        # Up to a tenth more: the deadlines of a crowd that arrives together would else pass in one turn of the loop.
+        # Up to a tenth more: otherwise clients that connect together would all time out in one turn of the loop.
         self._left_bytes, self._wait_s = size_bytes, wait_s * uniform(1.0, 1.1)
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
 
@@ -141,9 +141,9 @@ class HandoverMixin(_Base):
     def read_request(self, raw_requestline: str) -> OldMessage:
         """Read the rest of the head. Raises ValueError when it is invalid."""
         self._incoming.allow(MAX_HEAD_BYTES, HEAD_S)
-        taken = super().read_request(raw_requestline)
+        head = super().read_request(raw_requestline)
         self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
-        return taken
+        return head
 
     def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the name in gevent
         """Return the fields of a head."""

@@ -68,7 +68,7 @@ def test_the_server_ends_on_a_full_disk(small_disk: Path, tmp_path: Path) -> Non
     assert served.process.wait(40) == 0
     assert time.monotonic() - began_s < 25
     served.end()
-    lost = re.search(r"journal ends with (\d+) messages that could not be written", served.output)
+    lost = re.search(r"journal was closed with (\d+) messages that could not be written", served.output)
     assert re.search(r"names: closed with [1-9]\d* unsaved last values", served.output), served.output
     assert lost, served.output
     assert "Traceback" not in served.output

@@ -351,9 +351,9 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
 
             known, now_us = {each.name for each in statuses}, time.time_ns() // 1000
             with suppress(JournalError):  # the status of the queries is valid without the journal
-                for reader, behind in readers.waiting(Path(paths.journal)):
+                for reader, behind in readers.backlogs(Path(paths.journal)):
                     query = reader.name.partition(".")[0]
-                    if query in known and (since := readers.silence(reader, behind, now_us)):
+                    if query in known and (since := readers.stale_clause(reader, behind, now_us)):
                         lines.append(f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}")
         for line in lines:
             console.print(Text(line), soft_wrap=True)

@@ -1,1 +1,1 @@
-"""HTTP server: strict parsing, virtual directory tree, static files."""
+"""HTTP server and client: parser, directory tree, static files, sessions, logins."""

@@ -120,7 +120,7 @@ def _plain(path: str) -> str:
 
 def _in_journal(path: str) -> bool:
     """Return whether an absolute path is inside a journal."""
-    start = 1  # the name of the folder is no sign of a journal: the setting `journal.path` may be any folder
+    start = 1  # no folder name identifies a journal: the setting `journal.path` may be any folder
     for part in path[1:].split("/"):
         if part in _JOURNAL or part.startswith(_TRANSACTIONS):
             wal = path[:start] + "wal"

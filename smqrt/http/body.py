@@ -277,7 +277,7 @@ class Body:
             turn.yield_if_due()
 
     @property
-    def is_here(self) -> bool:
+    def has_arrived(self) -> bool:
         """Whether the whole body has arrived. True for a chunked body only after it was read."""
         return self.complete or (self._left is not None and self._left <= len(self._source.data))
 
@@ -398,14 +398,14 @@ def parse_json(text: bytes) -> Any:
     if text.count(b",") + 2 * (text.count(b"[") + text.count(b"{")) > MAX_JSON_VALUES:
         raise HttpError(413, f"The JSON has more than {MAX_JSON_VALUES} values; send it in parts.")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
         raise HttpError(400, "The JSON is nested too deeply.") from None
     except ValueError as error:
         raise HttpError(400, f"The body is not JSON: {str(error)[:200]}") from None
 
 
-def _refuse_constant(word: str) -> NoReturn:
+def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON value")
 
 
@@ -567,7 +567,7 @@ class Form:
         self._is_complete = True
 
     def _parts(
-        self, pieces: Iterator[bytes], hold: Callable[[int], object] = bool
+        self, pieces: Iterator[bytes], hold: Callable[[int], object] = lambda count: None
     ) -> Iterator[tuple[File, Iterator[bytes]]]:
         boundary = boundary_of(self._request.get("content-type") or "")
         if boundary is None:

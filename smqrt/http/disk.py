@@ -86,8 +86,8 @@ class DiskIo(Io):
             raise IoError.of(error, name) from None
         return None if mode_bits.S_ISLNK(info.st_mode) else _stat_of(os.path.basename(path), info)
 
-    def place(self, name: str = "") -> str:
-        """See `Io.place`."""
+    def disk_path(self, name: str = "") -> str:
+        """See `Io.disk_path`."""
         return self.realpath(name)
 
     def is_local(self, name: str = "") -> bool:
@@ -276,8 +276,8 @@ class ZipIo(Io):
         below.private = self.private
         return below
 
-    def place(self, name: str = "") -> str:
-        """See `Io.place`."""
+    def disk_path(self, name: str = "") -> str:
+        """See `Io.disk_path`."""
         return self._path if self._data is None else ""
 
     def is_local(self, name: str = "") -> bool:

@@ -137,7 +137,7 @@ _PARSER_ERRORS = {  # text of the parser: text for the client
 }
 
 
-def parse_parameters(text: bytes, yield_turn: Callable[[], object] = bool) -> list[tuple[bytes, bytes]]:
+def parse_parameters(text: bytes, yield_turn: Callable[[], object] = lambda: None) -> list[tuple[bytes, bytes]]:
     """Return names and values of urlencoded parameters, percent-decoded, in their order.
 
     Args:

@@ -358,9 +358,9 @@ class Request(Head, Posted):
         return self.content_length == 0 or self.reader().skip_buffered()
 
     @property
-    def body_is_here(self) -> bool:
+    def body_has_arrived(self) -> bool:
         """Whether all of the body has arrived, so that the beginning of the next request is known."""
-        return self.content_length == 0 or self.reader().is_here
+        return self.content_length == 0 or self.reader().has_arrived
 
     def tapped(self) -> bytes:
         """Return the copied beginning of the body, see `Body.tap`."""

@@ -52,8 +52,8 @@ def read_mounts() -> dict[str, bool]:
     mounts = {}
     for line in lines:  # id parent device root place options… - type source options
         fields, _, rest = line.partition(" - ")
-        place = _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
-        mounts[place] = rest.partition(" ")[0] in LOCAL_TYPES
+        mount_point = _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
+        mounts[mount_point] = rest.partition(" ")[0] in LOCAL_TYPES
     return mounts
 
 
@@ -92,7 +92,7 @@ class Disks:
             mounts = self._mounts()
             below = root.rstrip("/") + "/"
             is_local = mounts.get(mount_of(root, mounts), False)
-            is_local = is_local and all(local for place, local in mounts.items() if place.startswith(below))
+            is_local = is_local and all(local for path, local in mounts.items() if path.startswith(below))
             _clear_if_full(self._trees)
             known = self._trees[root] = monotonic() + CACHED_S, is_local
         return known[1]
@@ -115,7 +115,7 @@ class Disks:
             found = self._threads[mount] = DiskThreads(name)
         return found
 
-    def doing(self, path: str, function: Callable[..., T]) -> Callable[..., T]:
+    def with_mount(self, path: str, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function for a thread: `function`, or one that first finds the unknown mount of `path`."""
         known = self._folders.get(path[: path.rfind("/")])
         if known is not None and monotonic() < known[0]:
@@ -137,7 +137,7 @@ class Disks:
             TimeoutError: the disk did not respond in time.
             Exception: any that the function raises.
         """
-        return self.threads(path).call(self.doing(path, function), *args)
+        return self.threads(path).call(self.with_mount(path, function), *args)
 
 
 def _clear_if_full(known: dict[str, T]) -> None:
@@ -164,7 +164,7 @@ def call_blocking(io: Io, name: str, function: Callable[..., T], *args: object) 
     if io.in_loop:
         return function(*args)
     try:
-        return disks.call(io.place(name), function, *args)
+        return disks.call(io.disk_path(name), function, *args)
     except TimeoutError as error:
         raise IoError.of(error, name) from None
 
@@ -249,7 +249,7 @@ class DiskFile:
         return _view[:count].tobytes()
 
     def _copy(self, ahead: int, size_bytes: int) -> int | None:
-        """Copy bytes at `ahead` after the position into the buffer at `ahead`; None if that would block."""
+        """Copy bytes from `ahead` after the position to the same offset in the buffer; None if that would block."""
         if ahead == NOW_BYTES:
             return None
         target = _view[ahead : ahead + size_bytes]

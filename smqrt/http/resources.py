@@ -98,14 +98,14 @@ class Io:
     """
 
     kind = "io"
-    """Kind of the tree, as `resourcetype` returns it: "disk" or "zip"."""
+    """Kind of the tree, as `resourcetype` returns it: "disk", "zip", "vm" or "lua"."""
     private = Private()
     """Rules for files that clients cannot see, besides hidden ones."""
     in_loop = False
     """Whether operations run in the thread of the loop and block only the greenlet, as for an io in Lua. Otherwise a
     thread runs them, see `smqrt.http.open_files`."""
 
-    def place(self, name: str = "") -> str:
+    def disk_path(self, name: str = "") -> str:
         """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""
         return ""
 

@@ -77,7 +77,7 @@ class HttpServer:
 
     Attributes:
         observers: observers of every request; usually empty.
-        on_refused: called for malformed requests with address, status and reason.
+        on_rejected: called for malformed requests with address, status and reason.
         challenge_answer: returns the ACME challenge response for a path, None for other paths.
         proxies: trusted proxies; None without any.
     """
@@ -97,7 +97,7 @@ class HttpServer:
         self.draining = False
         self.proxies: Proxies | None = None
         self.observers: tuple[RequestObserver, ...] = ()
-        self.on_refused: Callable[[str, int, str], object] | None = None
+        self.on_rejected: Callable[[str, int, str], object] | None = None
         self.challenge_answer: Callable[[str], bytes | None] | None = None
         self.share = share()
         self._connections: set[HttpConnection] = set()
@@ -238,11 +238,11 @@ class HttpConnection:
             return
         data = _view[:size].tobytes()
         self.data = self.data + data if self.data else data
-        self._work_off()
+        self._handle_received()
         if self.secure and self.transport is not None and self.transport.has_pending:
             get_hub().loop.run_callback(self._resume)
 
-    def _work_off(self) -> None:
+    def _handle_received(self) -> None:
         """Handle the received requests one by one, until one blocks or other connections are due."""
         try:
             for _ in range(_REQUESTS_AT_ONCE):
@@ -310,7 +310,7 @@ class HttpConnection:
         if not self.data or self._checked:
             self._receive()
             return
-        self._work_off()
+        self._handle_received()
         if self.secure and self.transport is not None and self.transport.has_pending:
             get_hub().loop.run_callback(self._resume)
 
@@ -402,7 +402,7 @@ class HttpConnection:
         if request.content_length == 0:
             return True
         try:
-            return request.skip_body() if is_over else request.body_is_here
+            return request.skip_body() if is_over else request.body_has_arrived
         except BadRequest:
             return False
 
@@ -516,8 +516,8 @@ class HttpConnection:
             f"Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
         )
         log.debug("rejected %s: %s", self.peer, error)
-        if self.server.on_refused is not None:
-            self.server.on_refused(self.peer[0], error.status, error.detail)
+        if self.server.on_rejected is not None:
+            self.server.on_rejected(self.peer[0], error.status, error.detail)
         self._checked, self.data = 0, b""
         try:
             self.transport.send(head.encode() + page)

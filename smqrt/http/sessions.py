@@ -221,7 +221,7 @@ class HttpSessions:
         self._on_end(session)
         return True
 
-    def expire(self, yield_turn: Callable[[], object] = bool) -> None:
+    def expire(self, yield_turn: Callable[[], object] = lambda: None) -> None:
         """End expired sessions; `yield_turn` is called after each."""
         now_s = self._now()
         for session in [session for session in self._by_id.values() if session.expired(now_s)]:

@@ -353,7 +353,7 @@ class SharedSessions(RequestSessions):
         finally:
             self._ticker.again(greenlets.start, self._tick)
 
-    def _send_uses(self, sessions: Iterable[SharedSession], yield_turn: Callable[[], object] = bool) -> None:
+    def _send_uses(self, sessions: Iterable[SharedSession], yield_turn: Callable[[], object] = lambda: None) -> None:
         present = [one for one in sessions if self._by_number.get(one.number) is one]
         for at in range(0, len(present), MAX_WRITTEN):
             with self._rows.together():

@@ -22,7 +22,7 @@ from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
 
-MAX_KEPT_FILE = 256 << 10  # larger files are read from the disk each time; the system caches them
+MAX_KEPT_FILE_BYTES = 256 << 10  # larger files are read from the disk each time; the system caches them
 MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
 MAX_KNOWN = 4096  # names of one resource reader
 _PIECE_BYTES = 64 << 10
@@ -79,7 +79,7 @@ class StaticFile:
     fields: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if not (MIN_PACKED_BYTES <= self.stat.size <= MAX_KEPT_FILE and is_text(content_type(self.name))):
+        if not (MIN_PACKED_BYTES <= self.stat.size <= MAX_KEPT_FILE_BYTES and is_text(content_type(self.name))):
             self.packed = b""
 
     @property
@@ -182,11 +182,11 @@ class StaticFiles:
         """Load a small file and prepare its head; return whether it is in memory."""
         if entry.body is not None and entry.fields == headers:
             return True
-        if entry.stat.size > MAX_KEPT_FILE:
+        if entry.stat.size > MAX_KEPT_FILE_BYTES:
             return False
         try:
             read = self._io.read_published
-            stat, body = call_blocking_unless_local(self._io, entry.name, read, entry.name, MAX_KEPT_FILE + 1)
+            stat, body = call_blocking_unless_local(self._io, entry.name, read, entry.name, MAX_KEPT_FILE_BYTES + 1)
         except IoError:
             return False
         if stat.version != entry.stat.version or len(body) != stat.size:
@@ -274,7 +274,7 @@ class _FileResponse:
             self.response.end()
             return
         io, name = self.io, self.name
-        if self.stat.size <= MAX_KEPT_FILE:
+        if self.stat.size <= MAX_KEPT_FILE_BYTES:
             opened = call_blocking_unless_local(io, name, io.open_published, name)
         elif io.in_loop:
             opened = io.open_published(name)

@@ -115,7 +115,8 @@ class Branch:
         for child in tuple(self._searched):
             yield from child.file_servers(folder)
 
-    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
+    def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
+        """Serve a request by the first child that responds; return whether one has."""
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
             if relpath.startswith(prefix) and child.service(request, relpath[len(prefix) :]):
@@ -268,11 +269,11 @@ class Directory(Branch):
         """Serve a request by `func`, own files or children; return whether it was answered."""
         if self.func is not None and self._call(request, relpath):
             return True
-        return self._serve_own(request, relpath) or self._ask(self._children, request, relpath)
+        return self._serve_own(request, relpath) or self._try_children(self._children, request, relpath)
 
     def resources(self, request: Request, relpath: str) -> bool:
         """Serve a request like `service`, but not by `func`."""
-        return self._serve_own(request, relpath) or self._ask(self._children, request, relpath)
+        return self._serve_own(request, relpath) or self._try_children(self._children, request, relpath)
 
     def _call(self, request: Request, relpath: str) -> bool:
         """Call `func`, unless it is already running for this request: it does not receive its own forwards."""
@@ -334,7 +335,7 @@ class ResourceReader(Directory):
         return super().hidden_route(relpath)
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        if self._prologues and request.is_fresh and self._ask(self._prologues, request, relpath):
+        if self._prologues and request.is_fresh and self._try_children(self._prologues, request, relpath):
             return True
         if self.guard is not None and not relpath.startswith(PUBLIC) and super()._serve_own(request, relpath):
             return True
@@ -394,7 +395,7 @@ class Root(Branch):
                 is_answered = any(guard.stops(request, relpath) for guard, relpath in guards)
             if not is_answered:
                 request.response.error(404)
-        elif not self._ask(self._children, request, path):
+        elif not self._try_children(self._children, request, path):
             self._not_found(request)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
@@ -442,7 +443,7 @@ class Root(Branch):
         normal = normalise(path if path.startswith("/") else base.baseuri() + path)
         if normal is None or (mode == "redirect" and hidden(normal)):
             return False
-        return self._ask(self._children, request, normal)
+        return self._try_children(self._children, request, normal)
 
     def _not_found(self, request: Request) -> None:
         last = request.path.rpartition("/")[2]

@@ -422,7 +422,6 @@ class Input(io.BufferedReader):
 
     One call returns at most the server's limit for bodies in memory, because applications pass the Content-Length of a
     client as the size.
-
     """
 
     def __init__(self, request: Request, limit_bytes: int | None) -> None:

@@ -54,7 +54,7 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
 
     Raises:
         ArgumentError: a topic is empty or too long.
-        JournalError: the hub refuses the commit, or does not answer in time.
+        JournalError: the hub rejects the commit, or does not answer in time.
     """
     return request_value(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
 
@@ -86,7 +86,7 @@ def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry
 
     Raises:
         ArgumentError: a topic is empty or too long.
-        JournalError: the hub refuses the rows, or does not answer in time.
+        JournalError: the hub rejects the rows, or does not answer in time.
     """
     names, attempt = [], secrets.token_hex(8)
     for number, part in enumerate(split(rows)):
@@ -203,7 +203,7 @@ def request_value(
         retry_s: how long to wait for a hub that does not answer, seconds.
 
     Raises:
-        JournalError: the hub refuses the request, does not answer in time, or is not a hub.
+        JournalError: the hub rejects the request, does not answer in time, or is not a hub.
     """
     answer = _hub_link(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
@@ -337,7 +337,7 @@ class RowDecoder:
             topic_at = at + _NAME_LENGTH
             topic_end = topic_at + int(_U16.unpack_from(data, at)[0])
             if topic_end == topic_at:
-                self._refuse("the topic is empty; every row needs one")
+                self._reject("the topic is empty; every row needs one")
             subtopic_at = topic_end + _NAME_LENGTH
             if size < subtopic_at:
                 break
@@ -348,7 +348,7 @@ class RowDecoder:
             payload_bytes = int(_U32.unpack_from(data, subtopic_end)[0])
             if payload_bytes > self._payload_bytes:  # before the rest of the payload is received
                 limit = self._payload_bytes
-                self._refuse(f"the payload has {payload_bytes} bytes; a message carries at most {limit}, split it")
+                self._reject(f"the payload has {payload_bytes} bytes; a message carries at most {limit}, split it")
             end = payload_at + payload_bytes
             if size < end:
                 break
@@ -364,7 +364,7 @@ class RowDecoder:
             ArgumentError: the last row is incomplete.
         """
         if self._rest:
-            self._refuse("the body ends inside it; send whole records (topic, subtopic, payload, each with its length)")
+            self._reject("the body ends inside it; send whole rows (topic, subtopic, payload, each with its length)")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise ArgumentError(f"record {self.count + 1}: {what}.")
+    def _reject(self, what: str) -> NoReturn:
+        raise ArgumentError(f"row {self.count + 1}: {what}.")

@@ -262,7 +262,7 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     actions = pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
     names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
     if any(action.get(name) is None for action in actions for name in names):
-        raise JournalError(f"The Delta table in {to} is not one of a journal: choose another place.")
+        raise JournalError(f"The Delta table in {to} was not created from a journal: choose another place.")
     found = {}
     for action in actions:
         node, first, last, *times = (action[name] for name in names)

@@ -95,7 +95,7 @@ class Durability:
         self._timers = [
             _every(settings.sync_s, self.sync),
             _every(CHECK_S, self._check_disk),
-            _every(RETENTION_S, self.retire),
+            _every(RETENTION_S, self.start_retention),
         ]
 
     # ---- state
@@ -258,11 +258,11 @@ class Durability:
 
     # ---- retention, closing
 
-    def retire(self) -> None:
+    def start_retention(self) -> None:
         """Start the removal of expired files. After a jump of the clock, rows don't expire early."""
         longest_s = max(self._settings.retain_s or 0.0, self._settings.reader_timeout_s or 0.0)
         now_us = self._clock.now_us() - self._clock.jumped_us(longest_s)
-        self._cleaner.submit("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
+        self._cleaner.submit("retention", lambda: self._remove_expired(now_us), self._on_retention_done, retries=False)
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
@@ -274,7 +274,7 @@ class Durability:
         if freed:
             log.info("the journal %s: removed %d expired files (%d bytes)", path, len(files), freed)
 
-    def _on_retire_done(self, error: Exception | None) -> None:
+    def _on_retention_done(self, error: Exception | None) -> None:
         self._report_failure("has expired files that can't be removed", error)
 
     def join(self, timeout_s: float = CLOSE_S) -> bool:

@@ -296,7 +296,7 @@ def journal_folder(location: Path | str) -> Path:
 
 def state_folder(location: Path | str) -> Path:
     """Return the folder of the state of pipelines; arguments and errors as for `journal_folder`."""
-    remedy = "name a folder, on storage that is mounted where a cluster has to see it; tables take URIs, with --tables"
+    remedy = "name a folder, which all machines of a cluster must have mounted; only --tables takes a URI"
     return local_folder(location, "--state", remedy)
 
 
@@ -323,10 +323,10 @@ def checked_url(url: str) -> str:
     """
     parts = urlsplit(url)
     try:
-        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.path.strip("/")
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.path.strip("/")
     except ValueError:
-        right = False
-    if not right:
+        is_valid = False
+    if not is_valid:
         raise JournalError(
             f"{url} is not the address of a journal such as http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
         )

@@ -31,7 +31,7 @@ local function survey(address, at, length, max)
     local count, body = i64(p, rows_at), i64(p, body_at)
     -- The number of rows is an int32, and a column of texts has one more offset than rows.
     if count < 1 or count > 2147483646 or body < 0 or body > length - at - header_bytes then
-      error("a batch is longer than its bytes", 0)
+      error("a batch is longer than the data", 0)
     end
     starts[batches], counts[batches], bodies[batches] = p, count, body
     batches, rows, at = batches + 1, rows + count, at + header_bytes + body

@@ -24,7 +24,7 @@ from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096
 _WAIT_S = 10.0
-"""Time for which `follow` waits for rows at once, seconds."""
+"""Maximum time of one wait for rows in `follow`, seconds."""
 _FLAG_WORDS = {
     Flag.DIRECT: "direct",
     Flag.UNROUTED: "unrouted",

@@ -186,7 +186,7 @@ def parse_page(page: ManifestPage, text: bytes) -> tuple[DataFile, ...]:
     try:
         return tuple(map(file_from_json, json.loads(text)["files"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"it has no proper {error}") from None
+        raise ValueError(f"a field is missing or invalid ({error!r})") from None
 
 
 @lru_cache(maxsize=_CACHED_PAGES)
@@ -301,7 +301,7 @@ def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
         settled = {node: int(one["settled"]) for node, one in values["nodes"].items() if "settled" in one}
         return Manifest(nodes, [ManifestPage(**one) for one in values["pages"]], read_page, settled)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it has no proper {error}") from None
+        raise ValueError(f"a field is missing or invalid ({error!r})") from None
 
 
 def _in_memory(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:

@@ -213,12 +213,12 @@ def load_json(payload: bytes) -> object:
     """Return the JSON value of a payload, or `Ellipsis` for a payload that is not JSON."""
     try:
         text = payload.decode()  # `json.loads` would accept UTF-16 bytes, too
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+        return json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
         return ...
 
 
-def _refuse(constant: str) -> object:
+def _reject_constant(constant: str) -> object:
     raise ValueError(f"{constant} is not JSON")
 
 

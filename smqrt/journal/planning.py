@@ -97,12 +97,12 @@ class Filter:
             raise ArgumentError("topics: a list of filters is needed, such as ['site1/#']")
         self.topics = tuple(map(check_pattern, topics))
         self.exclude = tuple(map(check_pattern, exclude))
-        self.matches: Callable[[str], bool] = lru_cache(_CACHED_NAMES)(self.chooses)
+        self.matches: Callable[[str], bool] = lru_cache(_CACHED_NAMES)(self.matches_uncached)
         """Return whether a topic's name is selected; the latest answers are cached."""
         self._included = re.compile(self.regex(), re.DOTALL)
         self._excluded = re.compile(self.exclude_regex(), re.DOTALL) if self.exclude else None
 
-    def chooses(self, name: str) -> bool:
+    def matches_uncached(self, name: str) -> bool:
         """Return as `matches`, without a cache, for long names from unauthenticated clients."""
         if not self._included.fullmatch(name):
             return False

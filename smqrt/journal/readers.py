@@ -119,7 +119,7 @@ class Backlog:
         return self._count(start, self._end) if reader.results else self._results.others(start)
 
 
-def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
+def backlogs(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
     """Yield the readers of a journal with their backlogs.
 
     Args:
@@ -135,7 +135,7 @@ def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, i
         yield reader, backlog.of(reader)
 
 
-def silence(reader: Reader, behind: int, now_us: int) -> str:
+def stale_clause(reader: Reader, behind: int, now_us: int) -> str:
     """Return a clause about a stale reader; empty for a reader that is not stale.
 
     Args:
@@ -194,8 +194,8 @@ class ReaderWatch:
                 age_s(path)  # sets a time in the future to now: otherwise the reader would never be given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path, 0):  # 0: reading rows would slow down the hub
-            clause = silence(each, behind, now_us)
+        for each, behind in backlogs(self._settings.path, 0):  # 0: reading rows would slow down the hub
+            clause = stale_clause(each, behind, now_us)
             if not clause:
                 continue
             given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
@@ -342,7 +342,7 @@ _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def checked_query(query: object) -> str:
-    """Return the id of a query, which may be a file name. Raises ArgumentError for an invalid one."""
+    """Return the id of a query, which must be valid as a file name. Raises ArgumentError for an invalid one."""
     if isinstance(query, str) and _QUERY.fullmatch(query):
         return query
     raise ArgumentError(
@@ -374,7 +374,7 @@ def parse_report(body: bytes) -> ProgressReport:
     """
     try:
         values = json.loads(body)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ArgumentError(f"progress: the body is not JSON ({error}); send query, name and offset.") from None
     if not isinstance(values, dict):
         raise ArgumentError("progress: the body is not a JSON object; send query, name and offset.")

@@ -25,8 +25,8 @@ from smqrt.settings.option_types import parse_duration
 EARLIEST_US = 0
 JUMP_US = 5_000_000
 """A difference of this or more is a jump; NTP corrects smaller ones gradually."""
-BELIEVED_US = 60_000_000
-"""A jump that lasts this long is followed. A clock that was set wrong by mistake is corrected earlier."""
+PERMANENT_JUMP_US = 60_000_000
+"""A jump that lasts this long is permanent, and is followed. A clock that was set by mistake is corrected earlier."""
 _READINGS = 3
 """Number of times that both clocks are read: between two readings, the process may be interrupted."""
 _MAX_JUMPS = 1000
@@ -112,7 +112,7 @@ class Clock:
         """Compare the time with the machine's clock; call it about once a second.
 
         A difference below `JUMP_US` is corrected at once; after a backward correction the time is constant until the
-        machine's clock reaches it. A jump is followed after `BELIEVED_US`.
+        machine's clock reaches it. A jump is followed after `PERMANENT_JUMP_US`.
 
         Returns:
             The jump of the time in this call, microseconds; usually 0.
@@ -124,7 +124,7 @@ class Clock:
             return 0
         if not self._jump_us or abs(ahead_us - self._jump_us) >= JUMP_US:
             self._jump_us, self._since_us = ahead_us, self._elapsed_us()
-        if self._elapsed_us() - self._since_us < BELIEVED_US:
+        if self._elapsed_us() - self._since_us < PERMANENT_JUMP_US:
             return 0
         self._offset_us, self._jump_us, self._latest_us = offset_us, 0, 0
         self._jumps.append((self._elapsed_us(), ahead_us))

@@ -26,7 +26,7 @@ from smqrt.wire.smq import Type, frames
 
 log = logging.getLogger("smqrt.journal")
 
-FEED_RUNS = 512
+FEED_BATCHES = 512
 """This many frame batches, with their time stamps, become columns at once: they fit into the processor's cache, and
 joining them takes no new memory from the system.
 """
@@ -48,7 +48,7 @@ class _Unsent:
 
     seq: int | None
     deliver: Deliver
-    run: bytes
+    batch: bytes
     publisher: BrokerPeer
     holds: bool
 
@@ -90,17 +90,17 @@ class HubRecorder:
         self._next_seq, self._write = next_seq, write
         self._columns: Columns = fastest_columns()
         self._columns.server(broker.server.etid)
-        self._runs: list[bytes] = []
+        self._frame_batches: list[bytes] = []
         self._stamped = 0
-        self._guesses: list[tuple[int, int]] = []
-        self._departed: dict[int, bytes] = {}
+        self._guesses: list[tuple[int, int]] = []  # (kind, number) of unknown names, which are looked up again later
+        self._departed: dict[int, bytes] = {}  # uid by ETID, of clients that have disconnected since the last flush
         self._waiting_outboxes: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
         self._timer: Any = None
         self._recorded = self.full = False
         self.messages_skipped = 0
         self._at_once = settings.sync in ("publish", "always")
-        self.record: Callable[[bytes], None] = self._record_now if self._at_once else self._runs.append
+        self.record: Callable[[bytes], None] = self._record_now if self._at_once else self._frame_batches.append
         self.waits_for_disk = settings.sync == "always"
         self._unsent: deque[_Unsent] = deque()
         self._unsent_bytes = 0
@@ -114,36 +114,36 @@ class HubRecorder:
             return self._direct
         return self._filter.matches(topic.name.decode("utf-8", "replace"))
 
-    def record_large(self, run: bytes | memoryview) -> None:
+    def record_large(self, batch: bytes | memoryview) -> None:
         """See `Recorder`. The frames are read in place, while they are in the processor's cache. A copy would need new
         memory from the system, which takes longer than building the columns.
         """
-        if self.full or self._at_once or (isinstance(run, memoryview) and run.readonly):
-            self.record(bytes(run))
+        if self.full or self._at_once or (isinstance(batch, memoryview) and batch.readonly):
+            self.record(bytes(batch))
             return
         self._feed()
-        rest = run[self._consume(run, is_stamped=False) :]
+        rest = batch[self._consume(batch, is_stamped=False) :]
         if rest:
-            self._runs.append(bytes(rest))
+            self._frame_batches.append(bytes(rest))
         self._stamped = _ROWS_WITHOUT_STAMP
 
-    def record_unrouted(self, run: bytes) -> None:
+    def record_unrouted(self, batch: bytes) -> None:
         """See `Recorder`."""
-        self._runs.extend((_UNROUTED, run))
+        self._frame_batches.extend((_UNROUTED, batch))
         self.record(_UNROUTED)
 
-    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
         """See `Recorder`."""
-        self._runs.append(_ASSEMBLED)
+        self._frame_batches.append(_ASSEMBLED)
         try:
-            return bool(deliver(run))
+            return bool(deliver(batch))
         finally:
-            self._runs.append(_ASSEMBLED)  # the second toggle ends the flag
+            self._frame_batches.append(_ASSEMBLED)  # the second toggle ends the flag
 
-    def skipped(self, run: bytes) -> None:
+    def skipped(self, batch: bytes) -> None:
         """See `Recorder`."""
-        is_one = len(run) == run[0] << 8 | run[1]
-        self.messages_skipped += 1 if is_one else data_path.kernels.count(run)
+        is_one = len(batch) == batch[0] << 8 | batch[1]
+        self.messages_skipped += 1 if is_one else data_path.kernels.count(batch)
 
     def hold(self, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
@@ -156,11 +156,11 @@ class HubRecorder:
 
     # ---- delivery after a sync
 
-    def send_later(self, deliver: Deliver, run: bytes, publisher: BrokerPeer) -> bool:
+    def send_later(self, deliver: Deliver, batch: bytes, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
-        self._unsent_bytes += len(run)
+        self._unsent_bytes += len(batch)
         holds = publisher is not self._broker.server or self._unsent_bytes > SERVER_UNSENT_BYTES
-        self._unsent.append(_Unsent(None if self.full else self._next_seq(), deliver, run, publisher, holds))
+        self._unsent.append(_Unsent(None if self.full else self._next_seq(), deliver, batch, publisher, holds))
         self._sync()
         return holds
 
@@ -172,9 +172,9 @@ class HubRecorder:
         """
         while self._unsent and self._unsent[0].is_kept(next_seq):
             one = self._unsent.popleft()
-            self._unsent_bytes -= len(one.run)
+            self._unsent_bytes -= len(one.batch)
             try:
-                waits = one.deliver(one.run)
+                waits = one.deliver(one.batch)
             except Exception:  # the other messages must still be delivered
                 log.exception("error while a message was routed; it is lost")
                 waits = False
@@ -184,12 +184,12 @@ class HubRecorder:
     # ---- time
 
     def _end_turn(self) -> None:
-        runs = self._runs
-        if len(runs) != self._stamped:
-            runs.append(stamp(self._now_us()))
-            self._stamped = len(runs)
+        batches = self._frame_batches
+        if len(batches) != self._stamped:
+            batches.append(stamp(self._now_us()))
+            self._stamped = len(batches)
             self._recorded = True
-            if self._stamped > FEED_RUNS:
+            if self._stamped > FEED_BATCHES:
                 self._feed()
             if self._timer is None:
                 self._timer = get_hub().loop.timer(self._flush_s, self._flush_s)
@@ -202,8 +202,8 @@ class HubRecorder:
             self._timer.stop()
             self._timer = None
 
-    def _record_now(self, run: bytes) -> None:
-        self._runs.append(run)
+    def _record_now(self, batch: bytes) -> None:
+        self._frame_batches.append(batch)
         self.flush()
 
     # ---- batches
@@ -219,19 +219,19 @@ class HubRecorder:
 
     def _feed(self) -> None:
         """Convert recorded frames to columns, and write full batches."""
-        runs = self._runs
+        batches = self._frame_batches
         if self.full:
             return
-        if len(runs) != self._stamped:
-            runs.append(stamp(self._now_us()))
-        if not runs:
+        if len(batches) != self._stamped:
+            batches.append(stamp(self._now_us()))
+        if not batches:
             return
-        data = b"".join(runs)
-        runs.clear()
+        data = b"".join(batches)
+        batches.clear()
         self._stamped = 0
         at = self._consume(data, is_stamped=True)
         if at < len(data):
-            runs.append(data[at:])
+            batches.append(data[at:])
 
     def _consume(self, data: bytes | memoryview, is_stamped: bool) -> int:
         """Convert frames to columns. The frames end with a stamp, or get one later.
@@ -287,7 +287,7 @@ class HubRecorder:
 
     # ---- backpressure
 
-    def room_again(self) -> None:
+    def resume(self) -> None:
         """Write the waiting messages, and resume the publishers. Call it when writing is possible again."""
         self.full = False
         self.flush()
@@ -304,7 +304,7 @@ class HubRecorder:
 
     def waiting(self) -> int:
         """Return the number of recorded messages that are not in a batch yet."""
-        return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._runs)))
+        return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._frame_batches)))
 
     def close(self) -> None:
         """Write the remaining messages, and stop recording."""

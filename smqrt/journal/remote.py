@@ -133,7 +133,7 @@ class HubFiles:
             request: `end` with its parameters.
 
         Raises:
-            JournalError: the hub refuses the request, doesn't answer, or is not a hub.
+            JournalError: the hub rejects the request, doesn't answer, or is not a hub.
         """
         values = self._json("end", self._link.get(request).body)
         try:
@@ -240,10 +240,10 @@ class HubFiles:
         end = offset + length - 1 if length else ""
         try:
             answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
-        except HubRefused as refused:
-            if refused.status == 404:
+        except HubRejected as rejection:
+            if rejection.status == 404:
                 raise FileNotFoundError(errno.ENOENT, "missing on the hub", self.location(file)) from None
-            if refused.status == 416:  # the file ends at or before the offset
+            if rejection.status == 416:  # the file ends at or before the offset
                 return b""
             raise
         if answer.status == 206:
@@ -298,8 +298,8 @@ class HubAnswer(NamedTuple):
     body: bytes
 
 
-class HubRefused(JournalError):
-    """The hub refused a request.
+class HubRejected(JournalError):
+    """The hub rejected a request.
 
     Args:
         status: the HTTP status.
@@ -334,7 +334,7 @@ class HubLink:
         """Return the response to a GET of a path below the journal's address.
 
         Raises:
-            HubRefused: the hub refused the request.
+            HubRejected: the hub rejected the request.
             JournalError: the token is wrong, or the hub did not answer in time.
         """
         return self._repeat("GET", path, None, headers or {})
@@ -348,7 +348,7 @@ class HubLink:
             again: whether it may be sent twice. If not, it is repeated only while no connection can be opened.
 
         Raises:
-            HubRefused, JournalError: as `get`.
+            HubRejected, JournalError: as `get`.
         """
         return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, again)
 
@@ -454,7 +454,7 @@ def _checked_answer(answer: HubAnswer, url: str) -> HubAnswer:
     if answer.status == 401:
         raise JournalError(f"{url}: wrong token: it must be the content of the file `token` in the journal's folder.")
     if answer.status >= 400:
-        raise HubRefused(answer.status, sentence or f"{url}: the hub answered {answer.status}.")
+        raise HubRejected(answer.status, sentence or f"{url}: the hub answered {answer.status}.")
     if answer.status >= 300 and answer.status != 304:
-        raise HubRefused(answer.status, f"{url} answers {answer.status}: it is not a journal on a hub.")
+        raise HubRejected(answer.status, f"{url} answers {answer.status}: it is not a journal on a hub.")
     return answer

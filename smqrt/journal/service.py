@@ -96,7 +96,7 @@ class Grant:
         """Return whether the token may commit and publish to a topic."""
         if self.writes is None or self.writes.everything:
             return self.writes is not None
-        return self.writes.chooses(topic.decode("utf-8", "surrogateescape"))
+        return self.writes.matches_uncached(topic.decode("utf-8", "surrogateescape"))
 
     def own(self, query: str) -> str:
         """Return the name under which a query of this token is stored, which no other token can use.
@@ -272,7 +272,7 @@ class OpenJournal(ServedJournal, Protocol):
         """Return the counters."""
 
 
-class RequestRefused(Exception):
+class RequestRejected(Exception):
     """An error that is sent as a status and one sentence.
 
     Args:
@@ -302,17 +302,17 @@ class JournalService(Directory):
     Args:
         opened: the journals by name; read for each request.
         body_bytes: maximum size of a commit, bytes.
-        is_ending: returns whether the server shuts down; then requests don't wait for rows.
+        is_shutting_down: returns whether the server shuts down; then requests don't wait for rows.
     """
 
     def __init__(
         self,
         opened: Mapping[str, OpenJournal],
         body_bytes: int = BODY_BYTES,
-        is_ending: Callable[[], bool] = lambda: False,
+        is_shutting_down: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("journal")
-        self._opened, self._is_ending = opened, is_ending
+        self._opened, self._is_shutting_down = opened, is_shutting_down
         self._body_bytes = body_bytes
         self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
         self._states: dict[str, _ServedState] = {}
@@ -342,17 +342,17 @@ class JournalService(Directory):
             right, has = ("write", grant.writes) if rest in _WRITE_ACTIONS else ("read", grant.reads)
             if not has and not (rest == "committed" and grant.writes):
                 lack = f"its line in the file {TOKENS_FILE} lacks {right!r}"
-                raise RequestRefused(403, f"The token {grant.name!r} may not {right}: {lack}.")
+                raise RequestRejected(403, f"The token {grant.name!r} may not {right}: {lack}.")
             action(request, journal, grant)
-        except RequestRefused as refused:
-            _refuse(request, refused.status, str(refused), refused.headers)
+        except RequestRejected as rejection:
+            _reject(request, rejection.status, str(rejection), rejection.headers)
         except ArgumentError as error:
-            _refuse(request, 400, str(error), {})
+            _reject(request, 400, str(error), {})
         except JournalError as error:
-            _refuse(request, 503, str(error), {"Retry-After": str(RETRY_S)})
+            _reject(request, 503, str(error), {"Retry-After": str(RETRY_S)})
         except HttpError as error:  # of the body
             request.response.close = error.close
-            _refuse(request, error.status, f"{error}.", error.headers)
+            _reject(request, error.status, f"{error}.", error.headers)
 
     # ---- authorization
 
@@ -368,7 +368,7 @@ class JournalService(Directory):
                     f"Journal {name!r} is closed at present: its application stops or reloads; try again."
                 )
             known = ", ".join(self._journal_names(request))
-            raise RequestRefused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
+            raise RequestRejected(404, f"There is no journal {name!r} here; this token gives access to: {known}.")
         return journal, self._grant_of(request, name, journal) or _unauthorized()
 
     def _grant_of(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
@@ -406,7 +406,7 @@ class JournalService(Directory):
         name = str(journal.path)
         found = self._states.get(name)
         if found is None or found.journal is not journal:
-            ends = JournalEnds(journal, lambda: journal in self._opened.values() and not self._is_ending())
+            ends = JournalEnds(journal, lambda: journal in self._opened.values() and not self._is_shutting_down())
             listing, staged = JournalListing(journal.path), StagedResults(journal.path, journal.committed)
             found = self._states[name] = _ServedState(journal, listing, ends, staged)
         return found
@@ -416,11 +416,11 @@ class JournalService(Directory):
 
     def _file(self, rest: str, request: Request, journal: OpenJournal, grant: Grant) -> None:
         if not _FILE.fullmatch(rest) or ".." in rest:
-            raise RequestRefused(404, f"There is no {rest!r}; the manifest of the journal lists all files.")
+            raise RequestRejected(404, f"There is no {rest!r}; the manifest of the journal lists all files.")
         try:
             file = in_thread(_open_file, journal.path, rest)
         except IoError:
-            raise RequestRefused(404, f"{rest} was compacted or has expired; read the manifest again.") from None
+            raise RequestRejected(404, f"{rest} was compacted or has expired; read the manifest again.") from None
         with file:
             _send_file(request, file.fileno())
 
@@ -478,7 +478,7 @@ class JournalService(Directory):
         try:
             journal.publish(rows)
         except Unconfirmed:  # not a 503: a client that retries would publish the rows twice
-            raise RequestRefused(
+            raise RequestRejected(
                 500, "The journal was closed; whether the rows are on its disk is not known."
             ) from None
         _send_json(request, {"rows": len(rows)})
@@ -494,14 +494,14 @@ class JournalService(Directory):
         limit = self._body_bytes
         too_large = f"The rows have more than {limit} bytes; commit fewer at once."
         if (request.content_length or 0) > limit:
-            raise RequestRefused(413, too_large)
+            raise RequestRejected(413, too_large)
 
         def pieces() -> Iterator[bytes]:
             size = 0
             for piece in request.chunks():
                 size += len(piece)
                 if size > limit:  # a chunked body has no Content-Length
-                    raise RequestRefused(413, too_large)
+                    raise RequestRejected(413, too_large)
                 request.reader().hold(len(piece))
                 if kept is not None:
                     kept.append(piece)
@@ -515,11 +515,11 @@ def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     for piece in pieces:
         for row in decoder.feed(piece):
             if decoder.count == MAX_COMMIT_ROWS:
-                raise RequestRefused(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
+                raise RequestRejected(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
             if not grant.may_write(row[0]):
                 shown = repr(row[0][:100].decode("utf-8", "replace"))
                 rule = f"the file {TOKENS_FILE} gives it other topics"
-                raise RequestRefused(403, f"The token {grant.name!r} may not write to {shown}: {rule}.")
+                raise RequestRejected(403, f"The token {grant.name!r} may not write to {shown}: {rule}.")
             yield row
             turn.yield_if_due()
     decoder.finish()
@@ -563,13 +563,13 @@ def _bearer_token(request: Request) -> str:
 
 
 def _unauthorized() -> NoReturn:
-    raise RequestRefused(401, f"The token is wrong or missing; {_HOW_TO_AUTHENTICATE}.", WWW_Authenticate="Bearer")
+    raise RequestRejected(401, f"The token is wrong or missing; {_HOW_TO_AUTHENTICATE}.", WWW_Authenticate="Bearer")
 
 
 def _check_method(request: Request, methods: tuple[str, ...]) -> None:
     if request.method not in methods:
         allowed = ", ".join(methods)
-        raise RequestRefused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
+        raise RequestRejected(405, f"{request.method} is not allowed here; use {allowed}.", Allow=allowed)
 
 
 def _batch_of(request: Request) -> tuple[str, int, dict[str, str]]:
@@ -581,7 +581,7 @@ def _batch_of(request: Request) -> tuple[str, int, dict[str, str]]:
     return query, int(batch), values
 
 
-def _refuse(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:
+def _reject(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:
     if request.response.committed:
         raise HttpError(500, sentence, close=True)
     request.response.reset()
@@ -625,7 +625,7 @@ def _send_file(request: Request, fd: int) -> None:
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None
     if span is None:
-        raise RequestRefused(
+        raise RequestRejected(
             416, f"The file ends at {size}; this range is after its end.", Content_Range=f"bytes */{size}"
         )
     if spans is not None and len(spans) == 1:

@@ -50,7 +50,7 @@ def _name(value: object) -> str:
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise InvalidValueError
-    remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
+    remedy = "a hub writes to a local disk; `smqrt journal export` writes files for other places"
     return files.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, manifest, segment
-from smqrt.journal import segment as numbers
 from smqrt.journal.files import MAGIC, crc32, crc32_of_file
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.recovery import recover
@@ -145,7 +144,7 @@ def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], No
             yield from checked.faults()
         except FileNotFoundError:  # compacted meanwhile
             continue
-        if before and checked.first > through and numbers.is_gap(before[1], checked.first):
+        if before and checked.first > through and segment.is_gap(before[1], checked.first):
             report.gaps.setdefault(folder.name, []).append((before[1], checked.first))
         elif before and before[1] != checked.first > through:
             what = f"begins with {checked.first}, {before[0].name} ends at {before[1]}: rows are missing"
@@ -156,7 +155,7 @@ def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], No
         report.rows += checked.rows
         on_file()
     oldest = segment.first_seq(paths[0]) if paths else 0
-    if through and oldest > through and not numbers.is_gap(through, oldest):
+    if through and oldest > through and not segment.is_gap(through, oldest):
         yield JournalFault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
         if not path.with_suffix(DATA).exists() and segment.first_seq(path) >= through:
@@ -211,7 +210,7 @@ class _SegmentCheck:
             return
         if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
             yield JournalFault(
-                self._path, f"its index is empty or gone; {_REBUILD if self._newest else _RESTORE}", self._newest
+                self._path, f"its index is empty or missing; {_REBUILD if self._newest else _RESTORE}", self._newest
             )
             return
         yield from self._entry_faults(segment.parse_index(raw), data, end)
@@ -295,7 +294,7 @@ def _file_faults(
 
 def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: VerifyReport) -> Iterator[JournalFault]:
     for before, file in pairwise(files):
-        if numbers.is_gap(before.last + 1, file.first):
+        if segment.is_gap(before.last + 1, file.first):
             report.gaps.setdefault(file.node, []).append((before.last + 1, file.first))
         elif file.first != before.last + 1:
             what = "rows are in two files" if file.first <= before.last else "rows are in no file"
@@ -303,7 +302,7 @@ def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: Ver
                 journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}"
             )
     through = state.nodes[files[-1].node] if files else 0
-    if files and files[-1].last + 1 != through and not numbers.is_gap(files[-1].last + 1, through):
+    if files and files[-1].last + 1 != through and not segment.is_gap(files[-1].last + 1, through):
         yield JournalFault(
             journal / manifest.FILE, f"says that rows below {through} are compacted; files end with {files[-1].last}"
         )
@@ -356,9 +355,9 @@ def _small_file_faults(journal: Path) -> Iterator[JournalFault]:
     snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
     for folder in segment.node_folders(journal):
         try:
-            numbers.reserved(folder)
+            segment.reserved(folder)
         except JournalError as error:
-            yield JournalFault(folder / numbers.FILE, str(error).partition(f"{numbers.FILE} ")[2].rstrip("."))
+            yield JournalFault(folder / segment.FILE, str(error).partition(f"{segment.FILE} ")[2].rstrip("."))
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):

@@ -32,7 +32,7 @@ from smqrt.journal.columns import Piece
 from smqrt.journal.commit import OutRow
 from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE
-from smqrt.journal.record import Clock, Flag, Row
+from smqrt.journal.record import Clock, Flag, Row, transaction
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.segment import NumberReserve
 from smqrt.journal.settings import JournalSettings, parse
@@ -274,7 +274,7 @@ class JournalWriter:
         log.warning("the journal %s can be written again", self.path)
         self._retry_timer.stop()
         self._unwritten_batch = None
-        self._recorder.room_again()
+        self._recorder.resume()
 
     def _seal_if_long(self) -> None:
         if self._segment.size_bytes > self.settings.segment_bytes:
@@ -308,7 +308,7 @@ class JournalWriter:
         if jumped_us := self._clock.follow():
             direction, seconds = "back" if jumped_us < 0 else "forward", abs(jumped_us) / 1e6
             log.warning(
-                "the journal %s: this machine's clock was set %s by %.0f s, and so is the time of messages from %d on",
+                "the journal %s: this machine's clock was set %s by %.0f s; messages from %d on have the new time",
                 self.path,
                 direction,
                 seconds,
@@ -407,7 +407,7 @@ class JournalWriter:
             raise self._write_error(self._durability.fault)
         if len(outgoing):
             now_us = self._clock.now_us()
-            batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
+            batch = encode(outgoing.rows(self._seq, now_us, transaction(*commit) if commit else None))
             try:
                 self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
             except OSError as error:
@@ -491,12 +491,12 @@ class JournalWriter:
         self._retry_timer.stop()
         if self._unwritten_batch:
             lost = self._unwritten_batch[0] + self._recorder.waiting()
-            log.error("the journal %s ends with %d messages that could not be written", self.path, lost)
+            log.error("the journal %s was closed with %d messages that could not be written", self.path, lost)
         if not self._durability.close(self._txns.all(), lambda: os.close(self._lock)):
             if rows := self._durability.unsynced_rows:
-                log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
+                log.error("the journal %s was closed with %d messages that the disk has not confirmed", self.path, rows)
             else:
-                log.warning("the journal %s ends with an unsealed segment; the next start recovers it", self.path)
+                log.warning("the journal %s was closed with an unsealed segment; the next start recovers it", self.path)
 
 
 class HubJournal:

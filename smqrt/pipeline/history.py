@@ -259,7 +259,7 @@ def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
         return False
     made, wanted = Filter([pattern for pattern, _ in schemas]), topics or Filter()
     if file.topics is not None:
-        return all(made.chooses(name) for name in file.topics if wanted.chooses(name))
+        return all(made.matches_uncached(name) for name in file.topics if wanted.matches_uncached(name))
     return all(any(planning.covers(one, other) for one in made.topics) for other in wanted.topics)
 
 

@@ -597,7 +597,7 @@ def _readers(journal: Path) -> Iterator[Metric]:
     text = "For how long a reader has not reported its progress."
     silent = GaugeMetricFamily("smqrt_journal_reader_silent_seconds", text, labels=["reader"])
     with suppress(JournalError):  # the metrics of the queries are valid without these
-        for reader, behind in readers.waiting(journal):
+        for reader, behind in readers.backlogs(journal):
             lag.add_metric([reader.name], behind)
             silent.add_metric([reader.name], reader.silent_s(time.time_ns() // 1000))
     yield from (lag, silent)

@@ -605,7 +605,7 @@ class Operations:
             except OSError as error:
                 raise StartError(f"log.access: {path} can't be written: {error.strerror}.") from None
             http.observers = (*http.observers, self.access_log)
-            http.on_refused = self.access_log.refused
+            http.on_rejected = self.access_log.refused
         self._tracing: Tracing | None = None
         if settings.otel.endpoint:
             self._tracing = Tracing(settings.otel.endpoint, settings.otel.service)

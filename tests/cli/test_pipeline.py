@@ -499,7 +499,7 @@ def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, .
         (("--journal", "ftp://nowhere"), "ftp://nowhere is not a folder of this machine: name its folder, or the http"),
         (
             ("--state", "s3a://b/state"),
-            "--state s3a://b/state is not a folder of this machine: name a folder, on storage",
+            "--state s3a://b/state is not a folder of this machine: name a folder, which all machines",
         ),
     ],
 )

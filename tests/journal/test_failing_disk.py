@@ -133,7 +133,7 @@ def test_the_end_does_not_wait_for_ever(failing: Failing) -> None:
     disk.served.process.send_signal(signal.SIGTERM)
     assert disk.served.process.wait(15) == 0
     assert time.monotonic() - began < 14
-    disk.served.wait_for("ends with 20 messages that the disk has not confirmed")
+    disk.served.wait_for("was closed with 20 messages that the disk has not confirmed")
     disk.is_well()
     disk.start()
     assert disk.numbers() == list(range(20)), "the system had them"

@@ -25,7 +25,7 @@ APPLICATION = """
 from smqrt import hub
 from smqrt.journal import durability, record, writer
 
-record.BELIEVED_US, durability.RETENTION_S, writer.CLOCK_CHECK_S = 200_000, 0.1, 0.1
+record.PERMANENT_JUMP_US, durability.RETENTION_S, writer.CLOCK_CHECK_S = 200_000, 0.1, 0.1
 smq = hub.create(journal={"segment_bytes": "64KiB", "sync": "20ms", "min_free_bytes": 0})
 dir.setfunc(lambda request, relpath: smq.connect(request) if relpath == "smq" else False)
 """

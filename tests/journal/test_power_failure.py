@@ -16,7 +16,7 @@ from smqrt.journal import recovery, segment, writer
 from smqrt.journal.compact import CompactOptions, compact, rows_to_compact
 from smqrt.journal.inspection import journal_stats, latest
 from smqrt.journal.reader import Journal
-from smqrt.journal.readers import waiting
+from smqrt.journal.readers import backlogs
 from smqrt.journal.segment import STEP, NumberReserve
 from smqrt.journal.verification import verify
 from smqrt.pipeline.smq_source import scan
@@ -234,7 +234,7 @@ def test_readers_pass_a_gap(gapped: Path) -> None:
 def test_a_gap_is_no_lag(gapped: Path) -> None:
     (gapped / "readers").mkdir()
     (gapped / "readers/q.json").write_text('{"query": "q", "name": "q", "offset": {"n1": 10}, "time_us": 0}')
-    assert [behind for _, behind in waiting(gapped)] == [27]
+    assert [behind for _, behind in backlogs(gapped)] == [27]
     stats = journal_stats(Journal(gapped))
     assert (stats.rows, stats.readers) == (37, {"q": 27})
 

@@ -109,7 +109,7 @@ def test_what_a_full_disk_does_not_take_is_kept(recording: Any, disk: Disk) -> N
     disk.room_rows = 1 << 30
     [stuck] = disk.stuck
     disk.rows += arrow.decode(stuck)  # as the writer does before it tells
-    recording.recorder.room_again()
+    recording.recorder.resume()
     assert numbers(disk) == list(range(3 * MAX_ROWS + 10))
 
 

@@ -261,7 +261,7 @@ def test_no_address(url: str) -> None:
 
 
 def test_another_name(hub: Hub) -> None:
-    with pytest.raises(JournalError, match=r"There is no journal 'other' here; .* there are: main"):
+    with pytest.raises(JournalError, match=r"There is no journal 'other' here; this token gives access to: main"):
         there(open_journal(hub.url.replace("main", "other"), hub.token).end)
 
 

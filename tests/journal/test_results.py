@@ -110,7 +110,7 @@ def test_results_of_a_hub_wait_for_nobody_who_leaves_them_out(make_site: Callabl
     for name, reads_results in (("own", False), ("all", True)):
         commit.report_progress(address, name, name, {"n1": 0}, results=reads_results)
         os.utime(tmp_path / "j/readers" / f"{name}.json", (time.time() - 90_000,) * 2)
-    assert {one.name: behind for one, behind in readers.waiting(tmp_path / "j")} == {"all": 12, "own": 0}
+    assert {one.name: behind for one, behind in readers.backlogs(tmp_path / "j")} == {"all": 12, "own": 0}
     stats = journal_stats(Journal(tmp_path / "j"))
     assert (stats.readers, list(stats.stale_readers)) == ({"all": 12, "own": 0}, ["all"])
     watch = readers.ReaderWatch(site.smq.journal.settings)

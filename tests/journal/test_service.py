@@ -72,7 +72,7 @@ def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) 
     second = hub.create(journal={"path": str(tmp_path / "second"), "name": "second"}).journal
     assert shelf.ask("").json() == {"journals": ["main"]}
     shelf.refused(401, "second/stats")
-    assert "no journal 'third' here; with this token there are: main" in shelf.refused(404, "third/stats")
+    assert "no journal 'third' here; this token gives access to: main" in shelf.refused(404, "third/stats")
     assert shelf.ask("", token=files.journal_token(second.path)).json() == {"journals": ["second"]}
     second.close()
     shelf.refused(404, "second/stats")
@@ -267,12 +267,12 @@ def test_the_clients_of_pipelines(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (record(b"t", b"x")[:-1], "record 1: the body ends inside it; send whole records"),
-        (record(b"t", b"x") + b"\0", "record 2: the body ends inside it"),
-        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row needs one."),
+        (record(b"t", b"x")[:-1], "row 1: the body ends inside it; send whole rows"),
+        (record(b"t", b"x") + b"\0", "row 2: the body ends inside it"),
+        (record(b"t", b"x") + record(b"", b"x"), "row 2: the topic is empty; every row needs one."),
         (
             record(b"t", b"x" * 65521),
-            "record 1: the payload has 65521 bytes; a message carries at most 65520, split it.",
+            "row 1: the payload has 65521 bytes; a message carries at most 65520, split it.",
         ),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_journal_that_takes_nothing_asks_for_patience(shelf: Shelf) -> None:
 
 
 def test_methods(shelf: Shelf) -> None:
-    assert "GET is not possible here; there is POST." in shelf.refused(405, "main/commit?query=q&batch=1")
+    assert "GET is not allowed here; use POST." in shelf.refused(405, "main/commit?query=q&batch=1")
     assert shelf.ask("main/manifest", "POST", data=b"").headers["allow"] == "GET, HEAD"
     assert shelf.ask("main/manifest", "DELETE").status_code == 405
     assert shelf.ask("main/manifest", "HEAD").content == b""

@@ -234,7 +234,7 @@ def test_an_index_that_is_lost(tmp_path: Path) -> None:
     report = verify(tmp_path)
     (fault,) = report.faults
     assert fault.torn
-    assert fault.what.startswith("its index is empty or gone; the hub rebuilds it")
+    assert fault.what.startswith("its index is empty or missing; the hub rebuilds it")
     repair(tmp_path, report)
     assert not verify(tmp_path).faults
     assert list(Journal(tmp_path).rows({}, {"n1": 400})) == rows

@@ -228,7 +228,7 @@ def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
         journal.flush()
         assert journal._durability.join(), "a segment is sealed when the one before it is finished"
     assert len(rows(site)) == 40
-    journal._durability.retire()
+    journal._durability.start_retention()
     assert journal._durability.join()
     kept = [int(row.payload[:2]) for row in written(site)]
     assert kept == list(range(kept[0], 40)), "what is left has no holes"
@@ -245,7 +245,7 @@ def test_a_clock_that_is_wrong_for_a_moment_removes_nothing(record: Make, monkey
     wrong_ns = time.time_ns() + 30 * 86400 * 10**9
     with monkeypatch.context() as set_wrong:
         set_wrong.setattr(time, "time_ns", lambda: wrong_ns)
-        journal._durability.retire()
+        journal._durability.start_retention()
         assert journal._durability.join()
     assert len(rows(site)) == 20
 
@@ -323,7 +323,7 @@ def test_publishers_wait_so_that_memory_does_not_grow(record: Make, count: int, 
         wait_until(lambda: journal.stats()["stalls"] == 1, "a stall")
         gevent.sleep(0.3)  # all of it would be sent by then
         assert not sending.ready(), "so many megabytes do not fit into the buffers of two sockets"
-        assert sum(map(len, journal._recorder._runs)) < 3 << 20
+        assert sum(map(len, journal._recorder._frame_batches)) < 3 << 20
     wait_until(lambda: journal.stats()["rows"] == count, "all rows", 20)
     assert [row.payload for row in rows(site)] == payloads
 
@@ -353,8 +353,8 @@ def test_an_end_with_a_full_disk_counts_what_is_lost(record: Make, caplog: pytes
         routed = site.smq.drops()["unrouted"]
         journal.close()
     assert 0 < kept < 200
-    [told] = [record.getMessage() for record in caplog.records if "ends with" in record.getMessage()]
-    lost = int(told.split(" ends with ")[1].split()[0])
+    [told] = [record.getMessage() for record in caplog.records if "was closed with" in record.getMessage()]
+    lost = int(told.split(" was closed with ")[1].split()[0])
     _, queued = site.smq.queuesize()
     drops = site.smq.drops()
     refused, later = drops["queue_full"], drops["unrouted"] - routed
@@ -388,7 +388,7 @@ def test_a_folder_is_let_go_when_a_slow_disk_has_it_at_last(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", slow)
         site.smq.journal.close()
-        assert "ends with 1 messages that the disk has not confirmed" in caplog.text
+        assert "was closed with 1 messages that the disk has not confirmed" in caplog.text
         with pytest.raises(JournalError, match="is written by"):
             hub.create(journal=str(tmp_path / "journal"))
         go.set()

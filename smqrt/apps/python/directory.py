@@ -235,8 +235,8 @@ class ApplicationDirectory(ResourceReader):
     def _run(self, request: Request, entry: StaticFile) -> bool:
         return self._as_own(request, super()._run, request, entry)
 
-    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        return bool(children) and self._as_own(request, super()._ask, children, request, relpath)
+    def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
+        return bool(children) and self._as_own(request, super()._try_children, children, request, relpath)
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.env["find_session"] = self._find_session

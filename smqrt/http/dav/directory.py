@@ -126,7 +126,8 @@ class DavDirectory(Directory):
         elif request.method != "PUT":
             self._run(target)
         elif self._uploads >= self._max_uploads:
-            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
+            detail = f"limit reached: maxuploads ({self._max_uploads}); try again later"
+            raise HttpError(503, detail, headers={"Retry-After": "2"}, close=True)
         else:
             self._uploads += 1
             try:

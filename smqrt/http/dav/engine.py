@@ -372,12 +372,12 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
         environ.pop("HTTP_IF_UNMODIFIED_SINCE", None)
     method = environ["REQUEST_METHOD"]
     if method in ("COPY", "MOVE", "DELETE") and environ["smqrt.path"] == "/":
-        raise HttpError(403, f"{method} of the file server itself")
+        raise HttpError(403, f"{method} is not allowed for the root of the file server")
     if method in ("COPY", "MOVE"):
         hosts = (environ.get("HTTP_HOST", "").lower(), environ.get("HTTP_X_FORWARDED_HOST", "").lower())
         name = destination(environ.get("HTTP_DESTINATION", ""), hosts, bases)
         if not name:
-            raise HttpError(403, "the destination is the file server itself")
+            raise HttpError(403, "the destination must not be the root of the file server")
         if not environ["smqrt.allows"]("PUT", name):
             raise HttpError(403)
         environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))

@@ -219,7 +219,7 @@ def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
 MAX_XML_BYTES = 64 << 10
 MAX_DEPTH = 16  # lockinfo with an owner of several elements has 4
 MAX_ELEMENTS = 500
-MAX_TEXT_BYTES = 4096  # of all texts: every listing repeats the owner of a lock
+MAX_TEXT_CHARACTERS = 4096  # of all texts: every listing repeats the owner of a lock
 
 
 def check(data: bytes) -> None:
@@ -242,7 +242,7 @@ def check(data: bytes) -> None:
 
 class _Counter:
     def __init__(self) -> None:
-        self.depth = self.elements = self.text_bytes = 0
+        self.depth = self.elements = self.characters = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self.depth += 1
@@ -254,9 +254,9 @@ class _Counter:
         self.depth -= 1
 
     def text(self, data: str) -> None:
-        self.text_bytes += len(data)
-        if self.text_bytes > MAX_TEXT_BYTES:
-            raise HttpError(400, f"the texts in the XML have more than {MAX_TEXT_BYTES} characters")
+        self.characters += len(data)
+        if self.characters > MAX_TEXT_CHARACTERS:
+            raise HttpError(400, f"the texts in the XML have more than {MAX_TEXT_CHARACTERS} characters")
 
     def doctype(self, *about: object) -> None:
         raise HttpError(400, "XML with a document type is not accepted")

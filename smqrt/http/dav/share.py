@@ -255,7 +255,7 @@ class DavShare:
         found = list(islice(self.io.files(name), MAX_LISTED + 1))
         if len(found) > MAX_LISTED:
             raise IoError("toomuchdata", f"more than {MAX_LISTED} entries in {name}")
-        # Folders first. The keys are no tuples: sorting 100,000 of them blocks the loop for 80 ms.
+        # Folders first. The keys are not tuples: sorting 100,000 tuples blocks the loop for 80 ms.
         for entry in sorted(found, key=lambda entry: ("0" if entry.isdir else "1") + entry.name.casefold()):
             path = prefix + entry.name
             if entry.name in (".", "..") or not self.shows(path):

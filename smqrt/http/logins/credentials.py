@@ -233,7 +233,7 @@ def digest_of(request: Request, realm: str) -> Digest | None:
 
 
 def _plain_parameters(text: str) -> dict[str, str] | None:
-    """Parse the simple form `name=value, name="value"` of nearly all clients; None for any other form."""
+    """Parse the simple form `name=value, name="value"` of nearly all clients; None for any other text."""
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -242,7 +242,7 @@ def _plain_parameters(text: str) -> dict[str, str] | None:
                 return None
             value = value[1:-1]
         if name in fields:
-            return {}
+            return None
         fields[name] = value
     return fields if _REQUIRED.issubset(fields) else None
 

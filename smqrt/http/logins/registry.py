@@ -111,8 +111,8 @@ class Logins:
         # Share nonces, seeds, guesses and logins with the other workers of the server.
         self.sessions.on_login = self._apply_record
         share = self.sessions.share_notes
-        self.nonces.kept.on_use = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
-        self.seeds.kept.on_use = share(b"d", SEED_LIFETIME_S, self.seeds.kept.arrived)
+        self.nonces.used.on_use = share(b"n", NONCE_LIFETIME_S, self.nonces.used.arrived)
+        self.seeds.used.on_use = share(b"d", SEED_LIFETIME_S, self.seeds.used.arrived)
         for kind, throttle in ((b"f", self.throttle), (b"t", self.tracker)):
             throttle.share = share(kind, _GUESS_NOTE_S, throttle.arrived)
 
@@ -366,7 +366,7 @@ class _Uses:
         return cls(made_s, highest, int.from_bytes(bits), is_over)
 
 
-class Kept:
+class UsedValues:
     """Bounded storage of used values with their counts. Values as old as the removed ones count as used.
 
     Attributes:
@@ -412,12 +412,12 @@ class Nonces:
         alone: excludes the other workers of a server, see `HttpSessions.alone`.
 
     Attributes:
-        kept: the used nonces.
+        used: the used nonces.
     """
 
     def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = no_other_workers) -> None:
         self._signer, self._now, self._alone = Signer(key), now, alone
-        self.kept = Kept()
+        self.used = UsedValues()
         self._checked: dict[str, float] = {}  # time of issue of nonces whose signature was checked
 
     def issue(self) -> str:
@@ -432,7 +432,7 @@ class Nonces:
             return State.STALE  # it may be from before a restart of this server
         if not 0 <= self._now() - made_s <= NONCE_LIFETIME_S:
             return State.STALE
-        uses = self.kept.get(nonce, made_s)
+        uses = self.used.get(nonce, made_s)
         if uses is None or uses.has(count):
             return State.FOREIGN if uses is not None and uses.is_over else State.STALE
         return State.FOREIGN if uses.is_over else State.GOOD
@@ -443,18 +443,18 @@ class Nonces:
         if made_s is None:
             return False
         with self._alone() as is_certain:
-            uses = self.kept.get(nonce, made_s)
+            uses = self.used.get(nonce, made_s)
             if not is_certain or uses is None or uses.has(count) or uses.is_over:
                 return False
             uses.add(count)
-            self.kept.put(nonce, uses)
+            self.used.put(nonce, uses)
         return True
 
     def end(self, nonce: str) -> None:
         """Invalidate a nonce."""
         made_s = self._made_s(nonce)
         if made_s is not None:
-            self.kept.put(nonce, _Uses(made_s, is_over=True))
+            self.used.put(nonce, _Uses(made_s, is_over=True))
 
     def _made_s(self, nonce: str) -> float | None:
         """Return the time of issue of a nonce, None for a forged one."""
@@ -477,7 +477,7 @@ class Seeds:
 
     def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = no_other_workers) -> None:
         self._signer, self._now, self._alone = Signer(key), now, alone
-        self.kept = Kept()
+        self.used = UsedValues()
 
     def issue(self) -> tuple[str, str]:
         """Return a new seed, a decimal number that may be negative, and the key that authenticates it."""
@@ -491,7 +491,7 @@ class Seeds:
         made_s = self._made_s(seed, key)
         if made_s is None or not 0 <= self._now() - made_s <= SEED_LIFETIME_S:
             return False
-        uses = self.kept.get(key, made_s)
+        uses = self.used.get(key, made_s)
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
@@ -502,7 +502,7 @@ class Seeds:
         with self._alone() as is_certain:
             if not is_certain or not self.is_good(seed, key):
                 return False
-            self.kept.put(key, _Uses(made_s, is_over=True))
+            self.used.put(key, _Uses(made_s, is_over=True))
         return True
 
     def _made_s(self, seed: str, key: str) -> float | None:

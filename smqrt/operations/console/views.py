@@ -412,7 +412,7 @@ def _readers() -> list[Snapshot]:
                 "behind": behind,
                 "seen_ago_s": int(now_s - one.seen_us / 1e6),
             }
-            for one, behind in islice(readers.waiting(journal, 0), MAX_READERS)  # 0 reads no rows
+            for one, behind in islice(readers.backlogs(journal, 0), MAX_READERS)  # 0 reads no rows
         ]
 
     found: list[Snapshot] = []

@@ -95,7 +95,7 @@ def open_file(file: IO[bytes], io: Io, name: str) -> OpenFile:
     if isinstance(file, BufferedReader | BufferedWriter | BufferedRandom):
         fd = os.dup(file.fileno())  # since `file` closes its own
         file.close()
-        return FileOnDisk(DiskFile(fd, file.mode), io.place(name))
+        return FileOnDisk(DiskFile(fd, file.mode), io.disk_path(name))
     return FileInMemory(file)
 
 
@@ -444,8 +444,8 @@ class FilesBinding:
     def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
         """Run an operation in a thread; see `_run` for the arguments. Parks."""
         io, path = self.io(handle), from_utf8(name)
-        place = io.place(path)
-        job = LuaJob(with_error_words(disks.doing(place, self._run)), operation, io, path, more)
+        place = io.disk_path(path)
+        job = LuaJob(with_error_words(disks.with_mount(place, self._run)), operation, io, path, more)
         if operation == b"open":
             # The activity may have ended before the thread opened the file. A failure is a tuple, not a number.
             job.discard = lambda result: self.files.drop(result) if isinstance(result, int) else None
@@ -467,7 +467,7 @@ class FilesBinding:
         if operation == b"open":
             return self.files.keep(open_file(io.open(path, (more or b"r").decode("latin-1")), io, path))
         if operation == b"files":
-            return self._portion(self._next_handle(), io.place(path), io.files(path))
+            return self._portion(self._next_handle(), io.disk_path(path), io.files(path))
         if operation == b"stat":
             return _stat_values(io.stat(path))
         if operation == b"rename":
@@ -504,7 +504,7 @@ class FilesBinding:
     def open_now(self, handle: int, name: bytes) -> LuaResult:
         io, path = self.io(handle), from_utf8(name)
         fd = io.open_now(path)
-        return fd is not None and self.files.keep(FileOnDisk(DiskFile(fd, is_local=True), io.place(path)))
+        return fd is not None and self.files.keep(FileOnDisk(DiskFile(fd, is_local=True), io.disk_path(path)))
 
     def stat_now(self, handle: int, name: bytes) -> LuaResult:
         stat = self.io(handle).stat_now(from_utf8(name))

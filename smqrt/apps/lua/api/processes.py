@@ -179,7 +179,7 @@ def _on_disk(function: Callable[..., LuaResult]) -> Function:
 
     def call(name: bytes, *more: bytes) -> LuaResult:
         place = os.path.abspath(from_utf8(name))
-        return disks.threads(place).submit(LuaJob(disks.doing(place, function), name, *more))
+        return disks.threads(place).submit(LuaJob(disks.with_mount(place, function), name, *more))
 
     return call
 
