@@ -531,7 +531,7 @@ def test_a_request_connects_once(lua: Callable[[str], LuaSite]) -> None:
         [(done, error)] = site.come(1)
     late.close()
     assert not done
-    assert b"it is answered already" in error, error
+    assert b"it is already answered" in error, error
 
 
 @pytest.mark.parametrize("value", ["nil", "5", "'x'", "{}", "ba.socket.bind(0)", "app.smq"])
