@@ -409,7 +409,7 @@ def archive(found: Java) -> Path:
     # Java compares the files of the class path with those recorded in the archive.
     stats = ((entry.name, entry.stat()) for entry in os.scandir(home / "jars"))
     jars = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    # Another Java, another pyspark or other jars have another name, because the archive does not fit them.
+    # Another Java, another pyspark or other jars give the archive another name, because this one does not fit them.
     key = hashlib.sha256(f"{found.home} {found.version} {home} {jars}".encode()).hexdigest()[:12]
     return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 

@@ -321,7 +321,7 @@ class StatusWriter:
         """Return the live queries without events, each with the seconds without events.
 
         Args:
-            least_s: the least number of seconds without an event of Spark, beyond the trigger of the query.
+            least_s: the minimum of seconds without an event of Spark, beyond the trigger of the query.
         """
         with self._lock:
             now_s = time.monotonic()
