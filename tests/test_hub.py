@@ -202,7 +202,7 @@ def test_isSMQ() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_connects_once(site: Site, kind: str) -> None:
     device = site.device(b"uid-a1", kind)
-    with pytest.raises(ArgumentError, match="answered already; connect takes each request once"):
+    with pytest.raises(ArgumentError, match="already answered; call connect once per request"):
         site.smq.connect(site.requests[0])
     tid = device.subscribe(b"news")
     device.publish(tid, b"it goes on").expect(publish(tid, device.etid, b"it goes on"))

@@ -152,7 +152,7 @@ class BrokerNames(BrokerState):
     def _named(self, name: bytes, tid: int = 0) -> Topic:
         self._check_open()
         topic = self.topic_table.by_name.get(name)
-        if topic is None:  # existing names are usable also when the limit is reached
+        if topic is None:  # existing names can be used even when the limit is reached
             self._check_room("topic", self.topic_table, name)
             topic = self.topic_table.named(name, tid)
         return topic

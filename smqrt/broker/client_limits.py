@@ -227,7 +227,7 @@ class Meter:
         self.batch_messages = 0
 
     def apply_limits(self, limits: PublishLimits) -> None:
-        """Apply `limits` to all later deliveries, also of the batches that wait."""
+        """Apply `limits` to all later deliveries, including those of waiting batches."""
 
         def bucket(per_s: float | None) -> Bucket | None:
             return None if per_s is None else Bucket(per_s, max(per_s * limits.burst_s, 1.0), self._clock())
@@ -356,7 +356,7 @@ class Meter:
             while self._held:
                 batch = self._held.popleft()
                 size = self._charge_permitted(batch)[1]
-                if size < len(batch):  # before routing: a hook may disconnect the client, which counts the rest
+                if size < len(batch):  # before routing: if a hook disconnects the client, `end` counts the rest
                     self._held.appendleft(batch[size:])
                 if size:
                     waits = self._session.route_held(batch[:size])

@@ -70,10 +70,10 @@ class Deferred(Generic[T]):
         for continuation in continuations:
             try:
                 continuation(value, error)
-            except Exception as fault:  # the other continuations must be called, too
+            except Exception as fault:  # the other continuations must also be called
                 failure = failure or fault
         if failure is not None:
             raise failure
 
     def _release(self) -> None:
-        """Free timers and watchers, in subclasses. Called once, before the continuations, also after `cancel`."""
+        """Free timers and watchers, in subclasses. Called once: before the continuations, or by `cancel`."""

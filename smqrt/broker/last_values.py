@@ -1,8 +1,8 @@
 """Last values of topics and sub-topics, for later subscribers.
 
-The newest message of each selected topic is recorded at its delivery: after `onpublish`, and after a journal that
-delivers only written messages has written it. So a new subscriber gets the last delivered message, then all later ones;
-no message is missing or sent twice. A message without payload deletes the value.
+The newest message of each selected topic is recorded at its delivery: after `onpublish`, and with a journal that
+delivers only written messages, after the write. So a new subscriber gets the last delivered message, then all later
+ones; no message is missing or sent twice. A message without payload deletes the value.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class LastValues:
             store.wake()
 
     def changed(self, values: TopicValues) -> None:
-        """Note that `values` has changes that are not saved yet."""
+        """Record that `values` has unsaved changes."""
         if self._store is None:
             return
         if not self._changed:

@@ -124,7 +124,7 @@ class Outbox:
         raise AssertionError("flush is for outboxes with a transport")
 
     def settled(self) -> None:
-        """Called once the client is accepted or refused; connections override it."""
+        """Called once the client is accepted or rejected; connections override it."""
 
     def finish(self, reason: CloseReason) -> None:
         """Send the part of the queue that the transport accepts at once, and close the connection."""
@@ -340,10 +340,10 @@ def _flush_backlog(clock: Callable[[], float]) -> None:
 
 # ---- Slow-consumer policies
 #
-# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST`. For the other policies, a client
-# that does not read gets a `Backlog`, which records the queue positions of droppable messages. A dropped entry becomes
-# an empty one, so that the positions of others do not change; many empty entries are removed together. `Pressure`
-# implements `WAIT`.
+# A policy applies to a whole broker or to topics. Every outbox implements `NEWEST`. For the other policies, a slow
+# consumer gets a `Backlog`, which records the queue positions of droppable messages. A dropped entry becomes an empty
+# one, so that the positions of others do not change; many empty entries are removed together. `Pressure` implements
+# `WAIT`.
 
 MAX_CACHED = 65_536
 """Topics whose policy is cached."""
@@ -416,7 +416,7 @@ class SlowPolicies:
 
 
 class Backlog:
-    """Queue positions of one client that does not read, while its socket is blocked.
+    """Queue positions of one slow consumer, while its socket is blocked.
 
     Positions count all entries since the backlog was created, including those that have left the queue.
     """
@@ -434,7 +434,7 @@ class Backlog:
     def take(self, outbox: Outbox, batch: bytes) -> bool:
         """Apply the policy to `batch`, the last entry of the queue; return whether to disconnect the client."""
         if not outbox.is_message(batch, 0):
-            # Counted apart from messages, which may exceed the budget, too, while publishers wait.
+            # Counted separately: messages may also exceed the budget, while publishers wait.
             self._control_bytes += len(batch)
             is_over = outbox.queued_bytes > outbox.budget_bytes + CONTROL_BUDGET_BYTES
             return is_over and self._control_bytes > CONTROL_BUDGET_BYTES
@@ -518,7 +518,7 @@ class Backlog:
         return outbox.fitting(batch, 0)[1] if batch else 0
 
     def left(self, entries: int) -> None:
-        """Note that `entries` entries have left the queue at its front."""
+        """Record that `entries` entries have left the queue at its front."""
         self._left += entries
 
     def compact(self, outbox: Outbox) -> None:
@@ -656,7 +656,7 @@ class Pressure:
         return True
 
     def release(self, outbox: Outbox) -> None:
-        """Stop the waiting for `outbox`."""
+        """End the backpressure of `outbox`."""
         for key in self._keys.pop(outbox, ()):
             self._remove(outbox, key)
 

@@ -1,7 +1,7 @@
 """Sessions of clients at the broker, and their records for migration.
 
     WAITING ──Connect──▶ AUTHENTICATING ──accepted──▶ CONNECTED ──closed──▶ CLOSED
-       └──bad Connect, timeout──┴──refused, timeout──────────────────────────┘
+       └──bad Connect, timeout──┴──rejected, timeout─────────────────────────┘
 
 This module handles Connect, the routes of messages, and the end of a session; `control_packets` handles the other
 packets and their acknowledgements. A handler that calls a hook may have to wait: `control` then returns true, and the
@@ -41,7 +41,7 @@ _NO_ROUTES: dict[bytes, Route] = {}
 log = logging.getLogger("smqrt")
 
 OTHER_USERS_ID, TOO_MANY_CONNECTIONS = "another user's client has this id", "too many connections of this user"
-"""Texts for clients that are refused although `authenticate` has accepted them."""
+"""Texts for clients that are rejected although `authenticate` has accepted them."""
 
 
 class SessionState(Enum):
@@ -271,9 +271,9 @@ class Session:
             broker.hooks.onconnect(self)
 
     def connect_timed_out(self) -> None:
-        """Refuse a client whose Connect, or whose authentication, did not complete in time."""
+        """Reject a client whose Connect, or whose authentication, did not complete in time."""
         if self.state is SessionState.AUTHENTICATING:
-            self.broker.log(self, "authenticate timed out; the client is refused")
+            self.broker.log(self, "authenticate timed out; the client is rejected")
         if self.state in (SessionState.WAITING, SessionState.AUTHENTICATING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
@@ -324,7 +324,10 @@ class Session:
         return destination(self.broker, tid, self.etid, self)
 
     def route_held(self, batch: bytes) -> bool:
-        """Route messages that the meter held back, to the subscribers at this time; return true when a hook waits."""
+        """Route messages that the meter held back; return true when the client has to wait for a hook.
+
+        The route is resolved again, because subscribers may have changed.
+        """
         key = batch[2:11]
         return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(batch))
 
@@ -368,8 +371,9 @@ class Session:
     # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
-        """End a subscription that is no longer permitted. The client gets a Suback with 0, the answer to a denied
-        Subscribe, because SMQ has no packet for this case.
+        """End a subscription that is no longer permitted.
+
+        The client gets a Suback with 0, the answer to a denied Subscribe, because SMQ has no packet for this case.
         """
         if self.topics and self.topics.pop(topic.id, None):
             self.broker.unsubscribed(topic, self.outbox)
@@ -660,7 +664,7 @@ def leave(session: Session) -> None:
 
 
 def forget_clients(broker: Broker, sessions: set[Session]) -> None:
-    """Remove sessions that another process has restored from all tables."""
+    """Remove from all tables the sessions that another process has restored."""
     for session in sessions:
         broker.deregister(session)
         if session.topic is not None:

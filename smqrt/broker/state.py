@@ -78,7 +78,7 @@ class BrokerClient(BrokerPeer, Protocol):
 
 
 Verdict = tuple[int, bytes]
-"""Answer of `authenticate`: a code, 0 to accept and 1 to 6 to refuse, and a text for the client."""
+"""Answer of `authenticate`: a code, 0 to accept and 1 to 6 to reject, and a text for the client."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Hooks:
     """
 
     authenticate: Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]] | None = None
-    """`(credentials, session)` returns `(code, text)`: 0 accepts, 1 to 6 refuse."""
+    """`(credentials, session)` returns `(code, text)`: 0 accepts, 1 to 6 reject."""
     has_logins: bool = False
     """Whether `authenticate` first checks the server's users."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
@@ -153,7 +153,7 @@ class Recorder(Protocol):
         """Deliver a batch once it is written; return whether `publisher` has to wait until its outbox is resumed."""
 
     def left(self, client: BrokerPeer) -> None:
-        """Note that a client has disconnected; its recorded messages are still written with its name."""
+        """Record that a client has disconnected; its recorded messages are still written with its name."""
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class Stats:
 
     Attributes:
         connects: accepted clients.
-        refusals: refused clients.
+        refusals: rejected clients.
         closes: accepted clients that disconnected.
         denied: names that a hook of the application denied.
         subscriptions: the current number, without those of ETIDs.
@@ -213,7 +213,7 @@ class ClusterHooks(Protocol):
         """Announce one more subscriber of a topic at this node."""
 
     def unsubscribed(self, topic: Topic) -> None:
-        """Announce one subscriber less of a topic at this node."""
+        """Announce one fewer subscriber of a topic at this node."""
 
     def observed(self, topic: Topic) -> None:
         """Announce that a named topic is observed at this node."""
@@ -268,8 +268,9 @@ class ClusterHooks(Protocol):
         """Clients of other nodes, by ETID."""
 
     def peers_elsewhere(self) -> Iterator[BrokerPeer]:
-        """Return the clients of other nodes. Of clients with the same uid only the newest is returned, because the loss
-        of a node is detected late.
+        """Return the clients of other nodes.
+
+        Of clients with the same uid only the newest is returned, because the loss of a node is detected late.
         """
 
     def end_all(self, text: bytes | None) -> None:

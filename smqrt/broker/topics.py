@@ -144,7 +144,7 @@ class Topic:
 
     def add(self, outbox: Outbox) -> None:
         """Add a subscriber."""
-        self.forget_routes()  # the connection caches the sole subscriber, too
+        self.forget_routes()  # the connection also caches the sole subscriber
         if self.leads_away:  # deliveries before this one had no copies at this node
             self.count()
             self.leads_away = False

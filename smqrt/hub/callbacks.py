@@ -149,8 +149,9 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
 
 
 class Guard:
-    """Calls functions of an application. After an exception, which is logged with the names of the callback and the
-    hub, the result is None.
+    """Calls functions of an application, and logs their exceptions with the names of the callback and the hub.
+
+    After an exception the result is None.
 
     Args:
         hub: name of the hub in the log.

@@ -44,8 +44,8 @@ class PingOptions:
         timespan, timeout = self.timespan, self.timeout
         if not (timeout >= _MIN_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.MAX_S - timeout):
             raise ArgumentError(
-                f"ping: timespan {timespan:g}, timeout {timeout:g}; timeout is 2 s at least, timespan four times as "
-                "long, both 3600 s at most"
+                f"ping: timespan {timespan:g}, timeout {timeout:g}; timeout is at least 2 s, timespan at least four "
+                "times as long, both at most 3600 s"
             )
         return timespan, timespan + timeout
 
@@ -137,7 +137,7 @@ class Mtl:
         """
         links = mtl.own(self.links)
         host, port = sock.peername()
-        transport, data = sock.release()  # bytes already received belong to the link, too
+        transport, data = sock.release()  # bytes already received also belong to the link
         return links.commence(transport, data, True, f"{host}:{port}", in_new_greenlet("status", status))
 
     def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:
@@ -241,8 +241,8 @@ def create(
         silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
         if not mtl.MIN_PING_S <= ping_s < silence_s:
             raise ArgumentError(
-                f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is 0.05 s at least, keepalive more than that "
-                "and 3600 s at most"
+                f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is at least 0.05 s, keepalive more than that "
+                "and at most 3600 s"
             )
     options = mtl.MtlOptions(
         ping_s,

@@ -366,8 +366,8 @@ def create(
     Args:
         options: a dict of the options below, like Lua's option table. A keyword argument that is not None replaces the
             entry of the same name.
-        authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 reject, None is 6.
-            It may raise `Refused(code, reason)` instead.
+        authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 reject, None means
+            6. It may raise `Refused(code, reason)` instead.
         permittop: `f(topic, issub: bool, peer) -> bool`.
         permitsubtop: `f(subtopic, peer) -> bool`.
         onconnect: `f(etid, info, peer)`; `info` is the object that `authenticate` got.
@@ -380,9 +380,9 @@ def create(
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).
-        slow, lastvalue, persist, origins: see there.
+        slow, lastvalue, persist, origins: see `HubOptions`.
         cluster: name of the cluster that the hub joins (help: cluster).
-        observe: "node" or "cluster": the subscribers of which are counted.
+        observe: "node" or "cluster": whose subscribers `observe` counts.
         journal: True, a folder or a dict of settings: published messages are recorded (help: journal).
 
     Raises:

@@ -44,7 +44,7 @@ _FILE, _RESULTS, _UNFINISHED = "version.json", "results", ".new"
 _MESSAGE = ("topic", "subtopic", "payload")
 
 Publish = Callable[["DataFrame", str, bool], int]
-"""Publishes messages under the key of a commit, many or few; returns the number that were new to the hub."""
+"""Publishes messages under the key of a commit; the flag is true for many. Returns the number of new ones."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Corrections:
             )
         status.claim(self._folder)
         try:
-            # Their calls ended before the first result was published.
+            # Folders of calls that ended before their first result was published.
             for leftover in self._folder.glob(f"*{_UNFINISHED}"):
                 shutil.rmtree(leftover)
             for version in self._versions():

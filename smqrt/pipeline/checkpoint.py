@@ -43,10 +43,10 @@ _LOGS = ("offsets", "commits")
 
 
 def repair(query: Path, written: int | None) -> str:
-    """Remove incomplete files of a micro-batch whose begin or end was not recorded; Spark repeats the micro-batch.
+    """Remove incomplete files of a micro-batch whose start or end was not recorded; Spark repeats the micro-batch.
 
-    Call this while no process runs the query. A micro-batch with torn offsets has no published results: the offsets
-    are synced before results are published (`sync_batch`), unless Spark itself writes the results.
+    Call this while no process runs the query. A micro-batch with incomplete offsets has no published results: the
+    offsets are synced before results are published (`sync_batch`), unless Spark itself writes the results.
 
     Args:
         query: `<state>/<name>`.
@@ -77,7 +77,9 @@ def repair(query: Path, written: int | None) -> str:
         path = place / "offsets" / str(begun)
         if _is_torn(path):
             _remove(path)
-            notice = f"its checkpoint has torn offsets of micro-batch {begun}, which had only begun; it starts again."
+            notice = (
+                f"its checkpoint has incomplete offsets of micro-batch {begun}, which had only begun and is repeated."
+            )
     if last_begun_batch(query) < 0 and last_batch(query) < 0:
         for name in (*_LOGS, "state"):
             shutil.rmtree(place / name, ignore_errors=True)
@@ -367,7 +369,7 @@ def _parse_offsets(text: str) -> Offsets:
 class PublishGate:
     """Decides which micro-batches have rows from before the query's first start.
 
-    A micro-batch never has rows from both sides of the split. It is therefore completely old or completely new, also
+    A micro-batch never has rows from both sides of the split. It is therefore completely old or completely new, even
     when it is repeated.
 
     Args:

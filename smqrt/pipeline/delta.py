@@ -94,7 +94,7 @@ class DeltaTable:
         Args:
             frame: the rows.
             query, batch: as for `has`.
-            end: the end of its rows in the journal; None is not recorded.
+            end: the end of its rows in the journal; None records no end.
 
         Returns:
             The number of written files; 0 when the table already has the micro-batch.
@@ -211,7 +211,7 @@ class DeltaTable:
         return len(removed)
 
     def check_condition(self, condition: str) -> None:
-        """Check a SQL condition for this table; errors as of `delete`."""
+        """Check a SQL condition for this table. Raises as `delete`."""
         table = self._fresh()
         try:
             builder = self._deltalake.QueryBuilder().register("t", table)

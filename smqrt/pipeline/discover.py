@@ -71,7 +71,7 @@ class Catalog:
 
     def _hint(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.declarations, 1)
-        return f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
+        return f"did you mean {near[0]!r}?" if near else f"declared: {', '.join(self.declarations) or 'none'}."
 
     def queries(self) -> list[Declaration]:
         """Return the queries: the declarations of @publish, @table and @alert."""

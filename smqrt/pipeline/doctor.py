@@ -1,4 +1,4 @@
-"""Check that everything pipelines need is installed: one line each, with the remedy."""
+"""Checks of everything that pipelines need, for `smqrt pipeline doctor`: one line each, with the remedy."""
 
 from __future__ import annotations
 

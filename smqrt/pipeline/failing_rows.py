@@ -49,7 +49,7 @@ ON_ERROR = "on_error"
 """The name of these rows in the status."""
 
 RowNumbers = Mapping[str, Sequence[int]]
-"""By node the numbers of rows."""
+"""Numbers of rows, by node."""
 Compute = Callable[[Offsets, Offsets, RowNumbers], Exception | None]
 """Computes the rows of the journal between two offsets, without the given rows; returns the error or None."""
 
@@ -155,7 +155,7 @@ class Span:
 
     @classmethod
     def of(cls, range_: tuple[Offsets, Offsets] | None, begin: Offsets) -> Span:
-        """Return the existing rows of a range, given the begin of the journal.
+        """Return the existing rows of a range, given the beginning of the journal.
 
         Raises:
             PipelineError: there is no range.

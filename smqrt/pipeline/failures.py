@@ -133,8 +133,8 @@ def sentence(name: str, error: BaseException) -> str:
             return cause
         return (
             f"{cause}{removed}: the query was stopped for longer than the journal's reader_timeout_s, hard_bytes or "
-            f"min_free_bytes allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest "
-            "continue with the existing rows."
+            f"min_free_bytes allow; smqrt pipeline reset {name} (--keep-output keeps its table) and run --from "
+            "earliest continue with the existing rows."
         )
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
@@ -188,7 +188,7 @@ def _failed_line(declaration: Declaration, error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether a retry is useless: another checkpoint, missing rows, or a failed expectation."""
+    """Return whether a retry is useless: a checkpoint of another version, missing rows, or a failed expectation."""
     text = str(error)
     return any(word in text for word in (*_OTHER_STATE_VERSION, _REMOVED_BY_RETENTION, "on_fail='fail'"))
 

@@ -1,4 +1,4 @@
-"""DataFrames of queries, made of declarations.
+"""DataFrames of queries, made from declarations.
 
 They are the same for a stream, for a backfill and for `pipeline test`. A `QueryPlan` is one query to run. A `Graph`
 makes its DataFrame. A `JournalSource` reads the rows of the journal.

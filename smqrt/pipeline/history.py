@@ -284,8 +284,8 @@ def _native(
         groups.setdefault(has, []).append(str(path))
     conditions = list(_row_conditions(read, plan))
     if paths and (until_s := retention.held_until_s(paths[0])) is not None:
-        # The files may be removed after this time. Spark's optimizer knows the time: before, it removes the condition;
-        # later it computes the subquery, which ends the query with a message, before it opens any file.
+        # The files may be removed after this time. Before it, Spark's optimizer removes the condition; after it, Spark
+        # computes the subquery, which ends the query with a message, before it opens any file.
         late = spark.sql(_TOO_LATE, {"why": _LATE, "until_s": until_s}).scalar()
         is_valid = F.current_timestamp() < F.timestamp_seconds(F.lit(until_s))
         conditions.append(F.when(is_valid, F.lit(True)).otherwise(late))
@@ -383,7 +383,7 @@ def frame_by_source(
 # ---- Spark for commands of a journal: SQL (`query --spark`) and VARIANT columns (`journal compact --json variant`).
 #
 # Results of any size are possible, because the driver does not hold them in memory. From a file with VARIANT columns a
-# query for one field reads only that field, also in DuckDB.
+# query for one field reads only that field, even in DuckDB.
 
 _BATCH_ROWS = 8192
 _LINE_AND_POSITION = re.compile(r"\.?; line \d+ pos \d+;?$")
@@ -435,7 +435,7 @@ class Spark:
         self._folder.cleanup()
 
     def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]:
-        """Run a query; arguments and results as of `duckdb_views.DuckDB.run`.
+        """Run a query; arguments and results are those of `duckdb_views.DuckDB.run`.
 
         Spark writes the result to a temporary folder, from which it is read a few rows at a time.
 

@@ -80,11 +80,11 @@ class IcebergTable:
         return self._table is not None
 
     def has(self, query: str, batch: int) -> bool:
-        """Return whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
+        """Return whether a micro-batch is in the table; arguments as for `DeltaTable.has`."""
         return any(commit[_QUERY] == query and int(commit[_BATCH]) >= batch for commit in self._commits())
 
     def end(self, name: str) -> Offsets | None:
-        """As `DeltaTable.end`."""
+        """See `DeltaTable.end`."""
         for commit in self._commits():
             if commit[_QUERY].startswith(f"{name}:") and (end := json.loads(commit[_END])) is not None:
                 return dict(end)
@@ -104,7 +104,7 @@ class IcebergTable:
         return sorted([*last, *snapshots], key=lambda commit: int(commit[_SEQUENCE]), reverse=True)
 
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
-        """As `DeltaTable.append`."""
+        """See `DeltaTable.append`."""
         if self.has(query, batch):
             return 0
         self._ensure_schema(frame)
@@ -127,7 +127,7 @@ class IcebergTable:
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
-        """As `DeltaTable.replace`; return the sequence number of the snapshot."""
+        """See `DeltaTable.replace`; return the sequence number of the snapshot."""
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
         self._ensure_schema(frame)
@@ -181,22 +181,22 @@ class IcebergTable:
         self._has_schema = True
 
     def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
-        """As `DeltaTable.optimize`."""
+        """See `DeltaTable.optimize`."""
         return join_files(self._existing(), target_bytes)
 
     def vacuum(self, retain: timedelta) -> int:
-        """As `DeltaTable.vacuum`, with snapshots instead of versions."""
+        """See `DeltaTable.vacuum`, with snapshots instead of versions."""
         before = datetime.now(UTC) - retain
         return expire_snapshots(self._existing(), before, self._saved_commits())
 
     def check_condition(self, condition: str) -> None:
-        """As `DeltaTable.check_condition`."""
+        """See `DeltaTable.check_condition`."""
         with _condition_errors(self._existing(), condition):
             _check_names(self._existing(), condition)
             list(self._existing().scan(row_filter=condition, limit=0).plan_files())
 
     def delete(self, condition: str) -> int:
-        """As `DeltaTable.delete`."""
+        """See `DeltaTable.delete`."""
         return delete_rows(self._existing(), condition)
 
     def _existing(self) -> Any:
@@ -279,7 +279,7 @@ TARGET_BYTES = 128 << 20
 MAX_SNAPSHOTS = 2000
 _TARGET_PROPERTY = "write.target-file-size-bytes"
 _SMALL_SHARE = 0.75
-"""A file with this share of the target size is not joined."""
+"""A file of at least this share of the target size is not joined."""
 _MAX_ATTEMPTS = 5
 """The maximum number of attempts for a commit. An attempt fails when a query has appended at the same time."""
 _FOLDERS = ("data", "metadata")

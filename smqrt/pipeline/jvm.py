@@ -227,7 +227,7 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
     modes = java.org.apache.spark.sql.streaming.OutputMode
     output = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
     checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    checker.checkForStreaming(analysed_plan(frame), output)
+    checker.checkForStreaming(analyzed_plan(frame), output)
 
 
 def is_of_gateway(error: Exception) -> bool:
@@ -237,8 +237,8 @@ def is_of_gateway(error: Exception) -> bool:
     return isinstance(error, Py4JError)
 
 
-def analysed_plan(frame: DataFrame) -> Any:
-    """Return Spark's analysed plan of a frame, a Scala object."""
+def analyzed_plan(frame: DataFrame) -> Any:
+    """Return Spark's analyzed plan of a frame, a Scala object."""
     return cast(Any, frame)._jdf.queryExecution().analyzed()
 
 
@@ -406,10 +406,10 @@ def archive(found: Java) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise PipelineError("pyspark is not installed; run: pip install 'smqrt[spark]'")
     home = Path(os.environ.get("SPARK_HOME") or spec.submodule_search_locations[0])
-    # Java compares the files of the class path with the archive.
+    # Java compares the files of the class path with those recorded in the archive.
     stats = ((entry.name, entry.stat()) for entry in os.scandir(home / "jars"))
     jars = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    # Another Java, another pyspark or other jars make another name; the archive does not fit them.
+    # Another Java, another pyspark or other jars give the archive another name, because this one does not fit them.
     key = hashlib.sha256(f"{found.home} {found.version} {home} {jars}".encode()).hexdigest()[:12]
     return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 

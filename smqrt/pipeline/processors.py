@@ -1,7 +1,7 @@
 """Processors of Spark's `transformWithState`: `@stateful`, and the base of `@alert`.
 
 Spark passes all rows of a micro-batch before it fires a timer, and fires none in a batch. The result of a processor
-would depend on the bounds of micro-batches, and a backfill would have another result. `ByRows` therefore fires timers
+would depend on where micro-batches end, and a backfill would have another result. `ByRows` therefore fires timers
 by event time between the rows: a stream, a backfill and a test have the same result. Timers by processing time use the
 computer's clock in a stream; a backfill and a test use the times when the hub received the rows.
 
@@ -227,10 +227,10 @@ class ByRows(InOrder):
 
     Args:
         processor: the processor of the user.
-        order: as of `InOrder`; the last column of each row is `MILLISECONDS`.
+        order: as for `InOrder`; the last column of each row is `MILLISECONDS`.
         delay_ms: the delay of the clock behind the rows, like that of a watermark.
         is_stream: whether Spark fires the later timers, with the watermark as its clock; in a batch they never fire.
-        names: as of `InOrder`.
+        names: as for `InOrder`.
     """
 
     def __init__(

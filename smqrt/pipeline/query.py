@@ -576,7 +576,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     Args:
         state: folder of the state of queries.
         name: the name of the query.
-        journal: path of the journal, which keeps rows that the query has not read; a URL is left alone.
+        journal: path of the journal, which keeps rows that the query has not read; a URL is ignored.
         table: folder or URI of its table, which is removed too, backfills included; None keeps it. The next run
             continues where a kept table ends.
 

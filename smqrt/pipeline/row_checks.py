@@ -215,7 +215,7 @@ def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, Data
 
     Args:
         frame: rows with the column of the event time.
-        source: a source with the options "event_time", "max_future" and perhaps "recorded".
+        source: a source with the options "event_time", "max_future" and optionally "recorded".
 
     Returns:
         The other rows, and the separated rows with a column `reason`; None when there is no time for the comparison.
@@ -327,7 +327,7 @@ _BOUNDS = {kind: (f"{kind}'0001-01-02'", f"{kind}'9999-12-31'") for kind in ("ti
 
 
 def is_far(value: Column, kind: DataType) -> Column | None:
-    """Return whether a column has a time outside the years 1 to 9999, also nested; None for a type without times.
+    """Return whether a column has a time outside the years 1 to 9999, even nested; None for a type without times.
 
     Args:
         value: the column; kind: its type.
@@ -344,7 +344,7 @@ def is_far(value: Column, kind: DataType) -> Column | None:
 
 
 def is_no_text(value: Column, kind: DataType) -> Column | None:
-    """Return whether a text in a column is not UTF-8; arguments as of `is_far`."""
+    """Return whether a text in a column is not UTF-8; arguments as for `is_far`."""
     from pyspark.sql import functions as F
 
     def no_text(text: Column, name: str) -> Column | None:
@@ -388,7 +388,7 @@ def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[t
         table: a table with the options "partition_by" and "dead_letter".
 
     Returns:
-        The other rows, and the dead letters as of `split_expectations`.
+        The other rows, and the dead letters as returned by `split_expectations`.
     """
     from pyspark.sql import functions as F
 

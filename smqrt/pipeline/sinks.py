@@ -2,7 +2,7 @@
 
 A micro-batch of messages is one commit. The hub stores (query, number of the micro-batch) in the same write as the
 rows. When a pipeline ends between this write and the entry in Spark's checkpoint, Spark repeats the micro-batch, and
-the hub recognises it.
+the hub recognizes it.
 
 (help: exactly-once)
 """

@@ -1,4 +1,4 @@
-"""Stateful operators of a query, read from Spark's analysed plan.
+"""Stateful operators of a query, read from Spark's analyzed plan.
 
 Spark compares the types of a checkpoint's state, but not its meaning: `count` and `max`, or windows of three and of
 five seconds, have the same types. A description of the operators is therefore stored beside the checkpoint (see
@@ -93,7 +93,7 @@ class Operator:
 
 def operators(frame: DataFrame) -> list[Operator]:
     """Return the stateful operators of a streaming frame, from the result to the sources."""
-    return list(_Plan(jvm.analysed_plan(frame)).operators())
+    return list(_Plan(jvm.analyzed_plan(frame)).operators())
 
 
 def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] | None:

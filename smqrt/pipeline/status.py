@@ -172,7 +172,7 @@ class Status:
         ui: address of Spark's user interface; empty when it is disabled.
         error: the cause of a failure, one sentence.
         warning: a problem of a running query, one sentence, such as state that grows without bound.
-        trouble: the obstacle to progress, one sentence; stuck_since: Unix seconds since when it is stuck, else 0.
+        trouble: the obstacle to progress, one sentence; stuck_since: when it became stuck, in Unix seconds, else 0.
     """
 
     name: str
@@ -318,8 +318,10 @@ class StatusWriter:
                 self._put(replace(now, warning=warning))
 
     def silent(self, least_s: float) -> list[tuple[Status, float]]:
-        """Return the live queries without an event of Spark for `least_s` seconds beyond their trigger, and the time
-        without events.
+        """Return the live queries without events, each with the seconds without events.
+
+        Args:
+            least_s: the minimum of seconds without an event of Spark, beyond the trigger of the query.
         """
         with self._lock:
             now_s = time.monotonic()
@@ -515,9 +517,9 @@ _GAUGES = {
         "Rows that the last micro-batch processed per second.",
     ),
     "lag_rows": ("smqrt_pipeline_lag_rows", "Rows in the journal that wait to be read."),
-    "lag_s": ("smqrt_pipeline_lag_seconds", "How long the oldest of them has waited."),
+    "lag_s": ("smqrt_pipeline_lag_seconds", "Time since the oldest of the unread rows in the journal arrived."),
     "state_rows": ("smqrt_pipeline_state_rows", "Rows in the state of windows, joins and the like."),
-    "state_bytes": ("smqrt_pipeline_state_bytes", "Memory of these rows."),
+    "state_bytes": ("smqrt_pipeline_state_bytes", "Memory of the rows in the state of windows, joins and the like."),
     "batch": ("smqrt_pipeline_batch", "Number of the last micro-batch."),
 }
 _COUNTERS = {
@@ -557,14 +559,14 @@ class PipelineMetrics:
         )
         watermark_lag = GaugeMetricFamily(
             "smqrt_pipeline_watermark_lag_seconds",
-            "How far the watermark is behind now, of queries that have one.",
+            "Time between the watermark and now, for queries that have one.",
             labels=["query"],
         )
         up = GaugeMetricFamily("smqrt_pipeline_up", "1 while the query runs.", labels=["query"])
         took = GaugeMetricFamily("smqrt_pipeline_batch_seconds", "Time of the last micro-batch.", labels=["query"])
         stuck = GaugeMetricFamily(
             "smqrt_pipeline_stuck_seconds",
-            "For how long it has made no progress although rows wait.",
+            "Time without progress although rows wait to be read.",
             labels=["query"],
         )
         for each in statuses:
@@ -594,7 +596,7 @@ def _readers(journal: Path) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     lag = GaugeMetricFamily("smqrt_journal_reader_lag_rows", "Rows that wait for a reader.", labels=["reader"])
-    text = "For how long a reader has not reported its progress."
+    text = "Time since a reader last reported its progress."
     silent = GaugeMetricFamily("smqrt_journal_reader_silent_seconds", text, labels=["reader"])
     with suppress(JournalError):  # the metrics of the queries are valid without these
         for reader, behind in readers.backlogs(journal):

@@ -78,14 +78,17 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
     """
     if is_lake_table(path):
         return lake_frame(spark, str(path))
-    frames = [_read_files(spark, folder) for folder in _readable(spark, path)]
+    frames = [folder_frame(spark, folder) for folder in _readable(spark, path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
     return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
 
 
-def _read_files(spark: SparkSession, folder: str) -> DataFrame:
-    """Read one folder with the columns of all its files; files without a newer column have NULL there."""
+def folder_frame(spark: SparkSession, folder: str) -> DataFrame:
+    """Return the rows of one folder of a table of plain files.
+
+    They have the columns of all its files; files without a newer column have NULL there.
+    """
     from pyspark.sql.types import StructField, StructType
 
     # Without the merged schema Spark uses the schema of one file, and its columns without NULL for all files.
@@ -303,11 +306,6 @@ def continue_log(folder: str, fresh: str) -> None:
     for entry in (Path(folder) / _LOG).iterdir():
         if entry.name.removesuffix(".compact").isdecimal():
             (log / entry.name).write_text(_EMPTY_ENTRY, "utf-8")
-
-
-def folder_frame(spark: SparkSession, folder: str) -> DataFrame:
-    """Return the rows of one folder of a table of plain files."""
-    return _read_files(spark, folder)
 
 
 # ---- Tables with commits: Delta and Iceberg

@@ -216,7 +216,7 @@ def _journal_row(seq: int, values: Any) -> Row:
         flags = given if isinstance(given, int) else int(sum(Flag[str(word).upper()] for word in given))
     except (KeyError, TypeError):
         known = ", ".join(flag.name.lower() for flag in Flag if flag.name)
-        raise ValueError(f"flags={given!r}: there are {known}") from None
+        raise ValueError(f"flags={given!r}: the flags are {known}") from None
     if topic is None:
         flags |= Flag.DIRECT
     if "payload_hex" in values:
@@ -320,7 +320,7 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
     return list(files)
 
 
-# A test ends before Java's optimising compiler is useful, and parallel collectors start more threads.
+# A test ends before Java's optimizing compiler is useful, and parallel collectors start more threads.
 _FAST_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
 """Limits with which one micro-batch has all recorded messages."""

@@ -323,7 +323,7 @@ def transport_of(outbox: Outbox) -> str:
 
 
 def address_of(outbox: Outbox) -> str:
-    """Return the address of a client, also of a closed connection; empty when it is unknown."""
+    """Return the address of a client, even of a closed connection; empty when it is unknown."""
     transport: Any = getattr(outbox, "transport", None)
     host = getattr(transport, "peer_host", None)
     if isinstance(host, str):

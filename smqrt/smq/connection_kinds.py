@@ -174,13 +174,13 @@ class OverTls(RawConnection):
             self._send_at_once(hello)
 
     def start(self, session: Session, data: bytes) -> None:
-        """Begin to read, also data that was decrypted with the HTTP request: it does not make the socket readable."""
+        """Begin to read, even data that was decrypted with the HTTP request: it does not make the socket readable."""
         super().start(session, data)
         if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
-        """Receive, unless the turn is over: decryption takes milliseconds, even of records without a message."""
+        """Receive, unless the turn is over: decryption takes milliseconds, even for records without a message."""
         if time() < data_path.defer_at_s():
             self._receive()
         else:
@@ -417,14 +417,14 @@ def police(connection: RawConnection, policed: bool) -> None:
 
 IDLE = Limit("idle", "limits.idle_s", "a client that is silent for this long must answer a ping")
 MIN_CHECK_S = 0.1
-"""Minimum interval of checks, also for very short limits."""
+"""Minimum interval of checks, even for very short limits."""
 _U32 = struct.Struct("I")
 _LAST_DATA_RECEIVED_AT, _TCP_INFO_BYTES = 52, 104
 """The offset of `tcpi_last_data_recv`, in milliseconds, in `struct tcp_info` (linux/tcp.h; its start never changes)."""
 
 
 def silent_s(connection: RawConnection) -> float:
-    """Return the seconds since the client has sent data; 0 when that is unknown."""
+    """Return the seconds since the client last sent data; 0 when that is unknown."""
     try:
         info = connection.transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return float(_U32.unpack_from(info, _LAST_DATA_RECEIVED_AT)[0]) / 1000

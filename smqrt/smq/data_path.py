@@ -120,7 +120,7 @@ def install() -> None:
     if _watchers and _thread != hub.thread_ident and _thread in sys._current_frames():
         raise ArgumentError(
             "another thread of this process has hubs: their loop can't be shared; create all hubs in one thread (others"
-            " use publish_threadsafe), or in a process each"
+            " use publish_threadsafe), or each hub in its own process"
         )
     _watchers.clear()
     _thread, inlet = hub.thread_ident, Inlet()
@@ -163,7 +163,7 @@ def _next_turn() -> None:
 def defer_at_s() -> float:
     """Return the time at which a connection with much data defers its work, on the clock of `time.time`.
 
-    That is in `SHARE_S`, or earlier when other connections have used much of this turn; it may be in the past.
+    It is `SHARE_S` from now, or earlier when other connections have used much of this turn; it may be in the past.
     """
     ends_s: float = min(time.time() + SHARE_S, max(_turn_ends_s, _loop.now() + TURN_S))
     return ends_s
@@ -200,12 +200,12 @@ def _end_late_handshake(connection: TimedClient) -> None:
 
 
 def start_backpressure(connection: BackpressureSource) -> None:
-    """Note that publishers begin to wait for the client."""
+    """Record that publishers begin to wait for the client."""
     _backpressure_since_s.setdefault(connection, time.monotonic())
 
 
 def end_backpressure(connection: BackpressureSource) -> None:
-    """Note that no publisher waits for the client."""
+    """Record that no publisher waits for the client."""
     _backpressure_since_s.pop(connection, None)
 
 
@@ -222,7 +222,7 @@ def unfinished_connections() -> list[TimedClient]:
 
 
 def end_handshake(connection: TimedClient) -> None:
-    """Note that the handshake or the connection has ended."""
+    """Record that the handshake or the connection has ended."""
     _handshakes.pop(connection, None)
     _authenticating.discard(connection)
     address = _addresses.pop(connection, None)
@@ -233,16 +233,16 @@ def end_handshake(connection: TimedClient) -> None:
 
 
 def mark_blocked(connection: TimedClient) -> None:
-    """Note that the client's socket does not accept data."""
+    """Record that the client's socket does not accept data."""
     _blocked.setdefault(connection, time.monotonic())
 
 
 def mark_progress(connection: TimedClient) -> None:
-    """Note that the client's socket has accepted data."""
+    """Record that the client's socket has accepted data."""
     if connection in _blocked:
         _blocked[connection] = time.monotonic()
 
 
 def unblocked(connection: TimedClient) -> None:
-    """Note that the client's queue is empty again."""
+    """Record that the client's queue is empty again."""
     _blocked.pop(connection, None)

@@ -125,7 +125,7 @@ class HubOptions:
     name: str | None = option(
         None,
         optional(_NAME),
-        "identifies the hub in a [hot restart](hot-restart.md), also if the application creates its hubs in "
+        "identifies the hub in a [hot restart](hot-restart.md), even if the application creates its hubs in "
         "another order; unique in an application",
         shown="its number in the order of creation",
     )
@@ -158,7 +158,7 @@ class HubOptions:
     persist: str | None = option(
         None,
         optional(path()),
-        "a file that keeps names with their numbers, and last values, over restarts (SQLite, for one hub only)",
+        "a file that keeps names with their numbers, and last values, across restarts (SQLite, for one hub only)",
         shown="none",
     )
 
@@ -457,7 +457,7 @@ class GeventBroker(RegisteredBroker):
                 police(session.outbox, policed)
 
     def connect(self, request: object, arg: object = None) -> bool:
-        """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (spec: smq §2.3).
+        """Turn an HTTP request into an SMQ connection; blocks until the handshake has ended (spec: smq §2.3).
 
         A request that is not SMQ is answered with 404, one from a page of a foreign host with 403, and any request to
         a closed broker with 503. Returns False without an answer when the WSGI server can't pass the connection on.
@@ -518,7 +518,7 @@ on_change(_apply_limits)
 
 
 def call_later(delay_s: float, function: Callable[[], object]) -> None:
-    """Call `function` in the Hub greenlet after `delay_s`."""
+    """Call `function` in a callback of the loop after `delay_s`."""
     timer: Any = get_hub().loop.timer(delay_s)
 
     def call() -> None:

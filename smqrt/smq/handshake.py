@@ -1,6 +1,6 @@
 """SMQ handshake and client authentication (spec: smq §1.1, §12.1).
 
-A client connects by a raw socket with the header `SimpleMQ`, the same with an HTTP reply, or a WebSocket.
+A client connects over a raw socket (header `SimpleMQ`), with or without an HTTP reply, or over a WebSocket.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from smqrt.wire.smq import ConnackCode
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
 """The range that Linux accepts."""
-ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
+ANSWERED = "request: it is already answered; call connect once per request, before any of its response is sent"
 NOT_SMQ = "This address speaks SMQ."
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
@@ -201,7 +201,7 @@ class Admission:
 
 
 def connect(broker: Broker, admission: Admission, request: object, origin: Origin) -> None:
-    """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake ended.
+    """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake has ended.
 
     Raises:
         ArgumentError: `request` is not a request, or was answered before.
@@ -333,9 +333,9 @@ def limit_chunks(session: BrokerClient, size_bytes: int) -> None:
 
 # ---- Authentication
 #
-# The application's `authenticate` is called only for clients that the service accepts. The first of these is checked:
-# credentials in the Connect packet (`name:password`, or a token), the header `Authorization` of the request (Basic,
-# Bearer), the login of the browser, a client certificate.
+# The application's `authenticate` is called only for clients that the service accepts. The first of these that is
+# present is checked: credentials in the Connect packet (`name:password`, or a token), the header `Authorization` of the
+# request (Basic, Bearer), the login of the browser, a client certificate.
 
 log = logging.getLogger("smqrt")
 
@@ -370,7 +370,7 @@ class HubAuthentication:
         return greenlets.call(self._admit, credentials, client)
 
     def _admit(self, credentials: bytes, client: BrokerClient) -> Verdict:
-        """Decide; in a greenlet, which may block."""
+        """Return the verdict. Runs in a greenlet, so it may block."""
         try:
             identity = self._service.login(presented_by(client, credentials), lambda: not client.closed)
             client.identity = identity
@@ -429,7 +429,7 @@ def presented_by(client: BrokerClient, credentials: bytes) -> PresentedCredentia
 # ---- Connections of WSGI applications on other servers
 #
 # The handler of `smqrt.wsgi` passes the connection on, which is then served like any other. WebSocket objects of
-# gevent-websocket (`wsgi.websocket` in the environ) are supported, too. They have no callbacks, so each needs one
+# gevent-websocket (`wsgi.websocket` in the environ) are also supported. They have no callbacks, so each needs one
 # greenlet for reading and one for writing.
 
 
@@ -500,7 +500,7 @@ class WsgiConnection(Outbox):
             self._resumed.set()
 
     def settled(self) -> None:
-        """Note the end of the handshake."""
+        """Record the end of the handshake."""
         data_path.end_handshake(self)
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)

@@ -1,4 +1,4 @@
-"""Registry of this process's hubs by key, also across a hot restart.
+"""Registry of this process's hubs by key, even across a hot restart.
 
 A key consists of the names of the application and of the hub. A hub without a name has its number in order of creation.
 The hub with the same key in the next process, or after a restart of the application, gets the clients.
@@ -135,7 +135,7 @@ class HubRegistry:
         self._when_left.append(call)
 
     def left(self) -> None:
-        """Note that the old process has left its clusters or has ended. A second call does nothing."""
+        """Record that the old process has left its clusters or has ended. A second call does nothing."""
         self.has_left = True
         calls, self._when_left = self._when_left, []
         for call in calls:

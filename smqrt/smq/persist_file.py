@@ -113,8 +113,9 @@ class SqliteNames:
             found = self.connection.execute("PRAGMA user_version").fetchone()[0]
             if found > FORMAT:
                 self.connection.close()
-                raise self.unusable(
-                    f"it has format {found}, written by a newer smqrt; this one reads up to {FORMAT}: use the newer one"
+                raise ArgumentError(
+                    f"persist: {path}: it has format {found}, written by a newer smqrt; this one reads up to {FORMAT}: "
+                    "use the newer one"
                 )
             self.connection.execute(f"PRAGMA user_version = {FORMAT}")
             self.connection.execute("PRAGMA journal_mode=WAL")
@@ -127,7 +128,7 @@ class SqliteNames:
         self._rows: list[NameRow] = []
         self._unsaved: dict[tuple[str, bytes], Deferred[None]] = {}
         self._writer: gevent.Greenlet[..., None] | None = None
-        self._closed = self._complained = False
+        self._closed = self._failure_logged = False
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """See `NameStore`."""
@@ -177,8 +178,8 @@ class SqliteNames:
                     self._deny(group, str(error))
                     gevent.sleep(RETRY_S)
                 else:
-                    if self._complained:
-                        self._complained = False
+                    if self._failure_logged:
+                        self._failure_logged = False
                         log.warning("persist: %s: names are saved again", self.path)
                     for kind, name, *_ in group:
                         self._unsaved.pop((kind, name)).resolve()
@@ -197,8 +198,8 @@ class SqliteNames:
 
     def _deny(self, group: list[NameRow], fault: str) -> None:
         """Reject the waiting requests; later requests for the same names wait for the next attempt."""
-        if not self._complained:
-            self._complained = True
+        if not self._failure_logged:
+            self._failure_logged = True
             log.error(
                 "persist: %s: %s; clients are denied new names until the disk accepts writes again",
                 self.path,
@@ -280,7 +281,7 @@ class SqliteValues:
     def __init__(self, names: SqliteNames, sync_s: float) -> None:
         self._names, self._sync_s = names, sync_s
         self._writer: gevent.Greenlet[..., None] | None = None
-        self._complained = self._closed = self._is_writing = False
+        self._failure_logged = self._closed = self._is_writing = False
         self._values: LastValues | None = None
         self._topics: Topics | None = None
         try:
@@ -358,8 +359,8 @@ class SqliteValues:
             while self._write_group():
                 pass
         except (sqlite3.Error, OSError) as error:
-            if not self._complained:
-                self._complained = True
+            if not self._failure_logged:
+                self._failure_logged = True
                 log.error(
                     "persist: %s: %s; last values are not saved until the disk accepts writes again",
                     self._names.path,
@@ -403,8 +404,8 @@ class SqliteValues:
         except (sqlite3.Error, OSError):
             self._values.requeue_changes(changes, self._topics.by_key.get)
             raise
-        if self._complained:
-            self._complained = False
+        if self._failure_logged:
+            self._failure_logged = False
             log.warning("persist: %s: last values are saved again", self._names.path)
         return True
 
@@ -436,7 +437,7 @@ class SqliteValues:
         if self._values is not None and not self._is_writing:
             last = gevent.spawn(self._write)  # a greenlet, so that the wait has a time limit
             last.join(CLOSE_S)
-        if self._is_writing or self._complained:
+        if self._is_writing or self._failure_logged:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
             log.error("persist: %s: closed with %d unsaved last values", self._names.path, count)
         unfinished.discard(self)

@@ -2,7 +2,7 @@
 
 The other hub belongs to the new process of a hot restart, or to an application that restarts in this process.
 
-    old hub    FrozenHub ──▶ settle ──▶ take ──▶ release     (or roll_back, which rolls back)
+    old hub    FrozenHub ──▶ settle ──▶ take ──▶ release     (or roll_back)
     new hub    (prepare)                place ──▶ begin
 
 A frozen client is not read, and the kernel buffers its data. Data that was read before is delivered, or is part of the
@@ -286,7 +286,7 @@ def can_migrate(session: Session, with_tls: bool) -> bool:
 
 
 def pause_other_clients(broker: RegisteredBroker) -> Record:
-    """Request that the other nodes of a hub's cluster hold messages for it back, before it is frozen.
+    """Request that the other nodes of a hub's cluster hold back messages for it, before it is frozen.
 
     Blocks until they have confirmed it, at most `PAUSE_S`.
 
@@ -348,8 +348,8 @@ class FrozenHub:
     def settle(self, within_s: float = SETTLE_S) -> None:
         """Wait until running hooks, handlers and handshakes have ended, at most `within_s`.
 
-        The other hub calls a hook again that has not ended. A client whose handshake has not ended is closed, and
-        reconnects.
+        A hook that has not ended is called again by the other hub. A client whose handshake has not ended is closed,
+        and reconnects.
         """
 
         def handshakes() -> list[data_path.TimedClient]:
@@ -487,9 +487,7 @@ class RestoredHub:
         """Restore the record of the hub, see `FrozenHub.take`."""
         self._unhandled = record["unhandled"]
         for name in sessions.adopt_names(self.broker, record["names"]):
-            log.warning(
-                "the topic %r has the number of its clients again; the application got another one before", name
-            )
+            log.warning("the id of topic %r is now the one that its clients use; the application got another one", name)
         sessions.add_counters(self.broker, record["counters"])
 
     def place(self, record: Record, transport: Transport) -> None:
@@ -610,7 +608,7 @@ _kept: dict[str, _KeptClients] = {}
 def keep(broker: RegisteredBroker) -> None:
     """Keep the clients of a hub that is about to be closed.
 
-    Blocks until running hooks have ended, and the other nodes of its cluster hold messages for it back.
+    Blocks until running hooks have ended, and the other nodes of its cluster hold back messages for it.
     """
     place = pause_other_clients(broker)
     frozen = FrozenHub(broker, with_tls=True)

@@ -2,7 +2,7 @@
 
     reject_new_clients ──▶ wait_handled: messages have reached the handlers ──▶ close_clients: one by one
 
-The drain period prevents that all clients reconnect at the same moment. No Disconnect packet is sent, because some
+The drain period prevents all clients from reconnecting at the same moment. No Disconnect packet is sent, because some
 devices do not reconnect after one: raw connections are closed, WebSockets with code 1001. Clients without subscriptions
 are closed first, so that their messages still reach subscribers. Received data of a client is routed before it is
 closed. A client that has not read everything, or waits for a hook, is closed last.
@@ -56,17 +56,17 @@ def reject_new_clients(brokers: Iterable[Broker]) -> None:
         connection.session.disconnect(CloseReason.SHUTDOWN)
 
 
-def wait_handled(brokers: Sequence[Broker], most_s: float) -> int:
+def wait_handled(brokers: Sequence[Broker], max_s: float) -> int:
     """Wait until published messages are handled by the server and sent to its clients.
 
     Args:
         brokers: the brokers of the messages.
-        most_s: the maximum time, in seconds.
+        max_s: the maximum time, in seconds.
 
     Returns:
         The number of messages that still wait.
     """
-    end_s = monotonic() + most_s
+    end_s = monotonic() + max_s
     while (left := sum(broker.server.waiting() for broker in brokers)) or dirty or backlog or data_path.deferred_reads:
         if monotonic() >= end_s:
             break
@@ -115,9 +115,9 @@ def _undelivered(brokers: Iterable[Broker]) -> int:
     return sum(broker.stats.drops[Drop.CLOSED] for broker in brokers)
 
 
-def wait_sent(most_s: float) -> None:
-    """Wait until closing connections have delivered their data to the clients' machines, at most `most_s` seconds."""
-    end_s = monotonic() + most_s
+def wait_sent(max_s: float) -> None:
+    """Wait until closing connections have delivered their data to the clients' machines, at most `max_s` seconds."""
+    end_s = monotonic() + max_s
     while tls.is_sending() and monotonic() < end_s:
         gevent.sleep(_POLL_S)
 

@@ -260,7 +260,7 @@ class Admitted(_socket.socket):
 
     @property
     def peer_host(self) -> str | None:
-        """The peer's address, also after it has disconnected; None when unknown."""
+        """The peer's address, even after it has disconnected; None when unknown."""
         return getattr(self, "_address", None)
 
     def count_by(self, limit: ConnectionLimit, address: str) -> None:
@@ -459,7 +459,7 @@ def _bucket(per_s: float) -> Bucket:
 
 
 def _max_open() -> int:
-    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)  # some, even with a very low ulimit -n
 
 
 _is_loopback = lru_cache(1024)(is_loopback)
@@ -483,9 +483,10 @@ costs more than a small imbalance."""
 MAX_RECEIVED = 64
 """Connections received per event of the loop."""
 MAX_IN_TRANSIT_BYTES = 16 * 768
-"""Maximum in transit to one worker, so that a blocked worker gets no more: 16 connections. The kernel counts 768 bytes
-for each."""
+"""Maximum in transit to one worker, so that a blocked worker gets no more: 16 connections, for each of which the kernel
+counts 768 bytes."""
 MAX_REJECTED = 1000
+"""Maximum of connections in transit to one worker that are rejected when it stops."""
 _MESSAGE_BYTES = 512
 _ANCILLARY_BYTES = socket.CMSG_LEN(4)
 """One descriptor. `socket.recv_fds` ignores its flags in Python 3.11."""
@@ -596,7 +597,7 @@ class Balance:
         self._watch()
 
     def stop(self, name: str) -> None:
-        """Note that a listener has stopped. After the last one, connections in transit wait for the next process."""
+        """Stop receiving for a listener. After the last one, connections in transit wait for the next process."""
         self._accepting.discard(name)
         self._watch()
 

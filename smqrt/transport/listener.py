@@ -79,7 +79,7 @@ log = logging.getLogger("smqrt")
 OnAccept = Callable[[Any, Address], None]
 
 _NEXT_TURN_S = 1e-6  # a timer, so that the loop polls sockets in between
-_MAX_REJECTED, _READ_BYTES = 8192, 16384
+_MAX_REJECTED, _READ_BYTES = 8192, 16384  # connections of one socket's queue; unread data of a rejected one
 ACCEPTS_AT_ONCE = 16  # between two reads of the clock
 ACCEPT_S = 0.02
 """Time for accepting in a turn of the loop: about five thousand connections."""
@@ -104,7 +104,7 @@ class Listener:
     """Accepts connections and passes them on.
 
     Args:
-        host: name or address to bind, also an IPv6 literal ("::1" or "[::1]").
+        host: name or address to bind, or an IPv6 literal ("::1" or "[::1]").
         port: 0 picks a free one.
         on_accept: called in the loop greenlet with a non-blocking `_socket.socket` (with `context`, a `TlsTransport`
             after its handshake) and the client's address. Must not block.
@@ -527,7 +527,7 @@ class Acceptor:
         """
         self._live()
         wait = (self._pause if self._pause.lasts else self._ready).wait(timeout_s)
-        if self._handshakes is not None:  # the end of a handshake makes a connection ready, too
+        if self._handshakes is not None:  # the end of a handshake also makes a connection ready
             secured = self._secured_signal.wait()
             secured.then(lambda value, error: wait.resolve())
             wait.then(lambda value, error: secured.cancel())
@@ -576,8 +576,9 @@ open_acceptors: list[Acceptor] = []
 
 
 class _Pause(Signal):
-    """A pause while no descriptors are free; fires at its end. Without it, the readable socket would wake waiters
-    repeatedly.
+    """A pause while no descriptors are free; fires at its end.
+
+    Without it, the readable socket would wake waiters repeatedly.
 
     Attributes:
         begun: whether there was a pause before.

@@ -156,7 +156,7 @@ class ListenerTls:
         try:
             for identity in new.values():
                 identity.load_into(self.context)
-        except (OSError, ArgumentError):  # no file descriptor left, maybe after one of two: the new context is used
+        except (OSError, ArgumentError):  # no file descriptor left, perhaps for the second: the new context is used
             return False
         loaded.names = {name: self.context if one is loaded.default else one for name, one in loaded.names.items()}
         loaded.default = self.context
@@ -165,7 +165,7 @@ class ListenerTls:
     def _set_callbacks(self, loaded: Loaded) -> None:
         has_names = len(set(loaded.names.values()) | {loaded.default}) > 1
         has_challenges = bool(self._challenges)
-        # A callback costs time in each handshake, so that it is set only when it is needed.
+        # A callback costs time in each handshake, so it is set only when it is needed.
         _sni_callback.__set__(loaded.default, self._choose_context if has_names or has_challenges else None)
         _message_callback.__set__(loaded.default, self._note_acme_offer if has_challenges else None)
 
@@ -259,10 +259,10 @@ TICKETS = 1
 TICKET_KEY_LIFETIME = timedelta(days=1)
 """Lifetime of a key that encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
 WARN_DAYS = (30, 7, 1)
-"""Days before the end of a certificate at which to warn."""
+"""Days before the expiry of a certificate at which to warn."""
 _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
 _MIN_LIFETIME_FACTOR = 3
-"""Warn N days before the end only if the lifetime is at least this many times N days: not for short-lived ones."""
+"""A warning N days before the expiry needs a lifetime of this many times N days: no warning for short-lived ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class TlsFiles:
 
     @property
     def mode(self) -> ssl.VerifyMode:
-        """Whether to request a certificate of clients."""
+        """Whether to request a certificate from clients."""
         if self.client_certificate is None:
             return ssl.CERT_OPTIONAL if self.client_ca else ssl.CERT_NONE
         return {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}[

@@ -274,11 +274,13 @@ class Stream:
     # ---- writing
 
     def try_write(self, data: Buffer) -> bool:
-        """Send `data`, and queue the rest that the socket does not accept; return False without sending if the queue is
-        full.
+        """Send `data`, and queue the rest that the socket does not accept, unless the queue is full.
+
+        Returns:
+            False when the queue is full; nothing is sent.
 
         Raises:
-            StreamError: "socketclosed"; "socketwritefailed", also for data queued earlier.
+            StreamError: "socketclosed"; "socketwritefailed", even for data queued earlier.
         """
         if self.queued_bytes >= self.queue_limit_bytes:
             self._live()

@@ -215,7 +215,7 @@ class TlsTransport(TlsSession):
 
     @property
     def peer_host(self) -> str | None:
-        """The peer's address, also after it has disconnected; None when unknown."""
+        """The peer's address, even after it has disconnected; None when unknown."""
         return getattr(self._sock, "peer_host", None)
 
     def getpeername(self) -> Address:

@@ -442,7 +442,7 @@ class ServerTls:
     _contexts: dict[tuple[str, ...], ssl.SSLContext] = field(default_factory=dict, init=False, repr=False)
 
     def add_identity(self, identity: Identity) -> None:
-        """Use `identity`, too, in later connections."""
+        """Also use `identity`, in later connections."""
         self.identities.append(identity)
         self._contexts.clear()
 

@@ -727,7 +727,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
         (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
         (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),
         (["men"], "There is no pipeline 'men' in "),
-        (["other"], "declared are "),
+        (["other"], "declared: "),
     ],
 )
 def test_wrong_options_are_told_before_spark_starts(

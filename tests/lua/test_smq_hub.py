@@ -523,7 +523,7 @@ def test_a_request_connects_once(lua: Callable[[str], LuaSite]) -> None:
     device.close()
     [(done, error)] = site.come(1)
     assert not done
-    assert b"it is answered already; connect takes each request once" in error, error
+    assert b"it is already answered; call connect once per request" in error, error
     site.calls.clear()
     with gevent.Timeout(10):
         late = Device(("127.0.0.1", site.server.port), RAW)
@@ -531,7 +531,7 @@ def test_a_request_connects_once(lua: Callable[[str], LuaSite]) -> None:
         [(done, error)] = site.come(1)
     late.close()
     assert not done
-    assert b"it is answered already" in error, error
+    assert b"it is already answered" in error, error
 
 
 @pytest.mark.parametrize("value", ["nil", "5", "'x'", "{}", "ba.socket.bind(0)", "app.smq"])

@@ -275,12 +275,12 @@ def test_wrong_calls(pair: Site) -> None:
     assert {call: text for call, text in said.items() if not text.startswith(WRONG[call])} == {}
     for ping in PINGS:
         said[ping] = pair.error(CREATE_MTL + f"('x', {{ping = {{{ping}}}}})")
-        assert said[ping] == ("bad argument #2.ping to 'create' (timeout is 2 s at least, timespan four times as long, "
-                              "both 3600 s at most)"), ping  # fmt: skip
+        assert said[ping] == ("bad argument #2.ping to 'create' (timeout is at least 2 s, timespan at least four times "
+                              "as long, both at most 3600 s)"), ping  # fmt: skip
     for keep in KEEPS:
         text = pair.error(CREATE_MTL + f"('x', {{{keep}}})")
-        assert text == ("bad argument #2.keepalive to 'create' (keepintv is 0.05 s at least, keepalive more than that "
-                        "and 3600 s at most)"), keep  # fmt: skip
+        assert text == ("bad argument #2.keepalive to 'create' (keepintv is at least 0.05 s, keepalive more than that "
+                        "and at most 3600 s)"), keep  # fmt: skip
     assert pair.value("sides[1]:send('still there')") == "1 nil"
 
 

@@ -114,7 +114,7 @@ def test_a_whole_session(mount: Callable[..., Mounted], kind: str) -> None:
 def test_a_request_connects_once(mount: Callable[..., Mounted], kind: str) -> None:
     site = mount()
     device = site.device(b"uid-a1", kind)
-    with pytest.raises(ArgumentError, match="answered already; connect takes each request once"):
+    with pytest.raises(ArgumentError, match="already answered; call connect once per request"):
         site.smq.connect(site.environs[0])
     tid = device.subscribe(b"news")
     device.publish(tid, b"it goes on").expect(publish(tid, device.etid, b"it goes on"))

@@ -290,7 +290,10 @@ def test_a_slice_is_a_journal(tmp_path: Path) -> None:
         ('{"topic": "a", "payload": 1}', r"slice\.jsonl:1: ts=None is neither an ISO time nor seconds since 1970;"),
         ('{"topic": "a", "ts": 1}', r"slice\.jsonl:1: there is no payload;"),
         ('{"topik": "a", "ts": 1}', r"slice\.jsonl:1: a message has no field 'topik'; its fields are topic, ts,"),
-        ('{"topic": "a", "ts": 1, "payload": 1, "flags": ["old"]}', r"flags=\['old'\]: there are direct, unrouted,"),
+        (
+            '{"topic": "a", "ts": 1, "payload": 1, "flags": ["old"]}',
+            r"flags=\['old'\]: the flags are direct, unrouted,",
+        ),
         ("", r"slice\.jsonl contains no message; write one JSON object per line"),
     ],
 )

@@ -48,14 +48,14 @@ def wrong(name: str, value: object, rule: str) -> ArgumentError:
 def positive(name: str, value: str) -> int:
     """Return an integer of at least 1."""
     if not re.fullmatch(r"[0-9_]+", value) or int(value) < 1:
-        raise wrong(name, value, "it's a whole number of at least 1")
+        raise wrong(name, value, "it must be a whole number of at least 1")
     return int(value)
 
 
 def whole(name: str, value: str) -> int:
     """Return an integer of at least 0."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
-        raise wrong(name, value, "it's a whole number")
+        raise wrong(name, value, "it must be a whole number")
     return int(value)
 
 
@@ -64,16 +64,16 @@ def size(name: str, value: str) -> int:
     try:
         found = parse_size(int(value) if value.isdecimal() else value)
     except ArgumentError as error:
-        raise wrong(name, value, f"it's a size like 64MB: {error}") from None
+        raise wrong(name, value, f"it must be a size like 64MB: {error}") from None
     if found < 1:
-        raise wrong(name, value, "it's at least 1 byte")
+        raise wrong(name, value, "it must be at least 1 byte")
     return found
 
 
 def switch(name: str, value: str) -> bool:
     """Return True for "true" and False for "false"."""
     if value.lower() not in ("true", "false"):
-        raise wrong(name, value, 'it is "true" or "false"')
+        raise wrong(name, value, 'it must be "true" or "false"')
     return value.lower() == "true"
 
 
@@ -82,7 +82,7 @@ def duration_s(name: str, value: str) -> float:
     try:
         return parse_duration(value)
     except ArgumentError as error:
-        raise wrong(name, value, f"it's a duration like 30s or 2h: {error}") from None
+        raise wrong(name, value, f"it must be a duration like 30s or 2h: {error}") from None
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def names(name: str, value: str) -> tuple[str, ...]:
     except ValueError:
         raise wrong(name, value, "it starts like a JSON list but isn't one") from None
     if not all(isinstance(part, str) for part in found):
-        raise wrong(name, value, "every element of the list is a string")
+        raise wrong(name, value, "every element of the list must be a string")
     return tuple(found)
 
 
@@ -106,7 +106,7 @@ def seqs(name: str, value: str) -> Offsets:
         found = None
     # `type`, because True is an instance of int.
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
-        raise wrong(name, value, 'it\'s JSON with a seq for each node, such as {"n1": 12345}')
+        raise wrong(name, value, 'it must be JSON with a seq for each node, such as {"n1": 12345}')
     return found
 
 
@@ -134,7 +134,7 @@ def time_us(name: str, value: str) -> int:
         try:
             when = datetime.fromisoformat(value)
         except ValueError:
-            raise wrong(name, value, "it's a time like 2026-11-21T15:00:00Z, or 2h for two hours ago") from None
+            raise wrong(name, value, "it must be a time like 2026-11-21T15:00:00Z, or 2h for two hours ago") from None
     return epoch_us(when)
 
 
@@ -164,7 +164,7 @@ def certificates(name: str, value: str) -> str | None:
 def app_id(name: str, value: str) -> str:
     """Return an id of commits; the numbers of parts are appended to it."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
-        raise wrong(name, value, "it's 1 to 80 letters, digits, '-', '_' and '.'")
+        raise wrong(name, value, "it must be 1 to 80 letters, digits, '-', '_' and '.'")
     return value
 
 

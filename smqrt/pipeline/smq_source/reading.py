@@ -71,6 +71,7 @@ def bounds_of(kind: str, value: int) -> tuple[int, int] | None:
 
 
 def intersection(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """Return the range that two ranges have in common."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # ---- Arithmetic of offsets: the end of a micro-batch, and missing rows. Pure functions.
 #
-# An offset is the next seq of every node; missing nodes start at the begin of the journal.
+# An offset is the next seq of every node; missing nodes start at the beginning of the journal.
 
 
 def ordered(offset: Mapping[str, int]) -> Offsets:
@@ -69,7 +69,7 @@ def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
 
 
 def filled(start: Offsets, begin: Offsets) -> Offsets:
-    """Return `start` with its missing nodes, from the begin of the journal."""
+    """Return `start` with its missing nodes, from the beginning of the journal."""
     return begin | start
 
 

@@ -57,11 +57,11 @@ def check_schema(schema: StructType) -> None:
     here = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name in REQUIRED:
         if name not in here:
-            raise ArgumentError(f'smq writes columns topic, payload and perhaps subtopic: there is no "{name}".')
+            raise ArgumentError(f'smq writes columns topic, payload and optionally subtopic: there is no "{name}".')
     for name, kind in here.items():
         if name not in COLUMNS:
             raise ArgumentError(
-                f'smq writes columns topic, payload and perhaps subtopic, not "{name}": '
+                f'smq writes columns topic, payload and optionally subtopic, not "{name}": '
                 "put the content of the message into payload, such as to_json(struct(...))."
             )
         if kind not in COLUMNS[name]:
@@ -136,7 +136,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @without_traceback
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
-        # A repetition of the micro-batch has the same id and number, by which the hub recognises it.
+        # A repetition of the micro-batch has the same id and number, by which the hub recognizes it.
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
         first_rows: list[OutRow] = []

@@ -107,7 +107,7 @@ local function times(op, ping)
     local timespan = arg.number(ping.timespan or 8, "2.ping.timespan", "create")
     local timeout = arg.number(ping.timeout or 2, "2.ping.timeout", "create")
     if not (timeout >= 2 and timespan >= 4 * timeout and timespan + timeout <= MAX_S) then
-      core.raise("bad argument #2.ping to 'create' (timeout is 2 s at least, timespan four times as long, both 3600 s at most)")
+      core.raise("bad argument #2.ping to 'create' (timeout is at least 2 s, timespan at least four times as long, both at most 3600 s)")
     end
     return timespan, timespan + timeout
   end
@@ -115,7 +115,7 @@ local function times(op, ping)
     local keepintv = arg.number(op.keepintv or 2, "2.keepintv", "create")
     local keepalive = arg.number(op.keepalive or 20, "2.keepalive", "create")
     if not (keepintv >= 0.05 and keepalive > keepintv and keepalive <= MAX_S) then
-      core.raise("bad argument #2.keepalive to 'create' (keepintv is 0.05 s at least, keepalive more than that and 3600 s at most)")
+      core.raise("bad argument #2.keepalive to 'create' (keepintv is at least 0.05 s, keepalive more than that and at most 3600 s)")
     end
     return keepintv, keepalive
   end
