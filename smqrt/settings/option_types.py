@@ -72,7 +72,7 @@ class Rule(Generic[T]):
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
     def from_text(self, text: str) -> object:
-        """Convert a text of a command line or the environment, for `check`. Return other texts unchanged."""
+        """Convert text from a command line or the environment to a value for `check`; return other text unchanged."""
         if self.kind is bool:
             return _WORDS_OF_SWITCHES.get(text.strip().lower(), text)
         try:
@@ -280,7 +280,7 @@ def texts() -> Rule[tuple[str, ...]]:
         return tuple(one.strip() for one in given if one.strip())
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    return Rule("a list of texts, or one text with commas between", read_texts, schema=schema)
+    return Rule("a list of texts, or one comma-separated text", read_texts, schema=schema)
 
 
 def path() -> Rule[str]:

@@ -53,7 +53,7 @@ class PageSettings:
 
 @dataclass(frozen=True)
 class LuaSettings:
-    """The Lua of applications."""
+    """The Lua interpreter of applications."""
 
     version: str = option(
         "5.4", choice("5.4", "5.5"), "Version of Lua: `5.4`, or `5.5`, which needs lupa 2.7 (help: lua-api)."
@@ -138,54 +138,56 @@ class TlsSettings:
         (),
         _host_names(),
         "Host names of a certificate that the server orders and renews itself, for all TLS ports without a certificate "
-        "of their own; needs `pip install 'smqrt[acme]'`. You agree to the terms of the authority (help: tls-server).",
+        "of their own; needs `pip install 'smqrt[acme]'`. With this setting you agree to the terms of the certificate "
+        "authority (help: tls-server).",
         shown="",
     )
-    acme_contact: str = option("", text(), "Mail address for messages of the authority.")
+    acme_contact: str = option("", text(), "Mail address for messages from the certificate authority.")
     acme_directory: str = option(
         LETS_ENCRYPT,
         _directory(),
-        "The certificate authority: the URL of its ACME directory; Let's Encrypt by default.",
+        "URL of the ACME directory of the certificate authority; Let's Encrypt by default.",
     )
     acme_challenge: str | None = option(
         None,
         optional(choice("http-01", "tls-alpn-01")),
-        "How the authority verifies the names: `http-01` at port 80, `tls-alpn-01` at port 443. When not given: "
-        "`http-01` if a port without TLS is open; after a failure the other one.",
+        "How the certificate authority verifies the names: `http-01` at port 80, `tls-alpn-01` at port 443. When not "
+        "given: `tls-alpn-01`; if a port without TLS is open, `http-01` first and the other one after a failure.",
     )
     acme_folder: str | None = option(
         None,
         optional(path()),
-        "Folder of the account, keys and certificates. `~/.local/state/smqrt/acme` by default; under systemd in its "
-        "state directory.",
+        "Folder of the ACME account, its keys and certificates. `~/.local/state/smqrt/acme` by default; under systemd "
+        "in the state directory of the service.",
     )
     acme_ca: str | None = option(
         None,
         optional(path()),
-        "Authorities (PEM) for the TLS of the directory, for a certificate authority of your own.",
+        "Certificates (PEM) that verify the TLS connection to the ACME directory, for a private certificate authority.",
     )
     acme_eab_id: str = option(
         "", text(), "Key identifier of your account, for authorities that need external account binding."
     )
-    acme_eab_key: str = option("", text(), "HMAC key of that account (base64url).", secret=True)
+    acme_eab_key: str = option("", text(), "HMAC key for external account binding (base64url).", secret=True)
     client_crl: str | None = option(
         None,
         optional(text()),
-        "Revocation lists (PEM) of the authorities in `client_ca`, one of each. Clients with a revoked certificate are "
-        "refused; when a list is missing or has expired, all clients with a certificate.",
+        "Revocation lists (PEM), one for each authority in `client_ca`. Clients with a revoked certificate are "
+        "refused. When a list is missing or has expired, all clients with a certificate are refused.",
         live=True,
     )
     client_certificate: str | None = option(
         None,
         optional(_CLIENT_CERTIFICATE),
-        "Certificates of clients: `none`, `optional` or `required`. When not given: `optional` with a `client_ca`.",
+        "Certificates of clients: `none`, `optional` or `required`. When not given: `optional` if `client_ca` is set, "
+        "else `none`.",
         live=True,
     )
     minimum_version: str = option("1.2", _VERSION, "Oldest version of TLS: `1.2` or `1.3`.", live=True)
     alpn: tuple[str, ...] = option(
         ("http/1.1",),
         texts(),
-        "Protocols for ALPN, the best first. A client that offers none of them is accepted without ALPN.",
+        "Protocols for ALPN, in order of preference. A client that offers none of them is accepted without ALPN.",
         shown="`http/1.1`",
         live=True,
     )
@@ -203,14 +205,16 @@ class TlsSettings:
 class ListenerSettings:
     """A port. `port` and `tls_port` declare the listeners `http` and `https`; tables of these names change them."""
 
-    host: str | None = option(None, optional(text()), "Address to listen on; `host` by default.")
+    host: str | None = option(None, optional(text()), "Address to listen on; by default the top-level `host`.")
     port: int | None = option(None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.")
     enabled: bool = option(True, switch(), "Open this port. `false` for `http` leaves TLS only.")
     tls: bool | None = option(
         None, optional(switch()), "Use TLS. On if `cert` or `certificates` is given, and for `https`."
     )
-    cert: str | None = option(None, optional(text()), "Certificate chain, a PEM file; `cert` by default.", live=True)
-    key: str | None = option(None, optional(text()), "Its private key, a PEM file.", live=True)
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain, a PEM file; by default the top-level `cert`.", live=True
+    )
+    key: str | None = option(None, optional(text()), "Private key of `cert`, a PEM file.", live=True)
     certificates: tuple[tuple[str, str], ...] = option(
         (),
         _pairs(),
@@ -221,10 +225,13 @@ class ListenerSettings:
         live=True,
     )
     client_ca: str | None = option(
-        None, optional(text()), "Authorities of client certificates, a PEM file; `client_ca` by default.", live=True
+        None,
+        optional(text()),
+        "Authorities of client certificates, a PEM file; by default the top-level `client_ca`.",
+        live=True,
     )
     client_crl: str | None = option(
-        None, optional(text()), "Their revocation lists, a PEM file; `tls.client_crl` by default.", live=True
+        None, optional(text()), "Revocation lists of `client_ca`, a PEM file; by default `tls.client_crl`.", live=True
     )
     client_certificate: str | None = option(
         None,
@@ -270,8 +277,8 @@ class ProxySettings:
     trusted: tuple[str, ...] = option(
         (),
         _networks(),
-        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`. The headers of others "
-        "are ignored.",
+        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`. Headers from other "
+        "addresses are ignored.",
         shown="none",
         live=True,
     )
@@ -279,7 +286,7 @@ class ProxySettings:
         "auto",
         choice("auto", "x-forwarded", "forwarded"),
         "Header fields of the proxies: `x-forwarded` for `X-Forwarded-For` and related ones, `forwarded` for "
-        "`Forwarded`. `auto`: either; when a request has both and they differ, it is refused.",
+        "`Forwarded`. `auto`: either one; a request in which both occur and differ is refused.",
         live=True,
     )
     header_s: float = option(5.0, number(0, above=True), "Time limit of the header of the PROXY protocol, in seconds.")
@@ -292,7 +299,8 @@ class DrainSettings:
     delay_s: float = option(
         0.0,
         number(0),
-        "Seconds in which the server still serves while `/readyz` answers 503, for load balancers.",
+        "Seconds at the start of a shutdown in which the server still serves, while `/readyz` answers 503 so that load "
+        "balancers select other servers.",
     )
     window_s: float | None = option(
         None,
@@ -398,8 +406,10 @@ class AdminSettings:
         shown="9356, or a free one when that is taken",
     )
     tls: bool | None = option(None, optional(switch()), "Use TLS. On if `admin.cert` is given.", shown="`false`")
-    cert: str | None = option(None, optional(text()), "Certificate chain, a PEM file; `cert` by default.", live=True)
-    key: str | None = option(None, optional(text()), "Its private key, a PEM file.", live=True)
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain, a PEM file; by default the top-level `cert`.", live=True
+    )
+    key: str | None = option(None, optional(text()), "Private key of `admin.cert`, a PEM file.", live=True)
     client_ca: str | None = option(
         None,
         optional(text()),
@@ -413,12 +423,14 @@ class AdminSettings:
 class LastValueSettings:
     """Limits of the last values of each hub (help: last-value)."""
 
-    max_values: int = option(100_000, whole(0), "Last values of a hub; further ones are not kept, and counted.")
+    max_values: int = option(
+        100_000, whole(0), "Number of last values of a hub; further ones are counted, but not kept."
+    )
     max_bytes: int = option(64 << 20, size(), "Memory of the last values of a hub.", shown="`64MiB`")
     sync_s: float = option(
         1.0,
         number(0.01, 3600),
-        "Seconds from a change to its commit, for hubs with `persist`. A crash may lose as much.",
+        "Seconds from a change to its commit, for hubs with `persist`. A crash can lose the changes of this time.",
     )
 
 
@@ -442,10 +454,11 @@ class AuthSettings:
     certificate_user: str | None = option(
         None,
         optional(text()),
-        "User of a client certificate: `{cn}`, `{dns}`, `{email}`, …. For clients without other credentials.",
+        "Template of the user name of a client certificate: `{cn}`, `{dns}`, `{email}`, …. Used for clients without "
+        "other credentials.",
     )
     certificate_groups: str | None = option(
-        None, optional(text()), "The user's groups from the certificate, comma-separated: `{ou}`."
+        None, optional(text()), "Template of the groups of a client certificate, comma-separated: `{ou}`."
     )
     jwt_key: str | None = option(
         None,
@@ -482,8 +495,8 @@ class RestartSettings:
     socket: str = option(
         "",
         text(),
-        "Unix socket for `smqrt restart` and for a new process with `--take-over`, for the user of the server only. "
-        "When not given: only SIGUSR2 restarts the server.",
+        "Unix socket for `smqrt restart` and for a new process with `--take-over`. Only the user of the server can "
+        "connect. When not given: only SIGUSR2 restarts the server.",
     )
     load_s: float = option(
         60.0,
@@ -494,7 +507,7 @@ class RestartSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Clusters with other nodes (help: cluster)."""
+    """Clusters of hubs over several processes (help: cluster)."""
 
     listen: str = option(
         "", text(), "Address and port for links of other nodes: `0.0.0.0:1900`. When not given: no port is opened."
@@ -512,11 +525,11 @@ class ClusterSettings:
     ca: str | None = option(
         None,
         optional(path()),
-        "Authority of the certificates of nodes, a PEM file. With it links use TLS, and both sides need a certificate "
-        "of it. It must sign for nodes only. For NATS: the authority of its servers.",
+        "Authority of the certificates of nodes, a PEM file. If it is set, links use TLS, and both nodes need a "
+        "certificate from it. It must sign certificates of nodes only. For NATS: the authority of its servers.",
     )
     cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
-    key: str | None = option(None, optional(path()), "Its private key. When not given: in the same file.")
+    key: str | None = option(None, optional(path()), "Private key of `cluster.cert`; by default in the same file.")
     credentials: str | None = option(None, optional(path()), "File with a user's credentials for NATS (`.creds`).")
     node: int = option(
         0, whole(0, 1023), "Fixed number of this node; its workers have the next numbers. 0: a random one."
@@ -528,10 +541,10 @@ class ClusterSettings:
         "and name.",
     )
     directory: str | None = option(
-        None, optional(path()), "Join all processes of this machine that have this folder, without a network."
+        None, optional(path()), "Join all processes of this machine that set the same folder, without a network."
     )
     ping_s: float = option(1.0, number(0.05, 3600), "Seconds between pings of another node.")
-    silence_s: float = option(5.0, number(0.2, 3600), "Seconds without data from a node after which it is lost.")
+    silence_s: float = option(5.0, number(0.2, 3600), "Seconds without data from a node after which it counts as lost.")
     queue_bytes: int = option(
         16 << 20, size(1 << 18), "Limit of the send queue of a node; beyond, its link is reset.", shown="`16MiB`"
     )
@@ -557,7 +570,9 @@ class Settings:
     host: str = option("127.0.0.1", text(), "Address to listen on; 0.0.0.0 or :: for every interface.")
     port: int = option(9357, whole(0, 0xFFFF), "Port for HTTP, WebSocket and raw SMQ; 0 picks a free one.")
     tls_port: int | None = option(
-        None, optional(whole(0, 0xFFFF)), "Port for the same over TLS; 0 picks a free one. Off when not given."
+        None,
+        optional(whole(0, 0xFFFF)),
+        "Port for HTTP, WebSocket and raw SMQ over TLS; 0 picks a free one. Off when not given.",
     )
     cert: str | None = option(
         None,
@@ -626,7 +641,7 @@ class Settings:
     connections_per_address: int = option(
         2000,
         whole(0),
-        "Connections of one IP address; beyond, 503. 0: no limit. Addresses of this machine have no limit. "
+        "Connections of one IP address; beyond, 503. 0: no limit. Connections from this machine have no limit. "
         "Raise it if all clients connect through one proxy on another machine.",
         live=True,
     )
@@ -639,7 +654,7 @@ class Settings:
     json_values: int = option(
         262_144,
         whole(1),
-        "Values of a JSON document for `ba.json.decode`; one object may have a quarter of it. "
+        "Values of a JSON document for `ba.json.decode`; one object may have a quarter of this number. "
         "Larger documents block the server for longer: 50 ms for half a million values.",
     )
     drain_s: float = option(
@@ -674,10 +689,10 @@ class Settings:
     restart: RestartSettings = group(
         RestartSettings, "Hot restart: a new process takes over sockets and sessions (help: hot-restart)."
     )
-    lua: LuaSettings = group(LuaSettings, "The Lua of applications.")
+    lua: LuaSettings = group(LuaSettings, "The Lua interpreter of applications.")
     pages: PageSettings = group(PageSettings, "The server's own pages, beside those of applications.")
     auth: AuthSettings = group(AuthSettings, "Authentication and permissions of clients of hubs.")
-    cluster: ClusterSettings = group(ClusterSettings, "Hubs that form a cluster with those of other processes.")
+    cluster: ClusterSettings = group(ClusterSettings, "Clusters of hubs over several processes (help: cluster).")
     last_value: LastValueSettings = group(
         LastValueSettings, "Limits of the last values that topics with `last_value` keep."
     )
