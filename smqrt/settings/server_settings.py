@@ -144,9 +144,7 @@ class TlsSettings:
     )
     acme_contact: str = option("", text(), "Mail address for messages from the certificate authority.")
     acme_directory: str = option(
-        LETS_ENCRYPT,
-        _directory(),
-        "URL of the ACME directory of the certificate authority; Let's Encrypt by default.",
+        LETS_ENCRYPT, _directory(), "URL of the ACME directory of the certificate authority; Let's Encrypt by default."
     )
     acme_challenge: str | None = option(
         None,
@@ -193,11 +191,7 @@ class TlsSettings:
     )
     handshake_s: float = option(5.0, number(0, above=True), "Time limit of a TLS handshake, in seconds.", live=True)
     key_password: str | None = option(
-        None,
-        optional(text()),
-        "Password of the encrypted private keys of all listeners.",
-        live=True,
-        secret=True,
+        None, optional(text()), "Password of the encrypted private keys of all listeners.", live=True, secret=True
     )
 
 
@@ -356,10 +350,7 @@ class LogSettings:
         shown="`warning` for text, `info` for JSON",
     )
     levels: str = option(
-        "",
-        _logger_levels(),
-        "Levels of single loggers: `smqrt.close=warning,smqrt.lua=debug`.",
-        live=True,
+        "", _logger_levels(), "Levels of single loggers: `smqrt.close=warning,smqrt.lua=debug`.", live=True
     )
     format: str = option(
         "text", choice("text", "json"), "Format of the lines: plain text, or a JSON object in each line."
@@ -400,10 +391,7 @@ class AdminSettings:
         "Address to listen on. An address that other machines reach needs `auth.users`, for logins, and TLS.",
     )
     port: int | None = option(
-        None,
-        optional(whole(0, 0xFFFF)),
-        "Port; 0 picks a free one.",
-        shown="9356, or a free one when that is taken",
+        None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.", shown="9356, or a free one when that is taken"
     )
     tls: bool | None = option(None, optional(switch()), "Use TLS. On if `admin.cert` is given.", shown="`false`")
     cert: str | None = option(
@@ -447,9 +435,7 @@ class AuthSettings:
         "File with the access control list: which users may read, write, observe and create which topics.",
     )
     anonymous: bool = option(
-        False,
-        switch(),
-        "Accept clients without credentials; the access control list calls them `anonymous`.",
+        False, switch(), "Accept clients without credentials; the access control list calls them `anonymous`."
     )
     certificate_user: str | None = option(
         None,
@@ -589,9 +575,7 @@ class Settings:
         "`~/.config/smqrt/tpm.key` by default.",
     )
     workers: int = option(
-        1,
-        _workers(),
-        "Number of processes that share the ports; `auto` (or 0): one for each core (help: workers).",
+        1, _workers(), "Number of processes that share the ports; `auto` (or 0): one for each core (help: workers)."
     )
     hosts: str = option(
         "",
@@ -628,15 +612,10 @@ class Settings:
     pipelines: bool = option(False, switch(), "Run the pipelines of applications, in one process for each application.")
     commit_mib: int = option(4, whole(1), "Limit of a commit of a pipeline over HTTP, in MiB.")
     bodies_mib: int = option(
-        128,
-        whole(1),
-        "Memory of all request bodies that are read as a whole, in MiB; beyond, 503.",
+        128, whole(1), "Memory of all request bodies that are read as a whole, in MiB; beyond, 503."
     )
     max_connections: int = option(
-        0,
-        whole(0),
-        "Limit of open connections; beyond, 503. 0: the limit of open files, less 128.",
-        live=True,
+        0, whole(0), "Limit of open connections; beyond, 503. 0: the limit of open files, less 128.", live=True
     )
     connections_per_address: int = option(
         2000,
@@ -664,9 +643,7 @@ class Settings:
         live=True,
     )
     lua_loop_s: float = option(
-        10.0,
-        number(0),
-        "Seconds that Lua may compute without yielding; then it gets an error. 0: no limit.",
+        10.0, number(0), "Seconds that Lua may compute without yielding; then it gets an error. 0: no limit."
     )
     limits: LimitSettings = group(LimitSettings, "Limits on what clients may use; see [limits](limits.md).")
     topics: Mapping[str, TopicSettings] = tables(
