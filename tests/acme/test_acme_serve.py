@@ -97,7 +97,7 @@ def test_names_that_cannot_be_verified(site: Site, authority: AcmeAuthority) -> 
     authority.http_port = 1  # as when port 80 leads elsewhere
     served = site.start()
     served.wait_for(
-        r"could not verify example.com: ConnectionRefusedError.* \(http-01\). Port 80 of the name must lead"
+        r"could not verify example.com: ConnectionRefusedError.* \(http-01\). Port 80 of the name must be forwarded"
     )
     served.process.send_signal(signal.SIGHUP)
     site.wait_ordered()  # by the other kind of challenge
