@@ -314,6 +314,34 @@ def test_the_manual_lists_the_former_names() -> None:
     assert re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", page, re.MULTILINE) == rows
 
 
+@pytest.mark.parametrize(("former", "present"), FORMER_NAMES.items(), ids=map(".".join, FORMER_NAMES))
+def test_the_schema_marks_a_former_name_as_deprecated(former: SettingPath, present: SettingPath) -> None:
+    found = schema(Settings, FORMER_NAMES)
+    Draft202012Validator.check_schema(found)
+    about, replaced = ({"properties": found["properties"]} for _ in range(2))
+    for name in former:
+        about = about["properties"][name]  # type: ignore[index, assignment]
+    for name in present:
+        replaced = replaced["properties"][name]  # type: ignore[index, assignment]
+    assert about["deprecated"] is True
+    assert f"`{'.'.join(present)}`" in str(about["description"])
+    assert "default" not in about
+    assert "deprecated" not in replaced
+    good, bad = ("keys" if former == ("key_file",) else 12), -1
+    for value, is_right in ((good, True), (bad, False)):
+        document: object = value
+        for name in reversed(former):
+            document = {name: document}
+        assert Draft202012Validator(found).is_valid(document) is is_right
+        assert not Draft202012Validator(schema(Settings)).is_valid(document)
+
+
+def test_the_command_prints_former_names_in_the_schema(tmp_path: Path) -> None:
+    found = json.loads(config("schema", folder=tmp_path).stdout)
+    assert found == json.loads(json.dumps(schema(Settings, FORMER_NAMES)))
+    assert found["properties"]["drain"]["properties"]["most_s"]["deprecated"] is True
+
+
 def test_a_command_takes_a_former_flag() -> None:
     context = serve.make_context("serve", ["--drain-most-s", "7"])
     assert sources_of(context.params)[0].read().settings.drain.timeout_s == 7

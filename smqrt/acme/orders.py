@@ -267,7 +267,7 @@ class _OrderClient:
             main = ": ".join(str(one) for one in (error.code or error.typ, error.detail) if one)
             details = [f"{one.identifier.value}: {one.detail}" for one in error.subproblems or () if one.identifier]
             remedy = _REMEDIES.get(error.code or "", _CHECK_SETTINGS)
-            return f"{directory} refuses: {_line('; '.join([main, *details]))}. {remedy}"
+            return f"{directory} rejected the request: {_line('; '.join([main, *details]))}. {remedy}"
         if isinstance(error, errors.TimeoutError):
             return f"{directory} did not finish within {ORDER_S:g} s. {_RETRIED}"
         if isinstance(error, RequestException):
@@ -280,7 +280,7 @@ class _OrderClient:
         # Some errors of the library have the HTTP response as their only argument.
         status = getattr(error.args[0] if error.args else None, "status_code", None)
         if status is not None:
-            return f"{directory} answers with status {status}. {_RETRIED}"
+            return f"{directory} responded with status {status}. {_RETRIED}"
         return f"{directory} violates RFC 8555: {type(error).__name__}: {_line(error)}. {_CHECK_SETTINGS}"
 
 
@@ -297,8 +297,8 @@ _REMEDIES = {
     "externalAccountRequired": "Check tls.acme_eab_id and tls.acme_eab_key.",
 }
 _REQUIREMENTS = {
-    HTTP_01: "Port 80 of the name must lead to this server's port for HTTP",
-    TLS_ALPN_01: "Port 443 of the name must lead to this server's port for TLS; no proxy may terminate TLS before it",
+    HTTP_01: "Port 80 of the name must be forwarded to this server's port for HTTP",
+    TLS_ALPN_01: "Port 443 of the name must be forwarded to this server's port for TLS; no proxy may terminate TLS",
     DNS_01: "The TXT record of _acme-challenge below the name must have reached all its name servers",
 }
 

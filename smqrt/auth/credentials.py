@@ -48,12 +48,12 @@ class TokenError(SmqrtError):
 
 
 class TokenKeys:
-    """Keys that verify tokens: of files, and of the address `auth.jwt_jwks`.
+    """Keys that verify tokens: from files, and from the URL `auth.jwt_jwks`.
 
     Args:
         settings: the settings group `auth`.
-        fetch: returns the document at an address.
-        changed: called when the first keys of the address are received, or keys were removed.
+        fetch: returns the document at a URL.
+        changed: called when the first keys of the URL are received, or keys were removed.
 
     Attributes:
         fault: the error of the last fetch; empty when it succeeded.
@@ -62,7 +62,7 @@ class TokenKeys:
     def __init__(self, settings: AuthSettings, fetch: FetchDocument, changed: Callable[[], object]) -> None:
         self._settings, self._fetch, self._changed = settings, fetch, changed
         self._of_files: list[VerifyKey] = []
-        self._of_address: list[VerifyKey] = []
+        self._of_url: list[VerifyKey] = []
         self.fault = ""
         self._fetched_s = float("-inf")
         self._fetching: gevent.Greenlet[..., None] | None = None
@@ -81,15 +81,16 @@ class TokenKeys:
         return found[:MAX_TRIED]
 
     def has(self, proof: str) -> bool:
-        """Return whether a key is still used; true for all until the keys of the address are fetched."""
-        is_open = bool(self._settings.jwt_jwks) and not self._of_address  # or a restart would end all logins
-        return is_open or any(key.proof == proof for key in (*self._of_files, *self._of_address))
+        """Return whether a key is still used; true for all until the keys of the URL are fetched."""
+        # Otherwise a restart would end all logins.
+        is_open = bool(self._settings.jwt_jwks) and not self._of_url
+        return is_open or any(key.proof == proof for key in (*self._of_files, *self._of_url))
 
     def _matching(self, header: Mapping[str, object]) -> list[VerifyKey]:
         algorithm, name = header.get("alg"), header.get("kid")
         allowed = [
             key
-            for key in (*self._of_files, *self._of_address)
+            for key in (*self._of_files, *self._of_url)
             if algorithm in key.algorithms and algorithm in self._settings.jwt_algorithms
         ]
         if not isinstance(name, str):
@@ -97,7 +98,7 @@ class TokenKeys:
         # A key without a name may verify a token with any key name.
         return [key for key in allowed if key.name == name] or [key for key in allowed if key.name is None]
 
-    # ---- the address
+    # ---- the keys of the URL
 
     def start(self) -> None:
         """Start to fetch the keys periodically."""
@@ -136,8 +137,8 @@ class TokenKeys:
         else:
             if self.fault:
                 log.warning("keys of tokens renewed from %s", url)
-            gone = {key.proof for key in self._of_address} - {key.proof for key in found}
-            is_first, self._of_address, self.fault = not self._of_address, found, ""
+            gone = {key.proof for key in self._of_url} - {key.proof for key in found}
+            is_first, self._of_url, self.fault = not self._of_url, found, ""
             if gone or is_first:  # `has` was true for all keys before the first fetch
                 self._changed()
         finally:
@@ -189,7 +190,7 @@ def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: 
             raise TokenError("it is malformed") from None
     listed = _claim(claims, settings.jwt_groups)
     words: Sequence[object] = ()
-    if isinstance(listed, str):  # with spaces or commas between, as in the claim `scope`
+    if isinstance(listed, str):  # separated by spaces or commas, as in the claim `scope`
         words = listed.replace(",", " ").split()
     elif isinstance(listed, list):
         words = listed
@@ -340,7 +341,7 @@ def identity_of_certificate(der: bytes, user: str, groups: str | None) -> Identi
     Args:
         der: the certificate.
         user: template of the user name, such as `{cn}`.
-        groups: template of the groups, with commas between; None for none.
+        groups: template of the groups, comma-separated; None for none.
 
     Raises:
         CertificateError: a field of the template is missing, or not valid as a user name.

@@ -383,11 +383,11 @@ def _line(number: int, text: str) -> Line:
         if action not in _ACTIONS:
             near = difflib.get_close_matches(action[:64], _ACTIONS, 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ArgumentError(f"{action!r} is not an action; {hint}Use {', '.join(_ACTIONS)}, with commas between")
+            raise ArgumentError(f"{action!r} is not an action; {hint}Use {', '.join(_ACTIONS)}, separated by commas")
         found |= _ACTIONS[action]
     names = frozenset(who.split(","))
     if "" in names or "@" in names:
-        raise ArgumentError(f"{who!r} must be users, groups (@name), anonymous or *, with commas between, no spaces")
+        raise ArgumentError(f"{who!r} must be users, groups (@name), anonymous or *, separated by commas, no spaces")
     encoded = pattern.encode("utf-8", "surrogateescape")
     shown = repr(encoded.decode("utf-8", "replace"))
     levels = encoded.split(b"/")

@@ -276,7 +276,7 @@ class IdentityService:
         user = self._users.get(name)
         password_hash = user.password_hash if user else None
         is_known = user is not None and self._passwords.is_cached(name, user.password_hash, password)
-        # The same password in several connections, as after a restart of the server, is one guess.
+        # The same password on several connections, as after a restart of the server, is one guess.
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
         if is_guess and not self.throttle.take(credentials.address, name):
             raise LoginRefused(LoginFailure.THROTTLED)

@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 _MAX_ENTRIES = 8192  # addresses and names, about 200 bytes each; the least recently used one is removed
 _MAX_NAME = 64  # characters; a longer name is replaced by its hash
-_SITE_BITS = 64  # of an IPv6 address: a site has all addresses below
+_SITE_BITS = 64  # of an IPv6 address: a site usually has all addresses with such a prefix
 _ANYWHERE = "*"  # instead of an address: all addresses
 
 
@@ -50,8 +50,8 @@ class Throttle:
     """Counts the guesses of each address.
 
     An attempt takes one guess of its address, and one of its name at that address, before the password is checked. A
-    login that succeeds returns both, so that right passwords are never throttled. A name that has logged in from an
-    address before takes no guess of the address, so that clients behind the same proxy can't block it.
+    login that succeeds gives both back, so that correct passwords are never throttled. A name that has logged in from
+    an address before takes no guess of the address, so that clients behind the same proxy can't block it.
 
     Args:
         now: returns the time in seconds.
@@ -107,14 +107,14 @@ class Throttle:
         self._count(site, None).failures += 1
 
     def succeeded(self, address: str, name: str) -> None:
-        """Return the guesses of an attempt that succeeded, and reset the failures of its name."""
+        """Give back the guesses of an attempt that succeeded, and reset the failures of its name."""
         if self.failures(address):
             self._share(address, name, is_right=True)
         self._succeed(site_of(address), _short_name(name))
 
     def _succeed(self, site: str, name: str) -> None:
         self._counts.pop((site, name), None)
-        self._return_guess(site, name)
+        self._give_back(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
@@ -133,12 +133,12 @@ class Throttle:
             self._fail(site, name)
 
     def returned(self, address: str, name: str) -> None:
-        """Return the guesses of an attempt whose password was not checked."""
+        """Give back the guesses of an attempt whose password was not checked."""
         site, name = site_of(address), _short_name(name)
         self._count(site, name).left += 1
-        self._return_guess(site, name)
+        self._give_back(site, name)
 
-    def _return_guess(self, site: str, name: str) -> None:
+    def _give_back(self, site: str, name: str) -> None:
         if (site, name) not in self._known:
             self._count(site, None).left += 1  # `_count` limits it
             if self._anywhere is not None:

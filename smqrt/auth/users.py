@@ -80,7 +80,7 @@ def parse(text: str, file: str) -> dict[str, User]:
 
 
 def groups_of(text: str) -> tuple[str, ...]:
-    """Return the groups in a text with commas between.
+    """Return the groups in a comma-separated text.
 
     Raises:
         ArgumentError: an invalid group name, or too many groups.
@@ -92,7 +92,7 @@ def groups_of(text: str) -> tuple[str, ...]:
         if fault := name_fault(group, shown):
             raise ArgumentError(fault)
     if len(groups) > MAX_GROUPS:
-        raise ArgumentError(f"a user may be in {MAX_GROUPS} groups, not {len(groups)}")
+        raise ArgumentError(f"a user may be in at most {MAX_GROUPS} groups, not {len(groups)}")
     return groups
 
 
@@ -213,10 +213,10 @@ Users = Mapping[str, User]
 MAX_PARALLEL = 2
 """Hashes computed at a time. A hash takes 64 MiB and, with four lanes, up to four cores for about 50 ms."""
 MAX_WAITING = 64
-"""Checks of all clients that wait. On one core the last one waits about as long as the time limit of Connect (4 s)."""
+"""Waiting checks of all clients. On one core the last one waits about as long as the time limit of Connect (4 s)."""
 MAX_WAITING_OF_ADDRESS = 32
 MAX_REMEMBERED = 20_000
-"""Right passwords in the cache; the least recently used one is removed."""
+"""Correct passwords in the cache; the least recently used one is removed."""
 MEMORY_KIB, ROUNDS, LANES = 65536, 3, 4  # RFC 9106 §4, the second recommended option
 MAX_PASSWORD_BYTES = 4096
 
@@ -236,8 +236,8 @@ class _PendingCheck:
 class Passwords:
     """Checks passwords.
 
-    A right password is cached as a keyed hash; the key exists only in this process. Clients that reconnect then need no
-    argon2 hash, and a thousand clients of one user need one. A wrong password is never cached, so that every guess
+    A correct password is cached as a keyed hash; the key exists only in this process. Clients that reconnect then need
+    no argon2 hash, and a thousand clients of one user need one. A wrong password is never cached, so that every guess
     takes the same time.
 
     Args:
@@ -261,7 +261,7 @@ class Passwords:
         return len(self._pending)
 
     def is_cached(self, name: str, password_hash: str, password: bytes) -> bool:
-        """Return whether the password is in the cache of right passwords; computes no argon2 hash."""
+        """Return whether the password is in the cache of correct passwords; computes no argon2 hash."""
         return self._mark(name, password_hash, password) in self._right
 
     def verify(
@@ -272,7 +272,7 @@ class Passwords:
         address: str = "",
         is_connected: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Return whether a password has the hash; blocks this greenlet.
+        """Return whether a password matches the hash; blocks this greenlet.
 
         Args:
             name: the user name.
@@ -357,7 +357,7 @@ def new_hash(password: bytes, memory_kib: int = MEMORY_KIB) -> str:
 
 
 def verify_now(password_hash: str, password: bytes) -> bool:
-    """Return whether a password has the hash. Takes about 50 ms in the calling thread."""
+    """Return whether a password matches the hash. Takes about 50 ms in the calling thread."""
     try:
         return bool(_HASHER.verify(password_hash, password))
     except VerifyMismatchError:

@@ -13,7 +13,7 @@ from smqrt.printable import json_line, printable
 from smqrt.server.configuration import check_startable
 from smqrt.settings.option_types import schema as schema_of
 from smqrt.settings.server_settings import Settings
-from smqrt.settings.sources import DEFAULT, Sources, rows, settings_file
+from smqrt.settings.sources import DEFAULT, FORMER_NAMES, Sources, rows, settings_file
 
 
 @click.group()
@@ -64,5 +64,8 @@ def check(file: Path | None) -> None:
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of smqrt.toml, for completion in editors."""
-    click.echo(json.dumps(schema_of(Settings), indent=2))
+    """Print the JSON Schema of smqrt.toml, for completion in editors.
+
+    Former names of settings are marked as deprecated, with the name that replaces them.
+    """
+    click.echo(json.dumps(schema_of(Settings, FORMER_NAMES), indent=2))

@@ -271,7 +271,7 @@ def init(name: str, paths: PipelineLocations) -> None:
     from smqrt.pipeline import testing
 
     for path in testing.make_pipeline(paths.pipelines, name):
-        click.echo(f"Made {path}")
+        click.echo(f"Created {path}")
     where = "" if paths.app == Path.cwd() else f" --app {paths.app}"
     click.echo(f"Try it with: smqrt pipeline test{where}; run it with: smqrt pipeline run {name}{where}")
 
@@ -403,9 +403,11 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
         while where := _where(paths, name):
             if time.monotonic() > deadline:
                 there = (
-                    f"as process {where}; kill -9 {where}" if isinstance(where, int) else f"on {where}; kill -9 there"
+                    f"as process {where}; use kill -9 {where}"
+                    if isinstance(where, int)
+                    else f"on {where}; use kill -9 there"
                 )
-                raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
+                raise PipelineError(f"{name} is still running {there}, which loses no data.")
             time.sleep(0.05)
         click.echo(f"{name} is stopped" if name in running else f"{name} was not running")
 

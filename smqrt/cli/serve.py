@@ -266,7 +266,7 @@ def _report_files(
 
 
 def _guard_outputs() -> _OutputLoss:
-    """Replace standard output and standard error by files that report when the program that reads them has exited."""
+    """Replace standard output and standard error with files that report when the program that reads them has exited."""
     output_loss = _OutputLoss()
     for fd, name in ((1, "stdout"), (2, "stderr")):
         original = getattr(sys, name)

@@ -124,7 +124,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
         """Whether a callback is the caller, and the callback that decides about the next connection runs after it."""
         return self._deciding.is_set() and self._callbacks.is_current
 
-    # ---- the end
+    # ---- closing
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Deliver the queued messages, send DISCONNECT, and wait until the connection has ended.

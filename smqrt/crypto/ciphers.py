@@ -29,7 +29,7 @@ DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 MAX_ROUNDS = 20_000_000
 """Maximum of PBKDF2 iterations times blocks of the key: about ten seconds of CPU time."""
 
-Breathe = Callable[[], object]
+YieldIfDue = Callable[[], object]
 """Called between pieces of work, so that other greenlets run."""
 
 
@@ -72,7 +72,7 @@ class Symmetric:
         self._aad = data
 
     def encrypt(
-        self, data: bytes, padded: bool = False, yield_if_due: Breathe = _no_pause
+        self, data: bytes, padded: bool = False, yield_if_due: YieldIfDue = _no_pause
     ) -> tuple[bytes, bytes | None]:
         """Encrypt a message. Return the ciphertext and the tag of 16 bytes, None for CBC.
 
@@ -99,7 +99,7 @@ class Symmetric:
         return sealed, context.tag
 
     def decrypt(
-        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: Breathe = _no_pause
+        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: YieldIfDue = _no_pause
     ) -> bytes:
         """Decrypt a message.
 
@@ -140,7 +140,7 @@ class Symmetric:
         except ValueError:
             raise CryptoError("failed", "the padding is wrong") from None
 
-    def _chained(self, direction: str, data: bytes, ends: bool, yield_if_due: Breathe) -> bytes:
+    def _chained(self, direction: str, data: bytes, ends: bool, yield_if_due: YieldIfDue) -> bytes:
         """Encrypt or decrypt in CBC, continuing the chain of this direction; `ends` ends the chain."""
         context = self._chains.pop(direction, None)  # put back only on success, so that an error ends the chain
         if context is None:
@@ -160,7 +160,7 @@ class Symmetric:
             raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
 
 
-def _update_in_pieces(context: CipherContext, data: bytes, yield_if_due: Breathe) -> bytes:
+def _update_in_pieces(context: CipherContext, data: bytes, yield_if_due: YieldIfDue) -> bytes:
     if len(data) <= PIECE_BYTES:
         return context.update(data)
     view, pieces = memoryview(data), []

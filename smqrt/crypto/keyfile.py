@@ -149,7 +149,7 @@ class KeyFile:
 
     def _read(self) -> _Content:
         if self.path.stat().st_mode & 0o077:
-            raise CryptoError("noaccess", f"other users may read the key file {self.path}: chmod 600 it, or remove it")
+            raise CryptoError("noaccess", f"other users may read the key file {self.path}; run: chmod 600 {self.path}")
         try:
             found = json.loads(self.path.read_bytes())
             unique, shared = (b64decode(found[name], validate=True) for name in ("unique", "global"))
@@ -157,7 +157,7 @@ class KeyFile:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CryptoError("ioerror", f"the key file {self.path} is damaged; restore or remove it") from None
         if min(len(content.unique), len(content.shared)) < SECRET_BYTES:
-            raise CryptoError("ioerror", f"a secret in the key file {self.path} has less than {SECRET_BYTES} bytes")
+            raise CryptoError("ioerror", f"a secret in the key file {self.path} has fewer than {SECRET_BYTES} bytes")
         return content
 
     def _write(self, content: _Content) -> None:

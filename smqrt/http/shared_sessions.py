@@ -133,7 +133,7 @@ class SharedSessions(RequestSessions):
         self._is_catching_up = True
         try:
             for _ in range(_BATCHES if self._is_loaded else _FIRST_BATCHES):
-                present = self._rows.living_if_missed()
+                present = self._rows.owners_if_missed()
                 if present is not None:
                     for session in [one for number, one in self._by_number.items() if number not in present]:
                         self._remove(session)

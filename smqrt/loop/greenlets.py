@@ -130,10 +130,10 @@ _OWN_REFERENCES = 2  # the local variable above, and the argument of getrefcount
 
 
 def _set_aside(hub: Hub, pooled: greenlet) -> None:
-    """Keep a greenlet that has other references; end the kept ones that have none any more.
+    """Keep a greenlet that has other references; end the kept ones that no longer have any.
 
-    To end a greenlet is a switch. It would otherwise happen where the last reference is removed, for example in the
-    garbage collector during a call from Lua.
+    Ending a greenlet switches to it. Otherwise this would happen where the last reference is removed, for example in
+    the garbage collector during a call from Lua.
     """
     aside: list[greenlet] = getattr(hub, _REFERENCED, [])
     setattr(hub, _REFERENCED, aside)
@@ -171,12 +171,12 @@ def _run_jobs(job: Job | None) -> None:
         job = None  # keeps neither the function nor its arguments alive while idle
         try:
             job = hub.switch()
-        except BaseException as error:  # thrown by something that an earlier job left behind
+        except BaseException as error:  # thrown by an object that an earlier job left open, such as a Timeout
             me = getcurrent()
             if me in idle:
                 idle.remove(me)
             if not isinstance(error, GreenletExit):
-                log.error("%s left something behind that raised %r after its end: close it, use `with`", name, error)
+                log.error("%s has ended, and an object that it left open raised %r: close it, use `with`", name, error)
             return
 
 

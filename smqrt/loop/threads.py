@@ -257,7 +257,7 @@ def _run_jobs(jobs: SimpleQueue[_Job], done: deque[_Job | None], wake: Any) -> N
 
 THREADS = 4  # the maximum for one disk
 MAX_WAITING = 1000  # the maximum number of jobs of one disk that are not begun
-PATIENCE_S = 60.0
+JOB_TIMEOUT_S = 60.0
 """The timeout of a job, from its submission. A network disk that lost its server recovers within a minute, or not at
 all."""
 DISK_IDLE_S = 5.0  # a thread ends after this time without work
@@ -265,7 +265,7 @@ _RETURNS = "smqrt_disk_returns"  # the attribute of the hub
 
 
 class DiskJob(TimedDeferred[Any]):
-    """A call in a thread: resolved with its value, rejected with its error or, after `PATIENCE_S`, `TimeoutError`.
+    """A call in a thread: resolved with its value, rejected with its error or, after `JOB_TIMEOUT_S`, `TimeoutError`.
 
     Args:
         function: called with `args` in a thread.
@@ -280,7 +280,7 @@ class DiskJob(TimedDeferred[Any]):
     __slots__ = ("after", "args", "discard", "function", "must_run", "outcome")
 
     def __init__(self, function: Callable[..., Any], *args: object, must_run: bool = False) -> None:
-        super().__init__(PATIENCE_S)
+        super().__init__(JOB_TIMEOUT_S)
         self.function, self.args, self.must_run = function, args, must_run
         self.outcome: tuple[Any, BaseException | None] = None, None
         self.after: Callable[[], object] | None = None
@@ -375,13 +375,13 @@ class DiskThreads:
             if not is_full:
                 self._waiting += 1
                 self._jobs.put((job, _Returns.of_this_hub()))
-                is_short = self._waiting > self._idle and self._threads < THREADS
-                self._threads += is_short
+                needs_thread = self._waiting > self._idle and self._threads < THREADS
+                self._threads += needs_thread
         if is_full:
             DISK_JOBS.refused(f"a file operation on the disk {self._name}")
             job.outcome = None, TimeoutError("too many operations wait for this disk")
             job.finish()
-        elif is_short:
+        elif needs_thread:
             start_thread(self._run_jobs, ())
         return job
 
@@ -390,7 +390,7 @@ class DiskThreads:
 
         Raises:
             Exception: the error of the function.
-            TimeoutError: after `PATIENCE_S`, or when too many jobs wait.
+            TimeoutError: after `JOB_TIMEOUT_S`, or when too many jobs wait.
         """
         job = self.submit(DiskJob(function, *args))
         hub = get_hub()

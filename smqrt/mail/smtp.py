@@ -238,7 +238,7 @@ def _line(name: str, value: str) -> str:
     if len(value) > MAX_FIELD_CHARS:
         raise StreamError("toomuchdata", f"{name}: at most {MAX_FIELD_CHARS} characters")
     if not value.isprintable():
-        raise StreamError("failed", f"{name}: no line ends and control characters here")
+        raise StreamError("failed", f"{name}: must not contain line ends or control characters")
     return value
 
 
@@ -312,7 +312,7 @@ class _Unsent:
         """Context manager: count a mail. Raises StreamError when the limit is reached."""
         # A single mail may exceed the limit of bytes.
         if self._count >= MAX_UNSENT or self._count and self._bytes + size_bytes > MAX_UNSENT_BYTES:
-            raise StreamError("failed", f"{self._count} mails wait already, with {self._bytes >> 10} KiB")
+            raise StreamError("failed", f"limit reached: {self._count} mails wait, with {self._bytes >> 10} KiB")
         self._count, self._bytes = self._count + 1, self._bytes + size_bytes
         try:
             yield

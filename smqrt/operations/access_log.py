@@ -154,7 +154,7 @@ class AccessLog:
                 lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH_LINES))]
                 discarded, self._discarded = self._discarded, 0
                 if discarded:
-                    lines.append(self._line(iso(time()), {"detail": f"{discarded} lines were left out"}))
+                    lines.append(self._line(iso(time()), {"detail": f"{discarded} lines were discarded"}))
                 data = "".join(lines).encode("utf-8", "backslashreplace")
                 error: Exception | None
                 try:

@@ -305,8 +305,11 @@ def limits(answers: Answers, arguments: Arguments) -> object:
 def peers(answers: Answers, arguments: Arguments) -> object:
     """Return a page of the clients of all workers. Their order is total, because hub numbers contain the worker."""
     sort = arguments.get("sort", "")
-    by_size: dict[str, Callable[[Any], Any]] = {"newest": lambda row: -row["connected_s"]}
-    key = by_size.get(sort, lambda row: row[sort]) if sort else lambda row: (-row["hub"], -row["etid"])
+    keys: dict[str, Callable[[Any], Any]] = {
+        "": lambda row: (-row["hub"], -row["etid"]),
+        "newest": lambda row: -row["connected_s"],
+    }
+    key = keys.get(sort, lambda row: row[sort])
     return _page(answers, arguments, key, lambda row: str(row["id"]), is_last=bool(sort))
 
 
@@ -575,11 +578,11 @@ def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Respons
 # ---- Answers to another worker
 
 
-def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:
+def serve_other_workers(rpc_server: WorkerRpcServer, parts: Parts) -> None:
     """Answer requests of the worker with the admin listener.
 
     Args:
-        desk: the RPC server of the worker.
+        rpc_server: the RPC server of the worker.
         parts: the parts of the worker.
     """
 
@@ -599,11 +602,14 @@ def serve_other_workers(desk: WorkerRpcServer, parts: Parts) -> None:
             log.info("a trace for another worker failed: %s", error)
         yield END
 
-    desk.answers["answers"] = answers
-    desk.answers["act"] = act
-    desk.answers["metrics"] = lambda question: {"do": "answer", "answer": b"".join(Metrics(parts).lines()).decode()}
-    desk.news["trace"] = trace
-    desk.news[LISTEN] = partial(serve_topic_listener, snapshots.broker_of)
+    rpc_server.answers["answers"] = answers
+    rpc_server.answers["act"] = act
+    rpc_server.answers["metrics"] = lambda question: {
+        "do": "answer",
+        "answer": b"".join(Metrics(parts).lines()).decode(),
+    }
+    rpc_server.news["trace"] = trace
+    rpc_server.news[LISTEN] = partial(serve_topic_listener, snapshots.broker_of)
 
 
 def _own_trace(question: Message) -> Events | None:

@@ -232,6 +232,6 @@ class Parts:
         self.log.start()
 
     def stop(self) -> None:
-        """Stop both. A second call does nothing."""
+        """Stop measuring and keeping. A second call does nothing."""
         self.lag.stop()
         self.log.stop()

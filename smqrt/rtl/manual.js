@@ -1,15 +1,15 @@
-// The manual: search, copy buttons, the contents list. No page needs it: without scripts, pages read the same.
+// The manual: search, copy buttons, the contents list. Without scripts, the pages have the same text.
 "use strict";
 (() => {
-    const TITLE = 8, PART = 0.5, HEADING = 5, WHOLE_WORD = 2, MOST_OCCURRENCES = 4; // as in smqrt/manual/pages.py
-    const MOST_RESULTS = 40, MOST_OF_A_PAGE = 3, SNIPPET = 160;
+    const TITLE = 8, PART = 0.5, HEADING = 5, WHOLE_WORD = 2, MAX_OCCURRENCES = 4; // as in smqrt/manual/pages.py
+    const MAX_RESULTS = 40, MAX_RESULTS_PER_PAGE = 3, SNIPPET = 160;
     const WORD = "[\\p{L}\\p{N}]", WORD_OR_LINE = "[\\p{L}\\p{N}_]";
 
     const form = document.querySelector("form.search");
     const input = form.querySelector("input");
     const panel = form.querySelector(".results");
 
-    // ---- the index, loaded when it is first wanted
+    // ---- the index, loaded at the first search
 
     let loading = null;
 
@@ -36,7 +36,7 @@
         });
     }
 
-    // ---- which sections fit
+    // ---- sections that match a query
 
     function pattern(word, flags) {
         const escaped = word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
@@ -57,7 +57,7 @@
         for (const word of words) {
             const [inText, times] = points(word, section.lowerText);
             const own = HEADING * points(word, section.lowerHeading)[0]
-                + Math.min(times, MOST_OCCURRENCES) * inText / WHOLE_WORD;
+                + Math.min(times, MAX_OCCURRENCES) * inText / WHOLE_WORD;
             const all = own + (section.anchor ? PART : TITLE) * points(word, section.lowerPage)[0];
             if (!all) return 0;
             sum += all;
@@ -76,7 +76,7 @@
             .map(([, section]) => section)
             .filter(({name}) => {
                 ofPage.set(name, (ofPage.get(name) ?? 0) + 1);
-                return ofPage.get(name) <= MOST_OF_A_PAGE;
+                return ofPage.get(name) <= MAX_RESULTS_PER_PAGE;
             });
     }
 
@@ -129,7 +129,7 @@
         panel.hidden = !content.length;
     }
 
-    let asked = 0; // an answer for an older query is not shown
+    let asked = 0; // the number of the newest query; results of older ones are not shown
 
     async function search() {
         const query = input.value.trim(), number = ++asked;
@@ -138,11 +138,11 @@
         try {
             sections = await load();
         } catch {
-            return show([element("p", "soft", "The index of the search can't be loaded.")]);
+            return show([element("p", "soft", "The search index can't be loaded.")]);
         }
         if (number !== asked) return;
         const found = find(sections, query);
-        const shown = found.slice(0, MOST_RESULTS);
+        const shown = found.slice(0, MAX_RESULTS);
         const status = element("p", "soft", found.length ? `${found.length} places` : `Nothing found for “${query}”.`);
         if (found.length === 1) status.textContent = "1 place";
         if (found.length > shown.length) status.textContent += `, the first ${shown.length} are listed`;
@@ -240,7 +240,7 @@
         frame.append(block, button);
     }
 
-    // ---- what is wider than the screen can be scrolled with the keyboard
+    // ---- blocks that are wider than the screen can be scrolled with the keyboard
 
     const reachable = () => {
         for (const box of document.querySelectorAll("main pre, .wide")) {
@@ -251,7 +251,7 @@
     addEventListener("resize", reachable);
     reachable();
 
-    // ---- the list of pages: the current one is in sight
+    // ---- the list of pages, scrolled to the current page
 
     const list = document.getElementById("pages");
     const current = list?.querySelector("[aria-current]");
@@ -260,7 +260,7 @@
         if (offset > list.clientHeight - 60) list.scrollTop = offset - list.clientHeight / 2;
     }
 
-    // ---- the contents list: open where it has a column of its own, and shows where the reader is
+    // ---- the contents list: open when it has its own column; marks the current section
 
     const contents = document.querySelector("details.contents");
     const wide = matchMedia("(min-width: 75rem)");

@@ -1,18 +1,18 @@
 /* sha1(data): the SHA-1 digest of a string (as UTF-8) or an array of bytes, as 40 hexadecimal digits in lower case.
  *
- * Browsers offer crypto.subtle on https and localhost only; a login page on a plain http address needs this. FIPS 180-4.
+ * Browsers have crypto.subtle on https and localhost only, so a login page at an http address needs this (FIPS 180-4).
  *
  * A form with a button `ba_loginbut` and the hidden fields `ba_seed` and `ba_seedkey` sends its password hashed: the
  * SHA-1 of `ba_password` and the seed in decimal. With a field `ba_realm`, and /rtl/spark-md5.min.js loaded, the HA1 of
- * user, realm and password takes the password's place, for user databases that store that. The field itself is not
- * changed, only what is sent.
+ * user, realm and password replaces the password, for user databases that store it. The field itself does not change,
+ * only the form data.
  */
 "use strict";
 
 window.sha1 = (() => {
     const rotate = (word, bits) => word << bits | word >>> 32 - bits;
 
-    // for each twenty rounds: the function of three words, and the constant
+    // The function of three words, and the constant, of each twenty rounds.
     const STAGES = [
         [(b, c, d) => b & c | ~b & d, 0x5A827999],
         [(b, c, d) => b ^ c ^ d, 0x6ED9EBA1],
@@ -58,7 +58,7 @@ window.sha1 = (() => {
 (() => {
     const PASSWORD = "ba_password";
 
-    function hashed(value) { // `value` gives what a field of the form holds
+    function hashed(value) { // `value` returns the value of a field of the form
         const realm = value("ba_realm"), password = value(PASSWORD);
         const isHa1 = realm && window.SparkMD5;
         return sha1((isHa1 ? SparkMD5.hash(`${value("ba_username")}:${realm}:${password}`) : password) + value("ba_seed"));

@@ -5,12 +5,12 @@
  *     smq.subscribe("greeting", {datatype: "text", onmsg: (text, ptid) => console.log(text)});
  *     smq.publish("hello", "greeting");
  *
- * Commands may be given at any time; what needs a connection waits for one. After a reconnect topics are numbered, subscribed and
- * observed again before onreconnect comes, unless the option cleanstart is true. disconnect() first sends what was published, and its
- * promise tells whether the broker has it.
+ * All methods may be called at any time; messages and requests are queued while there is no connection. After a reconnect, topics
+ * are numbered, subscribed and observed again before onreconnect is called, unless the option cleanstart is true. disconnect()
+ * first sends the queued messages; its promise resolves to whether the broker has received them.
  *
- * Words: tid = topic id, etid = this client's private return address, ptid = the publisher's etid, subtid = sub-topic id
- * (0 = none).
+ * Terms: tid = topic id, etid = the id of this client, to which other clients can send, ptid = the publisher's etid,
+ * subtid = sub-topic id (0 = none).
  */
 "use strict";
 
@@ -21,11 +21,11 @@ window.SMQ = (() => {
     const MAX_PAYLOAD_BYTES = 0xFFF0, MIN_UID_BYTES = 6, MAX_COUNTED_BYTES = 255, MIN_RETRY_MS = 1000;
     const MAX_HELD_MESSAGES = 10000, MAX_WAITING_BYTES = 16 * 1024 * 1024, MAX_PACKET_BYTES = 0xFFFF;
     const DEFAULT_TIMEOUT_MS = 10000, MAX_TIMER_MS = 0x7FFFFFFF; // a longer timer fires at once
-    const MAX_ANSWERS_BYTES = 65536; // of Pongs that wait for a broker which pings and does not read
+    const MAX_PONGS_BYTES = 65536; // of queued Pongs, for a broker that pings without reading
     const REFUSALS = ["", "protocol version not supported", "server unavailable", "incorrect credentials",
         "client certificate required", "client certificate not accepted", "access denied"];
     const SERVER_UNAVAILABLE = 2;
-    const RESTART = "sysshutdown"; // the text with which a server says goodbye that will be back
+    const RESTART = "sysshutdown"; // the text of Disconnect at a shutdown; the server may start again
 
     // ---- bytes and text
 
@@ -40,7 +40,7 @@ window.SMQ = (() => {
 
     const toBytes = data => typeof data === "string" ? utf8.encode(data) : Uint8Array.from(data);
 
-    function packet(type, ...parts) { // a number is a u32, anything else text or bytes
+    function packet(type, ...parts) { // a number becomes four bytes; other parts are text or bytes
         const chunks = parts.map(part => {
             if (typeof part !== "number") return toBytes(part);
             return [part >>> 24, part >>> 16 & 255, part >>> 8 & 255, part & 255];
@@ -60,7 +60,7 @@ window.SMQ = (() => {
         return [bytes.length, ...bytes];
     };
 
-    function call(fn, ...args) { // an error of the application's must not stop the client
+    function call(fn, ...args) { // an error of the application must not stop the client
         try {
             return fn ? fn(...args) : undefined;
         } catch (error) {
@@ -78,7 +78,7 @@ window.SMQ = (() => {
             this.numbers = new Map();
             this.names = new Map();
         }
-        add(name, number) { // tells whether it is news
+        add(name, number) { // returns whether the number is new
             const known = this.numbers.get(name) === number;
             this.numbers.set(name, number);
             this.names.set(number, name);
@@ -102,16 +102,16 @@ window.SMQ = (() => {
         opt = opt || {};
         const self = {onauth: null, onconnect: null, onreconnect: null, onclose: null, onmsg: null};
         const topics = new Names(), subtopics = new Names();
-        const subscriptions = new Map(); // topic -> Map(subtopic, null for all others -> {onmsg, datatype})
+        const subscriptions = new Map(); // topic -> Map(subtopic, or null for all others -> {onmsg, datatype})
         const observers = new Map();     // topic or etid -> function
-        let requests = [];               // asked, or to be asked, and not answered: {kind, name, done, restores}
-        let held = [];                   // messages that wait for a connection or for numbers
+        let requests = [];               // sent or queued, not yet acknowledged: {kind, name, done, restores}
+        let held = [];                   // messages that wait for a connection, or for the numbers of their names
         let heldBytes = 0;
         let sock = null, etid = 0, seed = 0, address = "", uid = opt.uid;
         let connectedBefore = false, restoring = false, retryTimer = 0, openTimer = 0;
-        let unconfirmed = 0;             // messages sent that the broker is not known to have
-        let parting = null;              // since disconnect(): {promise, resolve, timer, pinged}
-        let ended = false;               // for good: nothing can be sent any more
+        let unconfirmed = 0;             // sent messages that the broker has not confirmed
+        let closing = null;              // after disconnect(): {promise, resolve, timer, pinged}
+        let ended = false;               // ended permanently: nothing can be sent
         const timeoutMs = opt.timeout > 0 ? Math.min(opt.timeout, MAX_TIMER_MS) : DEFAULT_TIMEOUT_MS;
 
         if (uid && (toBytes(uid).length < MIN_UID_BYTES || toBytes(uid).length > MAX_COUNTED_BYTES)) {
@@ -151,14 +151,14 @@ window.SMQ = (() => {
             forget();
             if (ws) ws.close();
             if (ended) return;
-            const ms = parting ? held.length && canReconnect && MIN_RETRY_MS : call(self.onclose, message, canReconnect);
+            const ms = closing ? held.length && canReconnect && MIN_RETRY_MS : call(self.onclose, message, canReconnect);
             if (ended || sock) return; // onclose has called disconnect()
             if (typeof ms === "number" && ms > 0) {
                 retryTimer = setTimeout(open, Math.min(MAX_TIMER_MS, Math.max(MIN_RETRY_MS, ms * (0.75 + Math.random() / 2))));
             } else end(message);
         }
 
-        function end(why) { // for good: who waits for an answer gets one
+        function end(why) { // permanently; open requests are denied
             const [unsent, unanswered] = [held.length, requests];
             ended = true;
             clearTimeout(retryTimer);
@@ -166,26 +166,26 @@ window.SMQ = (() => {
             [held, heldBytes, requests] = [[], 0, []];
             if (sock) lost(why, false);
             if (unsent) console.warn(`SMQ: ended before ${unsent} messages were sent: ${why}`);
-            unanswered.forEach(asked => asked.done && asked.done(0));
-            if (!parting) return;
-            clearTimeout(parting.timer);
-            parting.resolve(!unsent && !unconfirmed);
+            unanswered.forEach(pending => pending.done && pending.done(0));
+            if (!closing) return;
+            clearTimeout(closing.timer);
+            closing.resolve(!unsent && !unconfirmed);
         }
 
-        function part() { // the broker answers in order: its Pong comes when it has all the messages
-            if (!parting || parting.pinged || ended || held.length) return;
+        function pingIfDrained() { // the broker responds in order: its Pong confirms all messages
+            if (!closing || closing.pinged || ended || held.length) return;
             if (!etid) return end("disconnected");
-            parting.pinged = true;
+            closing.pinged = true;
             sock.send(packet(PING));
         }
 
-        function parted() {
+        function sendDisconnect() {
             unconfirmed = 0;
             sock.send(packet(DISCONNECT));
             end("disconnected");
         }
 
-        function forget() { // numbers do not outlive a connection, wishes do
+        function forget() { // numbers are valid for one connection; requests are sent again
             if (etid && opt.cleanstart) {
                 for (const names of [topics, subtopics, subscriptions, observers]) names.clear();
                 requests = [];
@@ -229,9 +229,9 @@ window.SMQ = (() => {
             case CHANGE:
                 return changed(view.getUint32(1), view.getUint32(5));
             case PING:
-                return sock.bufferedAmount < MAX_ANSWERS_BYTES && sock.send(packet(PONG));
+                return sock.bufferedAmount < MAX_PONGS_BYTES && sock.send(packet(PONG));
             case PONG:
-                return parting && parting.pinged && parted();
+                return closing && closing.pinged && sendDisconnect();
             case DISCONNECT:
                 return lost(tail(1), tail(1) === RESTART);
             default:
@@ -285,37 +285,37 @@ window.SMQ = (() => {
             const name = topics.names.get(tid);
             const topic = observers.has(name) ? name : tid;
             const onchange = observers.get(topic);
-            if (topic === tid && name === undefined && subscribers === 0) observers.delete(tid); // that client is gone
+            if (topic === tid && name === undefined && subscribers === 0) observers.delete(tid); // the client has disconnected
             call(onchange, subscribers, topic);
         }
 
-        // -- requests and their answers
+        // -- requests and their acknowledgements
 
         function request(kind, name, done) {
             issue({kind, name, done});
         }
 
-        function issue(asked) {
-            if (ended) return asked.done && setTimeout(asked.done, 0, 0);
-            if (asked.kind === 0 && etid) return asked.done(0); // concerns only this client
-            requests.push(asked);
-            if (etid) sock.send(packet(asked.kind, asked.name));
+        function issue(pending) {
+            if (ended) return pending.done && setTimeout(pending.done, 0, 0);
+            if (pending.kind === 0 && etid) return pending.done(0); // concerns only this client
+            requests.push(pending);
+            if (etid) sock.send(packet(pending.kind, pending.name));
         }
 
         function acked(kind, name, number) {
-            const index = requests.findIndex(asked => asked.kind === kind && asked.name === name);
-            if (index < 0) return; // nobody asked
-            const [asked] = requests.splice(index, 1);
+            const index = requests.findIndex(pending => pending.kind === kind && pending.name === name);
+            if (index < 0) return; // an acknowledgement without a request
+            const [pending] = requests.splice(index, 1);
             if (number) learn(kind, name, number);
             else if (kind !== SUBSCRIBE) drop(item => name === (kind === CREATE ? item.topic : item.subtopic), name);
             else if (held.some(({topic}) => topic === name)) resolve(CREATE, name);
-            if (asked.done) asked.done(number);
+            if (pending.done) pending.done(number);
             progress();
         }
 
         function drop(isRefused, name) {
             const kept = held.filter(item => !isRefused(item));
-            if (kept.length < held.length) console.warn(`SMQ: the broker refuses ${name}: ${held.length - kept.length} messages dropped`);
+            if (kept.length < held.length) console.warn(`SMQ: the broker denied ${name}: ${held.length - kept.length} messages dropped`);
             held = kept;
             heldBytes = kept.reduce((size, {data}) => size + data.length, 0);
         }
@@ -323,24 +323,24 @@ window.SMQ = (() => {
         function learn(kind, name, number) {
             if (kind === CREATESUB) return subtopics.add(name, number);
             if (topics.add(name, number) && observers.has(name)) sock.send(packet(OBSERVE, number));
-            if (kind === SUBSCRIBE && !subscriptions.has(name)) sock.send(packet(UNSUBSCRIBE, number)); // changed its mind
+            if (kind === SUBSCRIBE && !subscriptions.has(name)) sock.send(packet(UNSUBSCRIBE, number)); // unsubscribed before the acknowledgement
         }
 
-        function resolve(kind, name) { // have a name numbered, once
+        function resolve(kind, name) { // requests the number of a name, once
             const known = (kind === CREATE ? topics : subtopics).numbers.has(name);
-            if (!known && !requests.some(asked => asked.kind === kind && asked.name === name)) request(kind, name);
+            if (!known && !requests.some(pending => pending.kind === kind && pending.name === name)) request(kind, name);
         }
 
         function progress() {
             let sent = 0;
             while (sent < held.length && send(held[sent])) heldBytes -= held[sent++].data.length;
             held.splice(0, sent);
-            part();
+            pingIfDrained();
             if (!restoring || !etid || (requests.length && requests[0].restores)) return;
             restoring = false;
             const again = connectedBefore;
             connectedBefore = true;
-            if (!parting) call(again ? self.onreconnect : self.onconnect, etid, seed, address);
+            if (!closing) call(again ? self.onreconnect : self.onconnect, etid, seed, address);
         }
 
         function send({data, topic, subtopic}) {
@@ -355,9 +355,9 @@ window.SMQ = (() => {
 
         self.publish = (data, topic, subtopic) => {
             data = toBytes(data);
-            if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError(`SMQ: ${data.length} bytes; a message holds 65520`);
+            if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError(`SMQ: a message has at most 65520 bytes, not ${data.length}`);
             const item = {data, topic, subtopic}, waitingBytes = heldBytes + (sock ? sock.bufferedAmount : 0);
-            if (parting || ended || waitingBytes + data.length > MAX_WAITING_BYTES) return false; // lost, and the page can know
+            if (closing || ended || waitingBytes + data.length > MAX_WAITING_BYTES) return false; // dropped; the result reports it
             if (!held.length && send(item)) return true;
             if (held.length >= MAX_HELD_MESSAGES) return false;
             held.push(item);
@@ -436,17 +436,18 @@ window.SMQ = (() => {
         self.subtopic2tid = subtopic => subtopics.numbers.get(subtopic);
         self.tid2subtopic = stid => subtopics.names.get(stid);
 
-        // After what was published; does not come back, and onclose is not called. Promises whether the broker has it all.
+        // Sends the queued messages, then ends permanently without calling onclose. The promise resolves to whether the broker has
+        // received all messages.
         self.disconnect = () => {
-            if (parting) return parting.promise;
-            if (ended) return Promise.resolve(true); // what was lost then is in the console
-            parting = {pinged: false};
-            parting.promise = new Promise(resolve => { parting.resolve = resolve; });
-            parting.timer = setTimeout(end, timeoutMs, "no time was left");
+            if (closing) return closing.promise;
+            if (ended) return Promise.resolve(true); // messages that were lost at the end are in the console
+            closing = {pinged: false};
+            closing.promise = new Promise(resolve => { closing.resolve = resolve; });
+            closing.timer = setTimeout(end, timeoutMs, "the time limit was reached");
             clearTimeout(retryTimer);
             if (!sock && held.length) open();
-            part();
-            return parting.promise;
+            pingIfDrained();
+            return closing.promise;
         };
 
         open();

@@ -69,20 +69,20 @@ class Supervised:
         self._report = report
         self._delays = delays or RestartDelays()
         self._stopping = Event()
-        self._keeper: gevent.Greenlet[..., None] | None = None
+        self._greenlet: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
         """Start the process, unless it runs or a restart is scheduled; never blocks."""
         if self.state not in ("running", "waiting"):
             self.state = "running"
             self._stopping.clear()
-            self._keeper = gevent.spawn(self._keep)
+            self._greenlet = gevent.spawn(self._keep_running)
 
     def stop(self) -> None:
         """Stop the process; blocks this greenlet until the process and its descendants have ended."""
         self._stopping.set()
-        if self._keeper is not None:
-            self._keeper.join()
+        if self._greenlet is not None:
+            self._greenlet.join()
         self.state = "stopped"
 
     def restart(self) -> None:
@@ -90,7 +90,7 @@ class Supervised:
         self.stop()
         self.start()
 
-    def _keep(self) -> None:
+    def _keep_running(self) -> None:
         wait_s = self._delays.first_s
         while not self._stopping.is_set():
             self.state, began_s = "running", monotonic()
@@ -141,10 +141,10 @@ class Supervised:
         return failure(code)
 
 
-def _end_group(leader: int, patience_s: float) -> None:
-    """Wait until all processes of a group have ended; kill them after `patience_s` seconds."""
+def _end_group(leader: int, grace_s: float) -> None:
+    """Wait until all processes of a group have ended; kill them after `grace_s` seconds."""
     with suppress(ProcessLookupError, PermissionError):
-        for number, wait_s in ((0, patience_s), (signal.SIGKILL, _GROUP_KILL_S)):  # signal 0 checks for existence
+        for number, wait_s in ((0, grace_s), (signal.SIGKILL, _GROUP_KILL_S)):  # signal 0 checks for existence
             end_s = monotonic() + wait_s
             os.killpg(leader, number)
             while monotonic() < end_s:

@@ -335,7 +335,7 @@ class Server:
         for line in listening if self._worker is None else ():
             self._report(line)
         if self._worker_rpc is not None:
-            self._worker_rpc.desk.open()
+            self._worker_rpc.server.open()
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -423,7 +423,7 @@ class Server:
     def _replaced(self, pid: int) -> None:
         self._systemd.replaced(pid)
         if self._worker_rpc is not None:
-            self._worker_rpc.desk.close()  # from now on the other workers call the new process
+            self._worker_rpc.server.close()  # from now on the other workers call the new process
         self.end()
 
     # ---- requests of the supervisor
@@ -436,7 +436,7 @@ class Server:
         """Let the process at the other end of the channel replace this one; see `Restarts.hand_over`."""
         return self._restarts.hand_over(channel)
 
-    def end_for_good(self) -> None:
+    def end_without_successor(self) -> None:
         """Stop this process when no other process takes over its sockets."""
         self._listeners.expect_no_successor()
         self.end()
@@ -454,20 +454,20 @@ class Server:
         self.state = "draining"
         if not (self._restarts.is_handed_over or never_served):  # else another process is the service
             self._systemd.stopping(self.settings.drain.timeout_s)
-        drain, patience_s = self.settings.drain, self.settings.drain_s
+        drain, grace_s = self.settings.drain, self.settings.drain_s
         brokers = gevent_broker.opened()
         steps: list[Step] = [
             ("the delay", lambda: gevent.sleep(0 if self._restarts.is_handed_over else drain.delay_s)),
-            ("refusing new clients", lambda: self._refuse_newcomers(brokers)),
+            ("rejecting new clients", lambda: self._reject_new_clients(brokers)),
             # Before the listeners close: pipelines commit their results over HTTP.
             ("stopping the pipelines", self.stop_pipelines),
             ("compactions", self._compactions.stop),
             ("listeners", self._close_listeners),
-            ("open HTTP requests", lambda: self.http.drain(patience_s)),
-            ("received messages", lambda: wait_handled(brokers, patience_s)),
+            ("open HTTP requests", lambda: self.http.drain(grace_s)),
+            ("received messages", lambda: wait_handled(brokers, grace_s)),
             # Before the clients are closed: `onunload` may send them messages.
             ("onunload of the applications", self._loader.end),
-            ("closing SMQ clients", lambda: close_clients(brokers, drain.window_s, patience_s)),
+            ("closing SMQ clients", lambda: close_clients(brokers, drain.window_s, grace_s)),
             ("unloading the applications", self._loader.unload),
             ("processes, sockets and MQTT clients of applications", lambda: _close_services(self.services)),
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_CLOSE_S)),
@@ -483,7 +483,7 @@ class Server:
         ]
         self._steps.run(steps)
 
-    def _refuse_newcomers(self, brokers: Iterable[gevent_broker.GeventBroker]) -> None:
+    def _reject_new_clients(self, brokers: Iterable[gevent_broker.GeventBroker]) -> None:
         self._apps.stop_watching()
         self._restarts.close()
         self.file_reloader.stop()
@@ -507,7 +507,7 @@ class Server:
         self.http.logins.sessions.close()
         self._systemd.close()
         if self._worker_rpc is not None:
-            self._worker_rpc.desk.close()
+            self._worker_rpc.server.close()
         self._operations.close()
         self._watchdog.stop()
         self._collector.stop()
@@ -620,7 +620,7 @@ class Operations:
             if self._settings.console:
                 self.admin.application = mount_console(all_workers, self.admin.root)
         elif self._worker_rpc is not None and self._settings.enabled:
-            serve_other_workers(self._worker_rpc.desk, parts)
+            serve_other_workers(self._worker_rpc.server, parts)
 
     def start(self) -> None:
         """Accept connections of operators."""

@@ -175,7 +175,7 @@ class RollingRestart:
             return new.fault or fault, 0
         self._supervisor.replace(number, new)
         new.settled.wait()
-        return (None, clients) if new.is_ready else (f"the new process {new.ending}", clients)
+        return (None, clients) if new.is_ready else (f"the new process {new.exit_text}", clients)
 
 
 # ---- the workers
@@ -288,7 +288,7 @@ class Supervisor:
     def _start_all(self, signals: Signals) -> None:
         for numbers in (range(1), range(1, self.count)):  # worker 0 alone; see the module
             for number in numbers:
-                gevent.spawn(self._keep, number)
+                gevent.spawn(self._keep_running, number)
             gevent.sleep(0)  # so that the greenlets start
             for number in range(numbers.stop):  # again with worker 0, which may have died meanwhile
                 while number not in self.workers or not self.workers[number].is_ready:
@@ -317,7 +317,7 @@ class Supervisor:
         self.workers[number] = worker
         self._reassign_sockets()
 
-    def _keep(self, number: int) -> None:
+    def _keep_running(self, number: int) -> None:
         """Start a worker, and restart it when it dies."""
         wait_s, failed = RESTART_DELAYS.first_s, 0
         while not self.over.is_set():
@@ -342,9 +342,9 @@ class Supervisor:
                 self._fail(worker.fault)
                 return
             if failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
-                self._fail(f"Worker {worker.name} failed {failed} times before it served; it {worker.ending}.")
+                self._fail(f"Worker {worker.name} failed {failed} times before it served; it {worker.exit_text}.")
                 return
-            log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
+            log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.exit_text, wait_s)
             self.over.wait(wait_s)
             wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
 

@@ -73,7 +73,7 @@ class WorkingServer(Protocol):
     def end(self, exit_code: int = 0) -> None:
         """Stop this process, as at SIGTERM."""
 
-    def end_for_good(self) -> None:
+    def end_without_successor(self) -> None:
         """Stop this process when no other process takes over its sockets."""
 
     def reload(self) -> None:
@@ -207,7 +207,7 @@ class WorkerEnd:
             self._send("handed_over", fault=fault, clients=clients)
 
         handlers: dict[str, Callable[[Message, list[int]], object]] = {
-            "stop": lambda message, fds: server.end_for_good(),
+            "stop": lambda message, fds: server.end_without_successor(),
             "reload": lambda message, fds: server.reload(),
             "cover": lambda message, fds: server.accept_for(message["workers"]),
             "hand_over": lambda message, fds: gevent.spawn(hand_over, fds),
@@ -413,7 +413,7 @@ class WorkerProcess:
         return code
 
     @property
-    def ending(self) -> str:
+    def exit_text(self) -> str:
         """The reason why the process ended, for the log."""
         return self.fault or failure(self.exit_code) or "ended"
 
@@ -450,4 +450,4 @@ class WorkerProcess:
         for event in (self.settled, self.reloaded, self.ended):
             event.set()
         if not self._handed_over.ready():
-            self._handed_over.set((f"the process {self.ending}", 0))
+            self._handed_over.set((f"the process {self.exit_text}", 0))

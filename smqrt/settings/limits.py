@@ -51,7 +51,10 @@ class LimitSettings:
         live=True,
     )
     connect_rate_per_address: float | None = option(
-        200.0, limited(number(0, above=True)), "The same for each IP address.", live=True
+        200.0,
+        limited(number(0, above=True)),
+        "New connections per second from one IP address, averaged over ten seconds; beyond, 503.",
+        live=True,
     )
     handshakes_per_address: int | None = option(
         256, limited(whole(1)), "SMQ clients of one address in the handshake; beyond, 503.", live=True
@@ -65,7 +68,8 @@ class LimitSettings:
     authenticate_s: float = option(
         30.0,
         number(0),
-        "Additional time for `authenticate`, which may call other services, in seconds; then Connack 2.",
+        "Additional time of the handshake for `authenticate`, which may call other services, in seconds; then Connack "
+        "2.",
         live=True,
     )
     idle_s: float | None = option(
@@ -76,7 +80,10 @@ class LimitSettings:
         shown=f"`{UNLIMITED}`",
     )
     idle_answer_s: float = option(
-        10.0, number(0.5), "Time limit for data after that ping, in seconds; then the connection is closed.", live=True
+        10.0,
+        number(0.5),
+        "Time limit for data after the ping of an idle client (`idle_s`), in seconds; then the connection is closed.",
+        live=True,
     )
     message_bytes: int = option(
         PAYLOAD_BYTES,
@@ -99,23 +106,31 @@ class LimitSettings:
         shown=f"`{UNLIMITED}`",
     )
     publish_burst_s: float = option(
-        1.0, number(0.01), "Size of a burst after a pause, as a number of seconds at these rates.", live=True
+        1.0,
+        number(0.01),
+        "Size of a burst after a pause, in seconds at `publish_rate` and `publish_bytes_per_s`.",
+        live=True,
     )
     publish_policy: str = option(
         "wait",
         choice(*PUBLISH_POLICIES),
-        "Action beyond these rates: `wait` (the server pauses reading from the client; nothing is lost), `drop` "
-        "(counted), or `disconnect`.",
+        "Action when a client exceeds `publish_rate` or `publish_bytes_per_s`: `wait` (the server pauses reading from "
+        "it; nothing is lost), `drop` (counted), or `disconnect`.",
         live=True,
     )
     names: int = option(
-        250_000, whole(1), "Topics of a hub, and its sub-topics; `maxnames` of the hub overrides it.", live=True
+        250_000,
+        whole(1),
+        "Number of topics of a hub, and also of its sub-topics; `maxnames` of the hub overrides it.",
+        live=True,
     )
-    names_bytes: int = option(64 << 20, whole(1), "Bytes of the names of its topics, and of its sub-topics.", live=True)
+    names_bytes: int = option(
+        64 << 20, whole(1), "Bytes of the names of a hub's topics, and also of those of its sub-topics.", live=True
+    )
     client_names: int = option(
         10_000, whole(1), "New names that one client may create; `clientnames` of its hub overrides it.", live=True
     )
-    client_names_bytes: int = option(4 << 20, whole(1), "Bytes of these names.", live=True)
+    client_names_bytes: int = option(4 << 20, whole(1), "Bytes of the new names that one client may create.", live=True)
     subscriptions: int = option(
         10_000, whole(1), "Subscriptions of one client; `clientnames` of its hub overrides it.", live=True
     )
@@ -134,22 +149,29 @@ class LimitSettings:
         live=True,
     )
     slow_wait_s: float = option(
-        10.0, number(0.1), "Time limit of publishers for one client, with the policy `wait`, in seconds.", live=True
+        10.0,
+        number(0.1),
+        "Time that publishers wait for one slow client with the policy `wait`, in seconds.",
+        live=True,
     )
     stalled_s: float = option(
         10.0, number(0.1), "Seconds without reading after which a slow client is disconnected.", live=True
     )
     head_bytes: int = option(16_384, whole(256), "Bytes of the head of an HTTP request; beyond, 431.", live=True)
-    head_s: float = option(10.0, number(0.1), "Time limit of that head, in seconds; then 408.", live=True)
+    head_s: float = option(
+        10.0, number(0.1), "Time limit of the head of an HTTP request, in seconds; then 408.", live=True
+    )
     first_byte_s: float = option(
         5.0, number(0.1), "Time limit of the first byte of a connection, in seconds.", live=True
     )
     keep_alive_s: float = option(
-        60.0, number(0.1), "Time limit between two requests of a connection, in seconds.", live=True
+        60.0, number(0.1), "Time limit between two HTTP requests of a connection, in seconds.", live=True
     )
-    body_bytes: int = option(4 << 20, whole(1), "Bytes of a body that is read as a whole; beyond, 413.", live=True)
+    body_bytes: int = option(
+        4 << 20, whole(1), "Bytes of a request body that is read as a whole; beyond, 413.", live=True
+    )
     body_pause_s: float = option(
-        10.0, number(0.1), "Time limit between two pieces of a body, in seconds; then 408.", live=True
+        10.0, number(0.1), "Time limit between two pieces of a request body, in seconds; then 408.", live=True
     )
     app_requests: int | None = option(
         1000,
@@ -157,7 +179,9 @@ class LimitSettings:
         "Concurrent requests of one application, to its pages and functions; others wait.",
         live=True,
     )
-    app_requests_wait_s: float = option(10.0, number(0), "Time limit of that wait, in seconds; then 503.", live=True)
+    app_requests_wait_s: float = option(
+        10.0, number(0), "Time that a request waits because of `app_requests`, in seconds; then 503.", live=True
+    )
     app_timers: int | None = option(
         10_000, limited(whole(1)), "Active timers of one application; beyond, `timer:set` raises.", live=True
     )

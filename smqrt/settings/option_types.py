@@ -72,7 +72,7 @@ class Rule(Generic[T]):
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
     def from_text(self, text: str) -> object:
-        """Convert a text of a command line or the environment, for `check`. Return other texts unchanged."""
+        """Convert text from a command line or the environment to a value for `check`; return other text unchanged."""
         if self.kind is bool:
             return _WORDS_OF_SWITCHES.get(text.strip().lower(), text)
         try:
@@ -280,7 +280,7 @@ def texts() -> Rule[tuple[str, ...]]:
         return tuple(one.strip() for one in given if one.strip())
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    return Rule("a list of texts, or one text with commas between", read_texts, schema=schema)
+    return Rule("a list of texts, or one comma-separated text", read_texts, schema=schema)
 
 
 def path() -> Rule[str]:
@@ -543,9 +543,29 @@ def _rows(settings: Iterable[Setting]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def schema(table: type) -> dict[str, object]:
-    """Return the JSON Schema of a file with the settings of a table."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_object_schema(table)}
+def schema(table: type, former_names: Mapping[Path, Path] = {}) -> dict[str, object]:
+    """Return the JSON Schema of a file with the settings of a table.
+
+    Args:
+        table: a dataclass of options, groups and named tables.
+        former_names: former paths of renamed settings, each with its present path. The schema marks them as deprecated.
+    """
+    found = _object_schema(table)
+    for former, present in former_names.items():
+        properties = _properties_of(found, present[:-1])
+        renamed = dict(properties[present[-1]])
+        renamed.pop("default", None)  # otherwise editors insert the former name with its default
+        renamed |= {"description": f"Former name of `{'.'.join(present)}`, for one release.", "deprecated": True}
+        _properties_of(found, former[:-1])[former[-1]] = renamed
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+def _properties_of(found: Mapping[str, Any], groups: Path) -> dict[str, dict[str, object]]:
+    """Return the properties of an inner table in a schema."""
+    for name in groups:
+        found = found["properties"][name]
+    properties: dict[str, dict[str, object]] = found["properties"]
+    return properties
 
 
 def _object_schema(table: type) -> dict[str, object]:

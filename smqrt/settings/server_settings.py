@@ -53,7 +53,7 @@ class PageSettings:
 
 @dataclass(frozen=True)
 class LuaSettings:
-    """The Lua of applications."""
+    """The Lua interpreter of applications."""
 
     version: str = option(
         "5.4", choice("5.4", "5.5"), "Version of Lua: `5.4`, or `5.5`, which needs lupa 2.7 (help: lua-api)."
@@ -141,11 +141,9 @@ class TlsSettings:
         "You accept the terms of the authority (help: tls-server).",
         shown="",
     )
-    acme_contact: str = option("", text(), "Mail address for messages of the authority.")
+    acme_contact: str = option("", text(), "Mail address for messages from the certificate authority.")
     acme_directory: str = option(
-        LETS_ENCRYPT,
-        _directory(),
-        "The certificate authority: the URL of its ACME directory; Let's Encrypt by default.",
+        LETS_ENCRYPT, _directory(), "URL of the ACME directory of the certificate authority; Let's Encrypt by default."
     )
     acme_challenge: str | None = option(
         None,
@@ -156,18 +154,18 @@ class TlsSettings:
     acme_folder: str | None = option(
         None,
         optional(path()),
-        "Folder of the account, keys and certificates. `~/.local/state/smqrt/acme` by default; under systemd in its "
-        "state directory.",
+        "Folder of the ACME account, its keys and certificates. `~/.local/state/smqrt/acme` by default; under systemd "
+        "in the state directory of the service.",
     )
     acme_ca: str | None = option(
         None,
         optional(path()),
-        "Authorities (PEM) for the TLS of the directory, for a certificate authority of your own.",
+        "Certificates (PEM) that verify the TLS connection to the ACME directory, for a private certificate authority.",
     )
     acme_eab_id: str = option(
         "", text(), "Key identifier of your account, for authorities that need external account binding."
     )
-    acme_eab_key: str = option("", text(), "HMAC key of that account (base64url).", secret=True)
+    acme_eab_key: str = option("", text(), "HMAC key for external account binding (base64url).", secret=True)
     client_crl: str | None = option(
         None,
         optional(text()),
@@ -178,24 +176,21 @@ class TlsSettings:
     client_certificate: str | None = option(
         None,
         optional(_CLIENT_CERTIFICATE),
-        "Certificates of clients: `none`, `optional` or `required`. When not given: `optional` with a `client_ca`.",
+        "Certificates of clients: `none`, `optional` or `required`. When not given: `optional` if `client_ca` is set, "
+        "else `none`.",
         live=True,
     )
     minimum_version: str = option("1.2", _VERSION, "Oldest version of TLS: `1.2` or `1.3`.", live=True)
     alpn: tuple[str, ...] = option(
         ("http/1.1",),
         texts(),
-        "Protocols for ALPN, the best first. A client that offers none of them is accepted without ALPN.",
+        "Protocols for ALPN, in order of preference. A client that offers none of them is accepted without ALPN.",
         shown="`http/1.1`",
         live=True,
     )
     handshake_s: float = option(5.0, number(0, above=True), "Time limit of a TLS handshake, in seconds.", live=True)
     key_password: str | None = option(
-        None,
-        optional(text()),
-        "Password of the encrypted private keys of all listeners.",
-        live=True,
-        secret=True,
+        None, optional(text()), "Password of the encrypted private keys of all listeners.", live=True, secret=True
     )
 
 
@@ -203,14 +198,16 @@ class TlsSettings:
 class ListenerSettings:
     """A port. `port` and `tls_port` declare the listeners `http` and `https`; tables of these names change them."""
 
-    host: str | None = option(None, optional(text()), "Address to listen on; `host` by default.")
+    host: str | None = option(None, optional(text()), "Address to listen on; by default the top-level `host`.")
     port: int | None = option(None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.")
     enabled: bool = option(True, switch(), "Open this port. `false` for `http` leaves TLS only.")
     tls: bool | None = option(
         None, optional(switch()), "Use TLS. On if `cert` or `certificates` is given, and for `https`."
     )
-    cert: str | None = option(None, optional(text()), "Certificate chain, a PEM file; `cert` by default.", live=True)
-    key: str | None = option(None, optional(text()), "Its private key, a PEM file.", live=True)
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain, a PEM file; by default the top-level `cert`.", live=True
+    )
+    key: str | None = option(None, optional(text()), "Private key of `cert`, a PEM file.", live=True)
     certificates: tuple[tuple[str, str], ...] = option(
         (),
         _pairs(),
@@ -220,10 +217,13 @@ class ListenerSettings:
         live=True,
     )
     client_ca: str | None = option(
-        None, optional(text()), "Authorities of client certificates, a PEM file; `client_ca` by default.", live=True
+        None,
+        optional(text()),
+        "Authorities of client certificates, a PEM file; by default the top-level `client_ca`.",
+        live=True,
     )
     client_crl: str | None = option(
-        None, optional(text()), "Their revocation lists, a PEM file; `tls.client_crl` by default.", live=True
+        None, optional(text()), "Revocation lists of `client_ca`, a PEM file; by default `tls.client_crl`.", live=True
     )
     client_certificate: str | None = option(
         None,
@@ -269,8 +269,8 @@ class ProxySettings:
     trusted: tuple[str, ...] = option(
         (),
         _networks(),
-        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`. The headers of others "
-        "are ignored.",
+        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`. Headers from other "
+        "addresses are ignored.",
         shown="none",
         live=True,
     )
@@ -291,7 +291,8 @@ class DrainSettings:
     delay_s: float = option(
         0.0,
         number(0),
-        "Seconds in which the server still serves while `/readyz` answers 503, for load balancers.",
+        "Seconds at the start of a shutdown in which the server still serves, while `/readyz` answers 503 so that load "
+        "balancers select other servers.",
     )
     window_s: float | None = option(
         None,
@@ -347,10 +348,7 @@ class LogSettings:
         shown="`warning` for text, `info` for JSON",
     )
     levels: str = option(
-        "",
-        _logger_levels(),
-        "Levels of single loggers: `smqrt.close=warning,smqrt.lua=debug`.",
-        live=True,
+        "", _logger_levels(), "Levels of single loggers: `smqrt.close=warning,smqrt.lua=debug`.", live=True
     )
     format: str = option(
         "text", choice("text", "json"), "Format of the lines: plain text, or a JSON object in each line."
@@ -391,14 +389,13 @@ class AdminSettings:
         "Address to listen on. An address that other machines reach needs `auth.users`, for logins, and TLS.",
     )
     port: int | None = option(
-        None,
-        optional(whole(0, 0xFFFF)),
-        "Port; 0 picks a free one.",
-        shown="9356, or a free one when that is taken",
+        None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.", shown="9356, or a free one when that is taken"
     )
     tls: bool | None = option(None, optional(switch()), "Use TLS. On if `admin.cert` is given.", shown="`false`")
-    cert: str | None = option(None, optional(text()), "Certificate chain, a PEM file; `cert` by default.", live=True)
-    key: str | None = option(None, optional(text()), "Its private key, a PEM file.", live=True)
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain, a PEM file; by default the top-level `cert`.", live=True
+    )
+    key: str | None = option(None, optional(text()), "Private key of `admin.cert`, a PEM file.", live=True)
     client_ca: str | None = option(
         None,
         optional(text()),
@@ -412,12 +409,14 @@ class AdminSettings:
 class LastValueSettings:
     """Limits of the last values of each hub (help: last-value)."""
 
-    max_values: int = option(100_000, whole(0), "Last values of a hub; further ones are not kept, and counted.")
+    max_values: int = option(
+        100_000, whole(0), "Number of last values of a hub; further ones are counted, but not kept."
+    )
     max_bytes: int = option(64 << 20, size(), "Memory of the last values of a hub.", shown="`64MiB`")
     sync_s: float = option(
         1.0,
         number(0.01, 3600),
-        "Seconds from a change to its commit, for hubs with `persist`. A crash may lose as much.",
+        "Seconds from a change to its commit, for hubs with `persist`. A crash can lose the changes of this time.",
     )
 
 
@@ -434,17 +433,16 @@ class AuthSettings:
         "File with the access control list: which users may read, write, observe and create which topics.",
     )
     anonymous: bool = option(
-        False,
-        switch(),
-        "Accept clients without credentials; the access control list calls them `anonymous`.",
+        False, switch(), "Accept clients without credentials; the access control list calls them `anonymous`."
     )
     certificate_user: str | None = option(
         None,
         optional(text()),
-        "User of a client certificate: `{cn}`, `{dns}`, `{email}`, …. For clients without other credentials.",
+        "Template of the user name of a client certificate: `{cn}`, `{dns}`, `{email}`, …. Used for clients without "
+        "other credentials.",
     )
     certificate_groups: str | None = option(
-        None, optional(text()), "The user's groups from the certificate, comma-separated: `{ou}`."
+        None, optional(text()), "Template of the groups of a client certificate, comma-separated: `{ou}`."
     )
     jwt_key: str | None = option(
         None,
@@ -493,7 +491,7 @@ class RestartSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Clusters with other nodes (help: cluster)."""
+    """Clusters of hubs over several processes (help: cluster)."""
 
     listen: str = option(
         "", text(), "Address and port for links of other nodes: `0.0.0.0:1900`. When not given: no port is opened."
@@ -515,7 +513,7 @@ class ClusterSettings:
         "Links then use TLS with certificates on both sides. For NATS: that of its servers.",
     )
     cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
-    key: str | None = option(None, optional(path()), "Its private key. When not given: in the same file.")
+    key: str | None = option(None, optional(path()), "Private key of `cluster.cert`; by default in the same file.")
     credentials: str | None = option(None, optional(path()), "File with a user's credentials for NATS (`.creds`).")
     node: int = option(
         0, whole(0, 1023), "Fixed number of this node; its workers have the next numbers. 0: a random one."
@@ -527,10 +525,10 @@ class ClusterSettings:
         "and name.",
     )
     directory: str | None = option(
-        None, optional(path()), "Join all processes of this machine that have this folder, without a network."
+        None, optional(path()), "Join all processes of this machine that set the same folder, without a network."
     )
     ping_s: float = option(1.0, number(0.05, 3600), "Seconds between pings of another node.")
-    silence_s: float = option(5.0, number(0.2, 3600), "Seconds without data from a node after which it is lost.")
+    silence_s: float = option(5.0, number(0.2, 3600), "Seconds without data from a node after which it counts as lost.")
     queue_bytes: int = option(
         16 << 20, size(1 << 18), "Limit of the send queue of a node; beyond, its link is reset.", shown="`16MiB`"
     )
@@ -556,7 +554,9 @@ class Settings:
     host: str = option("127.0.0.1", text(), "Address to listen on; 0.0.0.0 or :: for every interface.")
     port: int = option(9357, whole(0, 0xFFFF), "Port for HTTP, WebSocket and raw SMQ; 0 picks a free one.")
     tls_port: int | None = option(
-        None, optional(whole(0, 0xFFFF)), "Port for the same over TLS; 0 picks a free one. Off when not given."
+        None,
+        optional(whole(0, 0xFFFF)),
+        "Port for HTTP, WebSocket and raw SMQ over TLS; 0 picks a free one. Off when not given.",
     )
     cert: str | None = option(
         None,
@@ -573,9 +573,7 @@ class Settings:
         "`~/.config/smqrt/tpm.key` by default.",
     )
     workers: int = option(
-        1,
-        _workers(),
-        "Number of processes that share the ports; `auto` (or 0): one for each core (help: workers).",
+        1, _workers(), "Number of processes that share the ports; `auto` (or 0): one for each core (help: workers)."
     )
     hosts: str = option(
         "",
@@ -612,15 +610,10 @@ class Settings:
     pipelines: bool = option(False, switch(), "Run the pipelines of applications, in one process for each application.")
     commit_mib: int = option(4, whole(1), "Limit of a commit of a pipeline over HTTP, in MiB.")
     bodies_mib: int = option(
-        128,
-        whole(1),
-        "Memory of all request bodies that are read as a whole, in MiB; beyond, 503.",
+        128, whole(1), "Memory of all request bodies that are read as a whole, in MiB; beyond, 503."
     )
     max_connections: int = option(
-        0,
-        whole(0),
-        "Limit of open connections; beyond, 503. 0: the limit of open files, less 128.",
-        live=True,
+        0, whole(0), "Limit of open connections; beyond, 503. 0: the limit of open files, less 128.", live=True
     )
     connections_per_address: int = option(
         2000,
@@ -648,9 +641,7 @@ class Settings:
         live=True,
     )
     lua_loop_s: float = option(
-        10.0,
-        number(0),
-        "Seconds that Lua may compute without yielding; then it gets an error. 0: no limit.",
+        10.0, number(0), "Seconds that Lua may compute without yielding; then it gets an error. 0: no limit."
     )
     limits: LimitSettings = group(LimitSettings, "Limits on what clients may use; see [limits](limits.md).")
     topics: Mapping[str, TopicSettings] = tables(
@@ -673,10 +664,10 @@ class Settings:
     restart: RestartSettings = group(
         RestartSettings, "Hot restart: a new process takes over sockets and sessions (help: hot-restart)."
     )
-    lua: LuaSettings = group(LuaSettings, "The Lua of applications.")
+    lua: LuaSettings = group(LuaSettings, "The Lua interpreter of applications.")
     pages: PageSettings = group(PageSettings, "The server's own pages, beside those of applications.")
     auth: AuthSettings = group(AuthSettings, "Authentication and permissions of clients of hubs.")
-    cluster: ClusterSettings = group(ClusterSettings, "Hubs that form a cluster with those of other processes.")
+    cluster: ClusterSettings = group(ClusterSettings, "Clusters of hubs over several processes (help: cluster).")
     last_value: LastValueSettings = group(
         LastValueSettings, "Limits of the last values that topics with `last_value` keep."
     )

@@ -154,7 +154,7 @@ class SharedRows:
             self._read_at_s = monotonic()
         return rows
 
-    def living_if_missed(self) -> set[int] | None:
+    def owners_if_missed(self) -> set[int] | None:
         """If this worker may have missed deletions, return the existing owners, and restart `changes` from the start.
 
         Returns:
@@ -163,11 +163,11 @@ class SharedRows:
         if monotonic() - self._read_at_s < MISSED_S or self._waiting:
             return None
         try:
-            living = {owner for (owner,) in self._db.execute(_OWNERS, (self._head,))}
+            owners = {owner for (owner,) in self._db.execute(_OWNERS, (self._head,))}
         except sqlite3.Error:
             return None
         self._last_version, self._read_at_s = 0, monotonic()
-        return living
+        return owners
 
     # ---- writing
 

@@ -395,12 +395,12 @@ class WorkerRpc:
 
     Attributes:
         place: see above.
-        desk: the server side of this worker.
+        server: the server side of this worker.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
-        self.desk = WorkerRpcServer(place)
+        self.server = WorkerRpcServer(place)
         self._complaints = LineLimit()
         self._silent_until_s: dict[int, float] = {}
 

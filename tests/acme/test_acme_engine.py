@@ -104,16 +104,22 @@ def test_external_account_binding(zone: Zone, authority: AcmeAuthority, tmp_path
 REFUSALS = {
     "newAccount": (
         Problem("invalidContact", "no such host"),
-        "refuses: invalidContact: no such host. Check tls.acme_c",
+        "rejected the request: invalidContact: no such host. Check tls.acme_c",
     ),
-    "newOrder": (Problem("rejectedIdentifier", "not yours"), "refuses: rejectedIdentifier: not yours. Check the names"),
-    "newNonce": (Problem("serverInternal", "oops", 500), "answers with status 500. smqrt tries again auto"),
-    "finalize": (Problem("caa", "CAA forbids it", 403), "refuses: caa: CAA forbids it. Change the CAA record"),
-    "directory": (Problem("malformed", "a\nb\n" * 500, 404), "refuses: malformed: a b a b .{450,500}"),
-    "challenge": (Problem("unauthorized", "not now", 403), "refuses: unauthorized: not now. "),
+    "newOrder": (
+        Problem("rejectedIdentifier", "not yours"),
+        "rejected the request: rejectedIdentifier: not yours. Check the names",
+    ),
+    "newNonce": (Problem("serverInternal", "oops", 500), "responded with status 500. smqrt tries again auto"),
+    "finalize": (
+        Problem("caa", "CAA forbids it", 403),
+        "rejected the request: caa: CAA forbids it. Change the CAA record",
+    ),
+    "directory": (Problem("malformed", "a\nb\n" * 500, 404), "rejected the request: malformed: a b a b .{450,500}"),
+    "challenge": (Problem("unauthorized", "not now", 403), "rejected the request: unauthorized: not now. "),
     "cert": (
         Problem("rateLimited", "wait", 429, "60"),
-        "refuses: rateLimited: wait. Wait, or use the authority's stag",
+        "rejected the request: rateLimited: wait. Wait, or use the authority's stag",
     ),
 }
 

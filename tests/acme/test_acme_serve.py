@@ -85,7 +85,7 @@ def test_an_authority_that_is_down(site: Site, authority: AcmeAuthority) -> None
 def test_an_authority_that_refuses(site: Site, authority: AcmeAuthority) -> None:
     authority.refusals["newOrder"] = [Problem("rateLimited", "too many certificates", 429, "7200")]
     served = site.start()
-    served.wait_for("ACME order failed: .* refuses: rateLimited: too many certificates. Wait, or")
+    served.wait_for("ACME order failed: .* rejected the request: rateLimited: too many certificates. Wait, or")
     assert site.told()["next_s"] - site.files.answers.parent.stat().st_mtime > 7000
     site.served.stop()
     site.start().wait_for("^listening on https")
@@ -97,7 +97,7 @@ def test_names_that_cannot_be_verified(site: Site, authority: AcmeAuthority) -> 
     authority.http_port = 1  # as when port 80 leads elsewhere
     served = site.start()
     served.wait_for(
-        r"could not verify example.com: ConnectionRefusedError.* \(http-01\). Port 80 of the name must lead"
+        r"could not verify example.com: ConnectionRefusedError.* \(http-01\). Port 80 of the name must be forwarded"
     )
     served.process.send_signal(signal.SIGHUP)
     site.wait_ordered()  # by the other kind of challenge

@@ -86,11 +86,11 @@ def test_the_file_manager(tmp_path: Path, serve: Any, new_page: Callable[..., An
     row("tame;?.txt").get_by_role("button", name="Rename").click()
     answer.fill("a.txt")
     answer.press("Enter")
-    expect(message).to_have_text("Something of that name is there already.")
+    expect(message).to_have_text("A file or folder with this name already exists.")
     row("tame;?.txt").get_by_role("button", name="Rename").click()
     answer.fill("../../x")
     answer.press("Enter")
-    expect(message).to_contain_text("no slash")
+    expect(message).to_contain_text("a slash")
 
     # delete, after a question
     row("old").get_by_role("button", name="Delete").click()

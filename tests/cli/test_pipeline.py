@@ -312,7 +312,7 @@ def test_stop_waits_no_longer_than_it_is_told(
     os.kill(stuck.pid, signal.SIGSTOP)
     result = smqrt("stop", "--timeout", "0.2")
     assert result.exit_code == 1
-    assert f"hot still runs, as process {stuck.pid}; kill -9 {stuck.pid} ends it and loses nothing" in result.output
+    assert f"hot is still running as process {stuck.pid}; use kill -9 {stuck.pid}, which loses no data" in result.output
 
 
 # ---- reset
@@ -372,7 +372,7 @@ def test_init_makes_a_pipeline_that_can_be_read(smqrt: Callable[..., Result], ap
     assert result.exit_code == 0, result.output
     files = ["per_minute.py", "tests/messages.jsonl", "tests/per_minute.json"]
     assert result.output.splitlines() == [
-        *(f"Made {app}/pipelines/{file}" for file in files),
+        *(f"Created {app}/pipelines/{file}" for file in files),
         f"Try it with: smqrt pipeline test --app {app}; run it with: smqrt pipeline run per_minute --app {app}",
     ]
     assert "per_minute  publish  per_minute/{device}" in smqrt("list").output
@@ -381,7 +381,7 @@ def test_init_makes_a_pipeline_that_can_be_read(smqrt: Callable[..., Result], ap
 def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -> None:
     smqrt("init", "one")
     (app / "pipelines/tests/messages.jsonl").write_text("mine\n")
-    assert smqrt("init", "two").output.startswith(f"Made {app}/pipelines/two.py\nTry it")
+    assert smqrt("init", "two").output.startswith(f"Created {app}/pipelines/two.py\nTry it")
     assert (app / "pipelines/tests/messages.jsonl").read_text() == "mine\n"
     assert {"one", "two"} <= {text.split()[0] for text in smqrt("list").output.splitlines()}
 

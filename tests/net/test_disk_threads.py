@@ -39,7 +39,7 @@ def test_values_and_errors_are_delivered_and_threads_end(monkeypatch: pytest.Mon
 
 
 def test_late_jobs_time_out_and_required_ones_still_run(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(disk_threads, "JOB_TIMEOUT_S", 0.05)
     threads, done, after = DiskThreads("a disk"), [], []
     for _ in range(disk_threads.THREADS):
         job = threads.submit(DiskJob(gate.wait, 20))

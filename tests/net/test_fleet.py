@@ -35,14 +35,14 @@ def make(directory: Path) -> Iterator[Make]:
 
     def make_one(number: int, **answers: Callable[[Message], Message]) -> WorkerRpc:
         one = WorkerRpc(WorkerPlace(number, 3, b"", directory))
-        one.desk.answers.update(answers)
+        one.server.answers.update(answers)
         made.append(one)
         return one
 
     yield make_one
     for one in made:
-        one.desk.close()
-        one.desk.close()
+        one.server.close()
+        one.server.close()
 
 
 def says(text: str) -> Callable[[Message], Message]:
@@ -51,15 +51,15 @@ def says(text: str) -> Callable[[Message], Message]:
 
 def test_answers_come_from_all_running_workers(make: Make) -> None:
     first, second = make(0), make(1, name=says("second"))
-    second.desk.open()
+    second.server.open()
     assert first.others == [1, 2]
     assert first.ask_all({"do": "name", "of": 5}) == {1: {"do": "answer", "answer": ["second", 5]}}
-    make(2, name=says("third")).desk.open()
+    make(2, name=says("third")).server.open()
     assert first.ask_all({"do": "name", "of": 6})[2]["answer"] == ["third", 6]
     assert first.ask(1, {"do": "what nobody knows"}) is None
     # Another process in its place, as at a hot restart.
-    make(1, name=says("another")).desk.open()
-    second.desk.close()
+    make(1, name=says("another")).server.open()
+    second.server.close()
     assert (first.ask(1, {"do": "name", "of": 7}) or {})["answer"] == ["another", 7]
 
 
@@ -90,7 +90,7 @@ def test_a_silent_worker_is_skipped_for_a_time(make: Make, directory: Path, monk
     monkeypatch.setattr(worker_rpc, "QUESTION_S", 0.2)
     monkeypatch.setattr(worker_rpc, "monotonic", lambda: monotonic() + now_s[0])
     first, silent = make(0), Silent(directory, 1)
-    make(2, name=says("third")).desk.open()
+    make(2, name=says("third")).server.open()
     question = {"do": "name", "of": 1}
     begun_s = monotonic()
     assert list(first.ask_all(question)) == [2]
@@ -106,7 +106,7 @@ def test_a_silent_worker_is_skipped_for_a_time(make: Make, directory: Path, monk
         assert list(first.ask_all(question)) == [2]
     assert silent.questions == 2
     silent.close()
-    make(1, name=says("awake")).desk.open()
+    make(1, name=says("awake")).server.open()
     assert list(first.ask_all(question)) == [2]
     now_s[0] += worker_rpc.SILENT_S
     assert list(first.ask_all(question)) == [1, 2]
@@ -131,23 +131,23 @@ def test_news_continue_until_closed_and_are_requested_again(make: Make, monkeypa
         return tell
 
     first, second = make(0), make(1)
-    second.desk.news["news"] = news(1)
+    second.server.news["news"] = news(1)
     asked = iter(range(10))
     following = gevent.spawn(first.follow, 1, lambda: {"do": "news", "of": next(asked)}, lambda said: told.append(said))
     gevent.sleep(0.1)
-    second.desk.open()  # it was not there at first
+    second.server.open()  # it was not there at first
     wait_until(lambda: len(told) > 3)
-    second.desk.close()
+    second.server.close()
     wait_until(lambda: not open_news)
     another = make(1)
-    another.desk.news["news"] = news(2)
-    another.desk.open()
+    another.server.news["news"] = news(2)
+    another.server.open()
     wait_until(lambda: told[-1]["answer"][0] == 2, told)
     assert told[-1]["answer"][2] > told[0]["answer"][2], "asked anew"
     following.kill()
     wait_until(lambda: not open_news, "who has nobody to tell stops")
     # What is complete is not asked for again.
-    another.desk.news["news"] = lambda question: (one for one in ({"do": "news", "answer": 1}, END))
+    another.server.news["news"] = lambda question: (one for one in ({"do": "news", "answer": 1}, END))
     assert list(first.events([1], {"do": "news"})) == [1]
 
 
@@ -160,7 +160,7 @@ def test_several_queries_are_one_question_to_each_worker(make: Make) -> None:
         return {"do": "answers", "answers": [(200, found[words[0]]) for words, _ in question["asked"]], "cost_s": 0.25}
 
     first = make(0)
-    make(2, answers=answers).desk.open()
+    make(2, answers=answers).server.open()
     parts: Any = None
     together = AllWorkers(parts, first)
     results = together.get_many(

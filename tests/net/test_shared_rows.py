@@ -131,9 +131,9 @@ def test_deletions_are_kept_for_a_time_only(
     first.end(1)
     assert not first.purge(), "that was all"
     assert second.changes() == [], "it has missed it"
-    assert second.living_if_missed() is None
+    assert second.owners_if_missed() is None
     monkeypatch.setattr(shared_rows, "MISSED_S", 0.0)
-    assert second.living_if_missed() == {2}
+    assert second.owners_if_missed() == {2}
     assert second.changes() == [Row(2, HEAD, b"x")], "all again"
 
 

@@ -62,7 +62,7 @@ class _Stopped(gevent.GreenletExit):
 
 
 class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
-    """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, all but messages.
+    """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, except messages.
 
     Args:
         connect: opens a stream.
@@ -106,7 +106,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         """Whether the connection is open and accepted by the broker."""
         return self._endpoint.is_open
 
-    # ---- the end
+    # ---- closing
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all messages are sent, acknowledged if QoS 1 or 2, and all subscriptions are acknowledged.

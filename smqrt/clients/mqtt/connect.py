@@ -125,7 +125,7 @@ class MqttOptions:
     nocheck: bool = option(False, switch(), "with TLS, accept any certificate")
     cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of the system's")
     certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
-    keyfile: str | None = option(None, _FILE, "PEM file with its key")
+    keyfile: str | None = option(None, _FILE, "PEM file with the private key of the client")
     alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the preferred one first")
     timeout: float = option(
         5.0,
@@ -144,7 +144,7 @@ class MqttOptions:
         "seconds; 0 disables it; see below",
     )
     username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
-    password: str | bytes | None = option(None, _PASSWORD, "the same")
+    password: str | bytes | None = option(None, _PASSWORD, "sent only to a broker with a trusted certificate")
     will: Will | None = option(
         None,
         WILL,

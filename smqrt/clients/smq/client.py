@@ -73,7 +73,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         """Whether the connection is open and accepted by the broker."""
         return self._session.etid != 0
 
-    # ---- the end
+    # ---- closing
 
     def disconnect(self, text: str | bytes = "") -> None:
         """Close the client in the background. Returns at once; `onclose` is not called.

@@ -88,7 +88,7 @@ class SmqClientOptions:
     onauth: Callback = option(None, _FUNCTION, "`f(rnd, ip)` → credentials, str or bytes", shown="none")
     onconnect: Callback = option(None, _FUNCTION, "`f(etid, rnd, ip)` after the first connection", shown="none")
     onreconnect: Callback = option(
-        None, _FUNCTION, "the same after later ones", shown="none; with `cleanstart`, `onconnect`"
+        None, _FUNCTION, "`f(etid, rnd, ip)` after later connections", shown="none; with `cleanstart`, `onconnect`"
     )
     onclose: Callback = option(
         None, _FUNCTION, "`f(err, canreconnect)` → None (as `reconnect` says), False, True or seconds", shown="none"
@@ -101,9 +101,12 @@ class SmqClientOptions:
     pong: float = option(10.0, _SECONDS, "time limit of the response; otherwise the connection is closed", shown="10 s")
     reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
-        5.0, _SECONDS, "first delay; it doubles with every failure, less a random part of up to a half", shown="5 s"
+        5.0,
+        _SECONDS,
+        "delay before a reconnect; it doubles with every failure, less a random part of up to a half",
+        shown="5 s",
     )
-    reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay", shown="60 s")
+    reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay before a reconnect", shown="60 s")
     cleanstart: bool = option(
         False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
@@ -120,7 +123,7 @@ class SmqClientOptions:
         shown="the system's certificate authorities",
     )
     certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
-    keyfile: str | None = option(None, _FILE, "PEM file with its key")
+    keyfile: str | None = option(None, _FILE, "PEM file with the private key of the client")
     verify: bool = option(True, switch(), "False accepts any certificate")
     tls: ClientTls | None = option(
         None,
@@ -349,7 +352,7 @@ class ClientConnection:
             self._write_failed = error
             self.abort()
 
-    # ---- end
+    # ---- close
 
     def abort_after(self, seconds: float) -> None:
         """End the connection after `seconds` at the latest."""

@@ -366,7 +366,7 @@ _DOWNLOAD = '<a class="plain" href="{url}" download>Download</a>'
 _TAIL = """</tbody>
 </table>
 <p id="nothing" class="soft"{hidden}>Nothing here yet. Drop files on this page, or choose Upload.</p>
-<p class="soft keys">Keys: ↑ ↓ choose, Enter opens, F2 renames, Del deletes, Backspace goes up, U uploads, N makes a folder.</p>
+<p class="soft keys">Keys: ↑ ↓ choose, Enter opens, F2 renames, Del deletes, Backspace goes up, U uploads, N creates a folder.</p>
 </main>
 <div id="drop" hidden><p>Drop the files to upload them here</p></div>
 <dialog id="ask" aria-labelledby="question"><form method="dialog"><h2 id="question"></h2><label><span class="unseen">Name</span><input id="answer" autocomplete="off" maxlength="255"></label><p class="buttons"><button type="button" value="" class="second" id="cancel">Cancel</button><button value="yes" id="yes">OK</button></p></form></dialog>

@@ -1,4 +1,4 @@
-"""The console: its place in the admin listener, and the state that all of its pages share."""
+"""The console: its mount on the admin listener, and the state that its pages share."""
 
 from __future__ import annotations
 

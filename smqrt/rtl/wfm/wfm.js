@@ -1,24 +1,24 @@
-// The web file manager. The server makes the list; what changes files is WebDAV: PUT, MKCOL, MOVE, DELETE (RFC 4918).
+// The web file manager. The server generates the list; files are changed by WebDAV: PUT, MKCOL, MOVE, DELETE (RFC 4918).
 
 const $ = (id) => document.getElementById(id);
 const entries = $("entries");
-const AT_ONCE = 2; // uploads; the server takes five of everybody together
+const MAX_UPLOADS = 2; // concurrent ones of this page; the server accepts five from all users together
 
 const WORDS = {
     0: "The server can't be reached.",
     401: "You are no longer logged in.",
     403: "That is not allowed here.",
-    404: "It is no longer there.",
-    405: "Something of that name is there already.",
-    409: "The folder is no longer there.",
-    412: "Something of that name is there already.",
+    404: "The file or folder no longer exists.",
+    405: "A file or folder with this name already exists.",
+    409: "The folder no longer exists.",
+    412: "A file or folder with this name already exists.",
     413: "The file is too large.",
-    423: "It is locked: somebody is working on it.",
-    503: "Too many uploads at the same time; try again soon.",
-    507: "There is no more room.",
+    423: "The file is locked: another user is editing it.",
+    503: "Too many uploads at the same time; try again later.",
+    507: "The disk of the server is full.",
 };
 
-const words = (status) => WORDS[status] ?? `It failed: the server says ${status}.`;
+const words = (status) => WORDS[status] ?? `The server responded with status ${status}.`;
 
 // The URL of a name in this folder; the page's own URL ends in "/".
 const url = (name) => location.pathname + encodeURIComponent(name);
@@ -44,7 +44,7 @@ function count() {
     $("count").textContent = all === 1 ? "1 entry" : `${all} entries`;
 }
 
-// Times as the reader's clock shows them.
+// Shows times in the time zone of the browser.
 function localTimes() {
     for (const time of entries.querySelectorAll("time")) {
         const date = new Date(time.dateTime);
@@ -52,7 +52,7 @@ function localTimes() {
     }
 }
 
-// Fetches the list anew; `name` keeps or gets the focus.
+// Fetches the list again and gives the focus to the row `name`, if given.
 async function refresh(name) {
     const response = await fetch(location.pathname, {cache: "no-store"}).catch(() => null);
     if (!response?.ok) return say(words(response?.status ?? 0));
@@ -70,9 +70,9 @@ function show() {
     count();
 }
 
-// ---- questions
+// ---- dialogs
 
-// Asks for a text, or with no text only for a yes; gives the text, or null.
+// Asks for a text, or without `text` for a confirmation. Returns the text, or null when the dialog was cancelled.
 function question(title, text, yes) {
     const dialog = $("ask"), input = $("answer");
     $("question").textContent = title;
@@ -83,7 +83,7 @@ function question(title, text, yes) {
     dialog.showModal();
     if (text === undefined) $("yes").focus();
     else input.setSelectionRange(0, text.lastIndexOf(".") > 0 ? text.lastIndexOf(".") : text.length);
-    return new Promise((resolve) => { // the event "close" comes late, and could be that of the question before
+    return new Promise((resolve) => { // not by the event "close": it is late, and may be that of the previous dialog
         dialog.querySelector("form").onsubmit = () => resolve(input.value);
         dialog.oncancel = () => resolve(null);
         $("cancel").onclick = () => {
@@ -93,15 +93,15 @@ function question(title, text, yes) {
     });
 }
 
-// Whether a name can be given: one that would be a path is none.
+// Whether a name is valid and not used in this folder; shows the fault.
 function free(name) {
-    const is = name && !/[/\\]/.test(name) && name !== "." && name !== "..";
-    say(!is ? "A name has no slash and is not empty." : named(name) ? WORDS[412] : "");
-    return is && !named(name);
+    const isValid = name && !/[/\\]/.test(name) && name !== "." && name !== "..";
+    say(!isValid ? "A name must not be empty or contain a slash." : named(name) ? WORDS[412] : "");
+    return isValid && !named(name);
 }
 
 async function newFolder() {
-    const name = await question("Name of the new folder", "", "Make");
+    const name = await question("Name of the new folder", "", "Create");
     if (name !== null && free(name) && await ask("MKCOL", url(name) + "/")) await refresh(name);
 }
 
@@ -116,7 +116,7 @@ async function rename(row) {
 async function remove(row) {
     const name = row.dataset.name, isFolder = row.dataset.kind === "folder";
     const next = (row.nextElementSibling ?? row.previousElementSibling)?.dataset.name;
-    if (await question(`Delete ${isFolder ? "the folder" : ""} “${name}”${isFolder ? " and all in it" : ""}?`, undefined, "Delete") === null) return;
+    if (await question(`Delete ${isFolder ? "the folder" : ""} “${name}”${isFolder ? " and everything in it" : ""}?`, undefined, "Delete") === null) return;
     if (await ask("DELETE", url(name) + (isFolder ? "/" : ""))) await refresh(next);
 }
 
@@ -132,7 +132,7 @@ entries.addEventListener("click", (event) => {
 const waiting = [];
 let running = 0;
 
-// One line of the list of uploads.
+// Adds a line to the list of uploads.
 function line(name) {
     const item = document.createElement("li"), title = document.createElement("span"), state = document.createElement("span");
     const stop = document.createElement("button"), bar = document.createElement("progress");
@@ -151,7 +151,7 @@ function line(name) {
 
 function send(file, shown) {
     return new Promise((resolve) => {
-        const request = new XMLHttpRequest(); // fetch tells nothing of its progress
+        const request = new XMLHttpRequest(); // fetch does not report the progress of uploads
         request.upload.onprogress = ({loaded, total}) => {
             shown.bar.value = total ? loaded / total : 0;
             shown.state.textContent = `${Math.floor(100 * shown.bar.value)} %`;
@@ -165,14 +165,14 @@ function send(file, shown) {
     });
 }
 
-const BUSY = 503, PATIENCE_MS = 2000, TRIES = 30;
+const BUSY = 503, RETRY_MS = 2000, TRIES = 30; // a minute: other uploads may be large
 
 async function upload({file, shown}) {
     let status = await send(file, shown);
     for (let tries = 1; status === BUSY && tries < TRIES && shown.item.isConnected; tries++) {
         shown.state.textContent = "waiting for other uploads";
         shown.stop.onclick = () => shown.item.remove();
-        await new Promise((resolve) => setTimeout(resolve, PATIENCE_MS));
+        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
         if (!shown.item.isConnected) return;
         status = await send(file, shown);
     }
@@ -188,7 +188,7 @@ async function upload({file, shown}) {
 }
 
 async function work() {
-    if (running >= AT_ONCE) return;
+    if (running >= MAX_UPLOADS) return;
     running++;
     while (waiting.length) await upload(waiting.shift());
     running--;
@@ -198,7 +198,7 @@ function add(files) {
     say("");
     for (const file of files) {
         if (named(file.name)?.dataset.kind === "folder") {
-            say(`“${file.name}” is a folder here.`);
+            say(`“${file.name}” is the name of a folder here.`);
             continue;
         }
         const job = {file, shown: line(file.name)};
@@ -208,12 +208,12 @@ function add(files) {
         };
         waiting.push(job);
     }
-    for (let i = 0; i < AT_ONCE; i++) work();
+    for (let i = 0; i < MAX_UPLOADS; i++) work();
 }
 
 async function addAsked(files) {
     const there = files.filter((file) => named(file.name)?.dataset.kind === "file").map((file) => file.name);
-    const title = there.length === 1 ? `Replace “${there[0]}”?` : `Replace ${there.length} files that are here?`;
+    const title = there.length === 1 ? `Replace “${there[0]}”?` : `Replace ${there.length} existing files?`;
     if (!there.length || await question(title, undefined, "Replace") !== null) add(files);
 }
 
@@ -229,7 +229,7 @@ window.addEventListener("beforeunload", (event) => {
 
 // ---- drag and drop
 
-let depth = 0; // dragenter and dragleave come for every element on the way
+let depth = 0; // of nested elements: each of them receives dragenter and dragleave
 const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
 
 document.addEventListener("dragenter", (event) => {
@@ -249,7 +249,7 @@ document.addEventListener("drop", (event) => {
     const items = [...event.dataTransfer.items].filter((item) => item.kind === "file");
     const folders = items.filter((item) => item.webkitGetAsEntry?.()?.isDirectory).map((item) => item.webkitGetAsEntry().name);
     addAsked([...event.dataTransfer.files].filter((file) => !folders.includes(file.name)));
-    if (folders.length) say(`Folders can't be dropped here; make “${folders[0]}” and drop the files into it.`);
+    if (folders.length) say(`Folders can't be dropped here; create “${folders[0]}” and drop the files into it.`);
 });
 
 // ---- keys

@@ -92,7 +92,7 @@ class SymmetricBinding:
         """As `encrypt`, yielding to other greenlets in between; blocks."""
         return self._encrypt(handle, data, padded, Turn().yield_if_due)
 
-    def _encrypt(self, handle: int, data: bytes, padded: bool, yield_if_due: ciphers.Breathe) -> LuaResult:
+    def _encrypt(self, handle: int, data: bytes, padded: bool, yield_if_due: ciphers.YieldIfDue) -> LuaResult:
         sealed, tag = self._ciphers[handle].encrypt(data, padded, yield_if_due)
         return sealed if tag is None else (sealed, tag)
 

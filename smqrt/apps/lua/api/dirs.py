@@ -538,7 +538,7 @@ def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceL
     """Install the trace loggers; return the object that closes them."""
     loggers = TraceLoggers(vm, services, dirs)
     if services.worker_rpc is not None:
-        services.worker_rpc.desk.news[QUESTION] = loggers.lines
+        services.worker_rpc.server.news[QUESTION] = loggers.lines
     names = tuple(map(utf8, OPTIONS))
     functions = methods(loggers, "new configure ontrace next_lines remove_callback")
     vm.namespace("ba.tracelogger", functions | {"options": lambda: names})
