@@ -1,7 +1,7 @@
 """The reference pages and the code have the same names: methods, options, callbacks and attributes, in both directions.
 
 What `create` of hubs takes, their methods, and tables of options that are made of the code are compared elsewhere
-(`test_manual.py`, `test_settings.py`).
+(`test_manual.py`, `settings/test_server_settings.py`).
 """
 
 from __future__ import annotations

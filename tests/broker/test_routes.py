@@ -24,7 +24,7 @@ from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Journal:

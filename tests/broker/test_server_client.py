@@ -14,7 +14,7 @@ from smqrt.broker.server_client import Arrived, HandlerQueue, ServerClient
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Handler:

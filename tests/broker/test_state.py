@@ -16,7 +16,7 @@ from smqrt.broker.state import LOG_INTERVAL_S, Hooks
 from smqrt.broker.topics import NAMES, Topic
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Cluster:

@@ -13,7 +13,7 @@ from smqrt.broker.routes import Trace, TracedRoute
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.broker.crowd import Crowd, Ear, observe, settle, subscribe
+from tests.broker.memory_clients import Crowd, Ear, observe, settle, subscribe
 
 
 @pytest.fixture(autouse=True)

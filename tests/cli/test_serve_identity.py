@@ -14,7 +14,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import StartError
 from smqrt.server.runtime import Server
 from smqrt.settings.server_settings import AuthSettings, Settings
-from tests.identity.conftest import USERS, user_line
+from tests.auth.conftest import USERS, user_line
 
 PRELOAD = """\
 local users = ba.create.serverusers()

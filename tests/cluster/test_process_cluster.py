@@ -18,9 +18,9 @@ from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.transport.tls_contexts import ClientTls
 from tests.cluster.cut import Cable
 from tests.cluster.engines import Client
+from tests.cluster.nats.server import NatsServer
+from tests.cluster.nats.server import cluster as nats_cluster
 from tests.conftest import free_port
-from tests.nats.server import NatsServer
-from tests.nats.server import cluster as nats_cluster
 from tests.support.pki import Authority
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.apps.lua.mqtt_packets import PINGREQ, connect, packet, publish, subscribe, text, varint
 from tests.hostile.conftest import APPS, Attack, Besieged
-from tests.lua.mqtt_packets import PINGREQ, connect, packet, publish, subscribe, text, varint
 from tests.support.waiting import wait_until
 
 SMALLEST = b"\x26\0\0\0\0"

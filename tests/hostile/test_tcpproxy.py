@@ -1,4 +1,4 @@
-"""Applications that copy from socket to socket, as the TCP proxy in tests/apps: both sides do their worst."""
+"""Applications that copy from socket to socket, as the TCP proxy in tests/apps/examples: both sides do their worst."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def target(speaks: bool = False, reads: bool = False) -> Iterator[Target]:
 
 @pytest.fixture
 def server(besiege: Callable[..., Besieged]) -> Besieged:
-    return besiege(REPOSITORY / "tests/apps/tcpproxy")
+    return besiege(REPOSITORY / "tests/apps/examples/tcpproxy")
 
 
 def proxy_port(server: Besieged, target_port: int) -> int:

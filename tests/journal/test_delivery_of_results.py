@@ -24,7 +24,7 @@ from smqrt.wire import smq as wire
 from tests.cli.test_serve import application
 from tests.cluster.engines import TcpEngine, pair
 from tests.conftest import Served
-from tests.net.test_slow import stalled
+from tests.smq.test_slow_consumers import stalled
 from tests.support.device import RAW, WS, Device, Site
 from tests.support.waiting import wait_until
 

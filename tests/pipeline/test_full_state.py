@@ -18,8 +18,8 @@ from smqrt.pipeline import query, status
 from smqrt.pipeline.failures import is_disk_full, is_transient
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
+from tests.server.test_full_disk import fill
 from tests.support.waiting import wait_until
-from tests.test_full_disk import fill
 
 PATIENCE_S = 60.0
 QUERIES = ("out", "kept", "sums")

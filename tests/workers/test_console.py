@@ -21,7 +21,7 @@ from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.support.device import WS, Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operators import asked
+from tests.workers.test_operator_commands import asked
 from tests.workers.test_workers import workers_of
 from tests.workers.visit import Visit
 

@@ -17,7 +17,7 @@ from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operators import asked
+from tests.workers.test_operator_commands import asked
 
 pytestmark = pytest.mark.servers
 
