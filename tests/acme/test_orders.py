@@ -65,7 +65,7 @@ def test_an_account_is_kept(zone: Zone, authority: AcmeAuthority) -> None:
     assert list(authority.contacts.values()) == [[]]
 
 
-def test_an_account_without_its_file_is_found_by_its_key(zone: Zone, authority: AcmeAuthority, tmp_path: Path) -> None:
+def test_an_account_without_file_is_found_by_key(zone: Zone, authority: AcmeAuthority, tmp_path: Path) -> None:
     zone.order()
     (tmp_path / "account/account.json").unlink()
     Zone(authority, tmp_path / "account", "root@example.com").order()

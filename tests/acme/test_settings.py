@@ -69,12 +69,12 @@ def test_acme_with_a_certificate_file(tmp_path: Path) -> None:
         check_startable(settings(tmp_path, cert="site.pem"))
 
 
-def test_no_port_that_wants_one(tmp_path: Path) -> None:
+def test_settings_without_a_tls_port_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no port with TLS needs one; set tls_port"):
         check_startable(settings(tmp_path, tls_port=None))
 
 
-def test_a_port_in_a_table_wants_one(tmp_path: Path) -> None:
+def test_a_tls_port_in_a_table_counts(tmp_path: Path) -> None:
     tables = {"main": ListenerSettings(port=0, tls=True)}
     tls = TlsSettings(acme=("example.com",), acme_folder=str(tmp_path))
     check_startable(Settings(listener=tables, tls=tls))

@@ -74,7 +74,7 @@ def guarded(guard: Callable[..., Guarded], tmp_path: Path) -> Guarded:
     return guard(RULES, auth=files | {"jwt_issuer": "us", "jwt_audience": "hub"})
 
 
-def test_tokens_let_in(guarded: Guarded) -> None:
+def test_tokens_authenticate(guarded: Guarded) -> None:
     for key, algorithm in (
         (RSA_KEY, "RS256"),
         (RSA_KEY, "PS256"),

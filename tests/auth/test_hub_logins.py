@@ -91,7 +91,7 @@ def test_rules_hold_for_everything_a_client_can_do(guard: Callable[..., Guarded]
     bob.send(observe(ann.etid)).expect(wire.change(ann.etid, 0))
 
 
-def test_a_fragmented_message_is_no_way_around(guard: Callable[..., Guarded]) -> None:
+def test_a_fragmented_message_does_not_bypass_the_limit(guard: Callable[..., Guarded]) -> None:
     site = guard(ACL).site
     ann = site.open().start().connect(b"ann-one", credentials=ANN)
     bob = site.open().start().connect(b"bob-one", credentials=BOB)
@@ -299,7 +299,9 @@ def test_wrong_logins_are_slowed_down(guard: Callable[..., Guarded]) -> None:
     site.open().start().connect(b"bob-one", credentials=BOB)  # others are not held up
 
 
-def test_a_thousand_wrong_logins_hold_nobody_up(guard: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_wrong_logins_delay_no_others(
+    guard: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether a name is known can't be told by the time, and who is inside notices nothing."""
     guarded = guard(users=USERS.replace(user_line("eve", "evil"), f"slow:{new_hash(b'slow', 8192)}\n"))
     monkeypatch.setattr(guarded.service.throttle, "take", lambda address, name: True)

@@ -25,7 +25,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_name_has_so_many_guesses_and_then_one_now_and_then(clock: Clock):
+def test_guesses_of_a_name_are_limited_then_slowly_restored(clock: Clock):
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(100, 1))
     assert [throttle.take("1.1.1.1", "ann") for _ in range(5)] == [True] * 3 + [False] * 2
     assert throttle.take("1.1.1.1", "bob"), "another name"
@@ -44,7 +44,7 @@ def test_an_address_has_so_many_for_all_names(clock: Clock):
     assert throttle.wait_s("1.1.1.1", "other") == 2
 
 
-def test_who_logs_in_has_all_guesses_again(clock: Clock):
+def test_a_login_restores_all_guesses(clock: Clock):
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     for _ in range(50):
         assert throttle.take("1.1.1.1", "ann")
@@ -56,7 +56,7 @@ def test_who_logs_in_has_all_guesses_again(clock: Clock):
     assert throttle.failures("1.1.1.1") == 0
 
 
-def test_a_name_that_was_here_is_not_in_the_way_of_guesses_at_others(clock: Clock):
+def test_known_names_do_not_limit_guesses_at_others(clock: Clock):
     """Behind one proxy there are those who work and one who guesses."""
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     throttle.take("1.1.1.1", "ann")
@@ -77,7 +77,7 @@ def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     assert len(throttle._known) <= 10
 
 
-def test_who_may_guess_no_more_drives_nobody_out(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+def test_guess_limits_close_no_logged_in_client(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_ENTRIES", 20)
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     while throttle.take("1.1.1.1", "ann"):
@@ -118,7 +118,7 @@ def test_a_nonce_and_its_counts(clock: Clock):
     assert nonces.state(nonce, 10_001) is State.STALE
 
 
-def test_a_nonce_of_somebody_else(clock: Clock):
+def test_forged_nonces(clock: Clock):
     nonces = Nonces(clock)
     nonce = nonces.issue()
     for forged in ("", "x", nonce[:-4] + "AAA=", nonce + "=", nonce + "A", Nonces(clock).issue(), "ä" * 44, "A" * 5000):
@@ -135,7 +135,7 @@ def test_a_nonce_that_was_logged_out_with(clock: Clock):
     assert not nonces.use(nonce, 2)
 
 
-def test_nonces_that_had_to_make_room_are_not_good_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+def test_evicted_nonces_are_not_valid_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registry, "_MAX_KEPT", 3)
     nonces = Nonces(clock)
     issued = []

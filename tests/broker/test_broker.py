@@ -24,7 +24,7 @@ def test_a_broker_has_the_method(method: Any) -> None:
 
 
 @TABLE
-def test_python_has_the_method_with_the_names_and_defaults_of_the_table(method: Any) -> None:
+def test_python_methods_have_names_and_defaults_of_the_table(method: Any) -> None:
     declared = list(signature(getattr(hub.Smq, method.name)).parameters.values())[1:]
     assert [one.name for one in declared] == [one.name for one in method.arguments]
     for parameter, argument in zip(declared, method.arguments, strict=True):

@@ -25,7 +25,7 @@ def longest_turn() -> float:
     return longest
 
 
-def test_changes_of_one_turn_are_told_once() -> None:
+def test_changes_of_one_turn_are_reported_once() -> None:
     crowd = Crowd()
     watcher, fickle, steady = crowd.clients(3)
     tid = subscribe(steady, b"lamp")
@@ -40,7 +40,7 @@ def test_changes_of_one_turn_are_told_once() -> None:
     assert heard(watcher) == [smq.change(tid, 2)]
 
 
-def test_a_number_that_is_the_same_again_is_told_to_nobody() -> None:
+def test_unchanged_counts_are_not_sent() -> None:
     crowd = Crowd()
     watcher, fickle = crowd.clients(2)
     subscribe(fickle, b"lamp")
@@ -73,7 +73,7 @@ def test_a_storm_under_many_observers_costs_one_change_each() -> None:
     assert all(heard(watcher) == [smq.change(tid, 0)] for watcher in watchers)
 
 
-def test_who_observes_what_it_subscribes_to_is_told_before_suback_and_once() -> None:
+def test_an_observing_subscriber_is_notified_once_before_suback() -> None:
     crowd = Crowd()
     (both,) = crowd.clients(1)
     tid = crowd.broker.topic_table.named(b"lamp").id
@@ -85,7 +85,7 @@ def test_who_observes_what_it_subscribes_to_is_told_before_suback_and_once() -> 
     assert heard(both) == [smq.change(tid, 1), smq.ack(Type.SUBACK, tid, b"lamp")]
 
 
-def test_a_thousand_that_leave_two_thousand_common_topics_hold_no_turn() -> None:
+def test_a_thousand_leaving_two_thousand_topics_yield_the_loop() -> None:
     crowd = Crowd()
     watcher, *crew = crowd.clients(501)
     names = [b"topic-%d" % number for number in range(1000)]
@@ -109,7 +109,7 @@ def test_a_thousand_that_leave_two_thousand_common_topics_hold_no_turn() -> None
     assert len(told) < 3 * len(tids)
 
 
-def test_a_topic_that_dies_costs_each_of_its_publishers_one_route() -> None:
+def test_a_removed_topic_costs_each_publisher_one_route() -> None:
     crowd = Crowd()
     receivers = crowd.clients(1000)
     publishers = crowd.clients(1000)
@@ -140,7 +140,7 @@ def test_a_message_to_ten_thousand_is_flushed_in_portions() -> None:
     assert all(len(heard(subscriber)) == 1 for subscriber in subscribers)
 
 
-def test_an_etid_that_ten_thousand_observe_is_told_to_each_once() -> None:
+def test_each_of_ten_thousand_observers_gets_one_notification() -> None:
     crowd = Crowd()
     watched, *watchers = crowd.clients(10_001)
     for watcher in watchers:
@@ -166,7 +166,7 @@ def leaver(crowd: Crowd) -> tuple[object, int]:
     return session, crowd.broker.topic_table.by_name[b"held-19999"].id
 
 
-def test_who_has_left_gets_nothing_more_and_what_comes_is_counted() -> None:
+def test_messages_for_a_closed_client_are_counted() -> None:
     crowd = Crowd()
     session, tid = leaver(crowd)
     (publisher,) = crowd.clients(1)
@@ -181,7 +181,7 @@ def test_who_has_left_gets_nothing_more_and_what_comes_is_counted() -> None:
     assert crowd.broker.stats.drops[Drop.UNROUTED] == 1
 
 
-def test_the_etid_of_who_has_left_is_not_drawn_before_it_is_gone() -> None:
+def test_an_etid_is_not_reused_before_its_removal() -> None:
     crowd = Crowd()
     session, _ = leaver(crowd)
     etid = session.etid  # type: ignore[attr-defined]
@@ -192,7 +192,7 @@ def test_the_etid_of_who_has_left_is_not_drawn_before_it_is_gone() -> None:
     assert crowd.client().etid == etid
 
 
-def test_who_comes_back_meanwhile_starts_anew_and_loses_nothing() -> None:
+def test_clients_reconnecting_meanwhile_restart_without_loss() -> None:
     crowd = Crowd()
     session, tid = leaver(crowd)
     (watcher,) = crowd.clients(1)
@@ -215,7 +215,7 @@ def test_who_comes_back_meanwhile_starts_anew_and_loses_nothing() -> None:
     assert heard(watcher) == [], "the number is what it was"
 
 
-def test_a_shutdown_in_the_middle_ends_the_others_and_all_is_clean() -> None:
+def test_a_shutdown_under_load_closes_all_cleanly() -> None:
     crowd = Crowd()
     session, _ = leaver(crowd)
     others = crowd.clients(10)

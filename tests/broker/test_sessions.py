@@ -236,7 +236,7 @@ def test_an_answer_after_the_end_is_ignored() -> None:
     assert (came(session), ear.resumed, crowd.broker.sessions) == ([], 0, {})
 
 
-def test_a_hook_may_end_the_client_it_is_asked_about() -> None:
+def test_a_hook_may_close_its_client() -> None:
     def permittop(name: bytes, is_subscription: bool, session: Any) -> bool:
         session.disconnect(CloseReason.SHUTDOWN)
         return True
@@ -249,7 +249,7 @@ def test_a_hook_may_end_the_client_it_is_asked_about() -> None:
 
 
 @pytest.mark.parametrize("state", [SessionState.WAITING, SessionState.AUTHENTICATING, SessionState.CONNECTED])
-def test_a_client_that_is_not_accepted_in_time_is_refused(state: SessionState) -> None:
+def test_a_late_acceptance_refuses_the_client(state: SessionState) -> None:
     lines: list[str] = []
     hooks = Hooks(log=lambda peer, text: lines.append(text))
     if state is SessionState.AUTHENTICATING:
@@ -279,7 +279,7 @@ def test_a_second_client_with_the_uid_takes_over() -> None:
     assert ends(crowd, CloseReason.TAKEN_OVER) == 1
 
 
-def test_nobody_takes_over_the_client_of_another_user() -> None:
+def test_takeover_requires_the_same_user() -> None:
     crowd = Crowd()
     old = connected(crowd, identity=Identity("ann"))
     new = opened(crowd, Identity("bob"))
@@ -311,7 +311,7 @@ def test_a_user_has_so_many_connections() -> None:
     assert not connected(crowd, b"device-6", ann).closed
 
 
-def test_a_closed_hub_accepts_nobody() -> None:
+def test_a_closed_hub_accepts_no_clients() -> None:
     crowd = Crowd()
     crowd.broker.closed = True
     session = opened(crowd)
@@ -342,7 +342,7 @@ def test_a_packet_against_the_rules_ends_the_client(packet: bytes, reason: Close
     assert came(session) == [], "without a word"
 
 
-def test_a_forged_publisher_is_told_why() -> None:
+def test_forged_publisher_is_the_close_reason() -> None:
     crowd = Crowd()
     session = connected(crowd)
     with pytest.raises(ProtocolError) as raised:
@@ -591,7 +591,7 @@ def test_a_client_observes_so_much() -> None:
     assert crowd.broker.stats.refused[CLIENT_OBSERVES] == 1
 
 
-def test_rights_decide_who_observes() -> None:
+def test_rights_apply_to_observe() -> None:
     crowd = Crowd()
     topic, hidden = (crowd.broker.topic_table.named(name) for name in (b"t", b"hidden"))
     session = connected(crowd, identity=Identity("ann", rights=Rights((Action.OBSERVE, b"t"))))
@@ -602,7 +602,7 @@ def test_rights_decide_who_observes() -> None:
     assert session.observed == {topic}
 
 
-def test_a_closed_client_hears_of_no_change() -> None:
+def test_a_closed_client_gets_no_notifications() -> None:
     crowd = Crowd()
     session = connected(crowd)
     topic = crowd.broker.topic_table.named(b"t")
@@ -647,7 +647,7 @@ def test_the_route_cache_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(session.routes) == size
 
 
-def test_nobody_publishes_before_connect() -> None:
+def test_publish_before_connect_is_refused() -> None:
     crowd = Crowd()
     with pytest.raises(ProtocolError) as raised:
         opened(crowd).resolve(smq.publish_frame(7, 0, 0, b"")[2:11])
@@ -769,7 +769,7 @@ def test_fragments_are_for_raw_sockets() -> None:
     assert ends(crowd, CloseReason.FRAGMENT_NOT_ALLOWED) == 1
 
 
-def test_a_hook_that_waits_for_fragments_has_the_whole_message() -> None:
+def test_a_waiting_hook_has_the_whole_message() -> None:
     crowd = Crowd(Hooks(onpublish=lambda run, tid, ptid, peer: Deferred()))
     session = connected(crowd)
     number = crowd.broker.topic_table.named(b"t").id
@@ -830,7 +830,7 @@ def test_a_lost_right_ends_an_observation() -> None:
 # ---- the end
 
 
-def test_the_end_is_told_and_leaves_nothing_behind() -> None:
+def test_close_is_reported_and_leaves_nothing() -> None:
     told: list[Any] = []
     crowd = Crowd(Hooks(onclose=lambda *call: told.append(call)))
     crowd.broker.on_end = lambda *call: told.append(call)

@@ -464,7 +464,7 @@ def test_a_publisher_that_fails_lets_others_go_on(caplog: pytest.LogCaptureFixtu
     assert waits.resumed == ["x", "y"]
 
 
-def test_clients_of_other_nodes_are_told_to_nobody() -> None:
+def test_clients_of_other_nodes_are_not_reported() -> None:
     waits = Waits()
     waits.pressure.add_remote(waits.two, b"a")
     assert waits.told == []

@@ -241,7 +241,7 @@ def test_a_taken_number_or_uid_is_refused(old: Broker, new: Broker) -> None:
     assert new.topic_table.get(4711) is None
 
 
-def test_an_observer_hears_what_changed_meanwhile(old: Broker, new: Broker) -> None:
+def test_an_observer_is_notified_of_intermediate_changes(old: Broker, new: Broker) -> None:
     session, other, gone = client(old), client(old, b"device-2"), client(old, b"device-3")
     tids = [subscribe(other, name) for name in (b"a", b"b")]
     for number in (*tids, gone.etid):

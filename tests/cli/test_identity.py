@@ -65,7 +65,7 @@ def test_users_come_change_and_go(file: Path) -> None:
         (["ann", "--stdin", "--groups", "a b"], "x\n", "the group name 'a b' must not have a space"),
     ],
 )
-def test_what_is_wrong_is_told(file: Path, words: list[str], typed: str, sentence: str) -> None:
+def test_faults_are_reported(file: Path, words: list[str], typed: str, sentence: str) -> None:
     outcome = passwd(file, *words, typed=typed)
     assert outcome.exit_code != 0
     assert sentence in outcome.output

@@ -5,7 +5,7 @@ import pytest
 from smqrt.clients.reconnect import Backoff
 
 
-def test_delays_double_up_to_the_longest_and_start_anew_after_success():
+def test_delays_double_up_to_a_maximum_and_reset():
     backoff = Backoff(1, 5, rnd=lambda: 0)
     assert [backoff.next_s() for _ in range(5)] == [1, 2, 4, 5, 5]
     backoff.reset()

@@ -80,7 +80,7 @@ def nodes(make_site: Callable[..., Site]) -> Iterator[Nodes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("to", ["topic", "client"])
-def test_who_publishes_at_another_node_waits_for_a_slow_client(nodes: Nodes, kind: str, to: str) -> None:
+def test_publishers_of_other_nodes_wait_for_slow_clients(nodes: Nodes, kind: str, to: str) -> None:
     here, there = nodes.join(slow="wait")
     lazy, publisher = stalled(there, b"lazy-1", kind), here.device(b"publisher", kind)
     other, reader = here.device(b"another"), there.device(b"reader")
@@ -120,7 +120,9 @@ def test_a_slow_client_elsewhere_holds_no_publisher_for_ever(nodes: Nodes, monke
 
 
 @pytest.mark.parametrize("end", ["silent", "cut", "gone"])
-def test_a_dead_node_holds_no_publisher_for_ever(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_a_lost_node_blocks_publishers_for_bounded_time(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     here, there = nodes.join(slow="wait")
     monkeypatch.setattr(Pressure, "max_wait_s", 0.5)
     lazy, publisher, reader = stalled(there, b"lazy-1"), here.device(b"publisher"), here.device(b"reader")
@@ -138,7 +140,7 @@ def test_a_dead_node_holds_no_publisher_for_ever(nodes: Nodes, monkeypatch: pyte
         assert numbers(reading.get()) == list(range(COUNT)), "who reads gets everything"
 
 
-def test_a_new_link_is_told_who_is_slow(nodes: Nodes) -> None:
+def test_a_new_link_gets_the_slow_clients(nodes: Nodes) -> None:
     here, there = nodes.join(slow="wait")
     lazy, publisher = stalled(there, b"lazy-1"), there.device(b"publisher")
     tid = publisher.create(b"news")

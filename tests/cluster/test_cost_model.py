@@ -37,7 +37,7 @@ def test_more_nodes_than_there_are_numbers(engine: str) -> None:
     assert [remark.split(":")[0] for remark in found.remarks] == ["2,000 nodes", "5,000,000 clients for each node"]
 
 
-def test_the_command_shows_a_row_for_each_size_and_engine() -> None:
+def test_the_command_prints_each_size_and_engine() -> None:
     result = CliRunner().invoke(cluster, ["plan", "--nodes", "16", "--nodes", "2000"])
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     assert [row[:2] for row in rows[1:]] == [["16", "mesh"], ["16", "NATS"], ["2000", "mesh"], ["2000", "NATS"]]

@@ -22,7 +22,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Engine, Place, Place, Place]]:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_that_came_in_the_same_moment_that_of_the_greater_node_counts(
+def test_equal_stamps_are_decided_by_the_greater_node(
     places: tuple[Engine, Place, Place, Place], order: tuple[int, int]
 ) -> None:
     engine, *nodes, both = places
@@ -35,7 +35,7 @@ def test_of_two_that_came_in_the_same_moment_that_of_the_greater_node_counts(
     assert holder.etid == etids[1]
 
 
-def test_when_the_newest_goes_the_one_before_it_has_the_uid(places: tuple[Engine, Place, Place, Place]) -> None:
+def test_the_previous_client_regains_the_uid(places: tuple[Engine, Place, Place, Place]) -> None:
     engine, one, other, both = places
     first, second = one.client(b"the same"), other.client(b"the same")
     engine.settle()

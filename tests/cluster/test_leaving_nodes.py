@@ -41,7 +41,7 @@ def is_forgotten(place: Place, number: int) -> bool:
     )
 
 
-def test_what_a_lost_node_would_have_got_is_counted_until_it_is_back(engine: Engine) -> None:
+def test_missed_messages_of_a_lost_node_are_counted(engine: Engine) -> None:
     places = one, other, third = [engine.place(name) for name in ("one", "other", "third")]
     engine.joined(*places)
     mine, theirs, both, gone = one.client(), other.client(), third.client(), other.client()
@@ -94,7 +94,7 @@ def test_a_node_that_leaves_in_order_misses_nothing(engine: Engine) -> None:
     assert not one.member.lost.nodes
 
 
-def test_a_node_that_is_killed_is_counted_for_until_it_has_started_again(engine: Engine) -> None:
+def test_copies_for_killed_nodes_are_counted_until_restart(engine: Engine) -> None:
     one, other = engine.place("one"), engine.place("other", number=77)
     engine.joined(one, other)
     publisher = one.client()
@@ -125,7 +125,7 @@ def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pyt
     assert (lost(one), unrouted(one)) == (0, 1)
 
 
-def test_a_hub_that_leaves_the_cluster_counts_for_nobody(engine: Engine) -> None:
+def test_a_hub_outside_the_cluster_is_not_counted(engine: Engine) -> None:
     one, other = pair(engine)
     publisher = one.client()
     other.client().subscribe(b"topic")
@@ -137,7 +137,7 @@ def test_a_hub_that_leaves_the_cluster_counts_for_nobody(engine: Engine) -> None
     assert (lost(one), unrouted(one)) == (0, 1)
 
 
-def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_nodes_are_counted_up_to_the_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving_nodes, "MAX_ABSENT", 1)
     one, first, second = places = [engine.place(name) for name in ("one", "first", "second")]
     engine.joined(*places)
@@ -153,7 +153,7 @@ def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monke
     assert lost(one) == len(one.member.lost.nodes) == 1
 
 
-def test_a_node_that_draws_its_number_is_back_at_its_address() -> None:
+def test_a_node_with_drawn_number_returns_at_its_address() -> None:
     here, there, hub, again = Mesh(KEY), Mesh(KEY), GeventBroker(Hooks(), HubOptions()), Mesh(KEY)
     told: list[str] = []
     hub.hooks.onnode = lambda node, event, why: told.append(event)

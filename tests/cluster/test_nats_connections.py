@@ -45,7 +45,7 @@ def test_messages_that_are_larger_than_nats_takes(engine: NatsEngine) -> None:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("flapping", [0, 1], ids=["first", "second"])
-def test_a_node_whose_connection_to_nats_breaks_links_the_others_at_once(tmp_path: Path, flapping: int) -> None:
+def test_a_node_relinks_at_once_after_losing_nats(tmp_path: Path, flapping: int) -> None:
     server = NatsServer(tmp_path)
     meshes, cables = [Mesh(KEY), Mesh(KEY)], [Cable(server.port), Cable(server.port)]
     nodes = [mesh.node for mesh in meshes]

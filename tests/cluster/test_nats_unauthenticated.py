@@ -107,7 +107,7 @@ def goes_on(one: Node, other: Node, links: list[Any]) -> bool:
     return one.mesh.node.links_lost == other.mesh.node.links_lost == 0
 
 
-def test_what_is_forged_ends_no_link_and_is_delivered_to_nobody(nodes: tuple[Node, Node, Eavesdropper]) -> None:
+def test_forged_messages_close_no_link_and_are_dropped(nodes: tuple[Node, Node, Eavesdropper]) -> None:
     one, other, stranger = nodes
     links = [one.link, other.link]
     got: list[bytes] = []
@@ -150,7 +150,7 @@ def test_hellos_in_the_name_of_a_node(nodes: tuple[Node, Node, Eavesdropper]) ->
     assert goes_on(one, other, links)
 
 
-def test_a_recorded_hello_keeps_no_dead_node_alive(nodes: tuple[Node, Node, Eavesdropper]) -> None:
+def test_a_replayed_hello_keeps_no_lost_node(nodes: tuple[Node, Node, Eavesdropper]) -> None:
     one, other, stranger = nodes
     hello = stranger.hello_of(other)
     other.mesh._timer.stop()  # it looks after its links no more,
@@ -205,7 +205,7 @@ def _stays(stranger: Eavesdropper, inbox: str, node_id: bytes) -> None:
         gevent.sleep(0.3)
 
 
-def test_who_claims_to_be_a_node_and_fails_does_not_shut_that_out(server: NatsServer) -> None:
+def test_a_failed_impostor_does_not_block_the_node(server: NatsServer) -> None:
     """The refusal of a wrong password is remembered for 10 s: for the one who did not know it."""
     nodes = [Node(server.url, number=number) for number in (7, 8)]
     ids = sorted(node.mesh.node.id for node in nodes)
@@ -234,7 +234,7 @@ def test_who_claims_to_be_a_node_and_fails_does_not_shut_that_out(server: NatsSe
             other.close()
 
 
-def test_who_claims_to_be_thousands_of_nodes_is_not_remembered_as_such(server: NatsServer) -> None:
+def test_claims_of_thousands_of_nodes_are_not_kept(server: NatsServer) -> None:
     one, stranger = Node(server.url), Eavesdropper(server.url)
     wait_until(lambda: stranger.heard)
     inbox = one.backplane.inbox(one.mesh.node.id)
@@ -253,7 +253,7 @@ def test_who_claims_to_be_thousands_of_nodes_is_not_remembered_as_such(server: N
         one.close()
 
 
-def test_a_node_hears_no_more_of_links_that_are_gone_than_there_may_be_nodes(
+def test_notices_of_lost_links_are_bounded_by_node_limit(
     nodes: tuple[Node, Node, Eavesdropper], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, stranger = nodes

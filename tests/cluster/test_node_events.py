@@ -53,7 +53,7 @@ def test_a_node_joins_is_lost_is_back_and_leaves(engine: Engine) -> None:
     assert told[-1][:2] == (number, "left")
 
 
-def test_who_leaves_the_cluster_is_told_nothing(engine: Engine) -> None:
+def test_a_leaving_node_gets_no_events(engine: Engine) -> None:
     told: list[str] = []
     one = engine.place("one", hooks=Hooks(onnode=lambda node, event, why: told.append(event)))
     other = engine.place("other", hooks=Hooks(onnode=lambda node, event, why: told.append(event)))

@@ -12,7 +12,7 @@ from tests.cluster.engines import KEY
 from tests.support.waiting import wait_until
 
 
-def test_a_node_that_joins_is_lost_heals_and_leaves_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_joins_losses_returns_and_leaves_of_nodes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "smqrt")
 
     def levels(words: str) -> list[int]:

@@ -33,7 +33,7 @@ def publish(engine: Engine, handled: Handled, places: list[Place], text: str) ->
     return server
 
 
-def test_one_server_handles_each_message_whoever_goes(engine: Engine) -> None:
+def test_one_server_handles_each_message_despite_failures(engine: Engine) -> None:
     handled: Handled = []
     places = [engine.place(name) for name in ("a", "b", "c")]
     for place in places:
@@ -61,7 +61,7 @@ def test_one_server_handles_each_message_whoever_goes(engine: Engine) -> None:
     assert publish(engine, handled, places, "fourth") == "c", "also of a node that handles none itself"
 
 
-def test_what_comes_from_a_node_of_the_version_before_is_handled_once(engine: Engine) -> None:
+def test_messages_of_older_nodes_are_handled_once(engine: Engine) -> None:
     handled: Handled = []
     older, *places = engine.place("older", abilities=()), engine.place("a"), engine.place("b")
     for place in places:
@@ -110,7 +110,7 @@ def test_a_message_keeps_its_publisher_and_its_sub_topic(engine: Engine) -> None
     assert got == [(b"hello", client.etid, 17, 4)]
 
 
-def test_the_global_handler_has_it_once_and_others_have_theirs(engine: Engine) -> None:
+def test_the_global_handler_gets_it_once_beside_others(engine: Engine) -> None:
     handled: Handled = []
     every: Handled = []
     one, other = engine.place("one"), engine.place("other")

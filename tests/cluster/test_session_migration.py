@@ -64,7 +64,7 @@ def test_messages_wait_for_the_new_process(engine: Engine) -> None:
     assert not writer.member.migration.nodes
 
 
-def test_nobody_is_told_that_a_client_is_gone(engine: Engine) -> None:
+def test_migration_reports_no_client_as_lost(engine: Engine) -> None:
     """Its ETID goes along; messages to it do, too."""
     writer, old = pair(engine)
     client, mine = old.client(), writer.client()
@@ -157,7 +157,7 @@ def test_what_waits_in_vain_is_counted(engine: Engine, monkeypatch: pytest.Monke
     assert not writer.member.migration.nodes
 
 
-def test_a_hub_that_pauses_and_does_not_leave_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_only_pauses_continues(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving_nodes, "MOVE_S", 0.5)
     writer, old = pair(engine)
     client, mine = old.client(), writer.client()

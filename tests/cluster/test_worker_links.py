@@ -105,18 +105,18 @@ def is_whole(machines: list[Machine]) -> bool:
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (1, 3), (3, 2, 1)])
-def test_lists_that_name_one_port_of_each_machine_join_all_their_workers(start: Start, counts: tuple[int, ...]) -> None:
+def test_one_port_of_each_machine_joins_all_workers(start: Start, counts: tuple[int, ...]) -> None:
     machines = start(*counts)
     wait_until(lambda: is_whole(machines), "all are linked")
 
 
-def test_it_is_enough_that_one_side_has_a_list_and_lists_may_name_all(start: Start) -> None:
+def test_one_list_suffices_and_lists_may_name_all(start: Start) -> None:
     machines = start(2, 2, nodes=lambda ports: [(), tuple(f"localhost:{ports[0] + number}" for number in range(2))])
     wait_until(lambda: is_whole(machines), "all are linked")
     assert [len(one.dialers) for one in meshes(machines)] == [0, 0, 2, 2]
 
 
-def test_a_worker_that_starts_again_is_found_and_its_old_self_is_not_missed(start: Start) -> None:
+def test_a_restarted_worker_is_found_and_replaces_the_old(start: Start) -> None:
     machines = start(2, 2)
     wait_until(lambda: is_whole(machines), "all are linked")
     for number in (1, 0):
@@ -126,7 +126,7 @@ def test_a_worker_that_starts_again_is_found_and_its_old_self_is_not_missed(star
         wait_until(lambda: is_whole(machines), "all are linked again")
 
 
-def test_a_server_that_has_fewer_workers_than_before_leaves_no_fault(start: Start, tmp_path: Path) -> None:
+def test_a_server_with_fewer_workers_leaves_no_fault(start: Start, tmp_path: Path) -> None:
     machines = start(1, 3)
     wait_until(lambda: is_whole(machines), "all are linked")
     for number in range(3):
@@ -137,7 +137,7 @@ def test_a_server_that_has_fewer_workers_than_before_leaves_no_fault(start: Star
     assert len(meshes(machines)[0].dialers) == 2
 
 
-def test_a_node_of_an_older_release_is_linked_and_nothing_else_is_expected(start: Start) -> None:
+def test_a_node_of_an_older_release_is_linked(start: Start) -> None:
     older = Mesh(KEY)
     older.node.abilities = ()
     newer = Mesh(KEY)
@@ -152,7 +152,7 @@ def test_a_node_of_an_older_release_is_linked_and_nothing_else_is_expected(start
         newer.close()
 
 
-def test_a_missing_link_is_in_the_log_once_and_when_it_is_there_again(
+def test_a_missing_link_and_its_return_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "smqrt")
@@ -180,7 +180,7 @@ def test_a_missing_link_is_in_the_log_once_and_when_it_is_there_again(
         other.close()
 
 
-def test_a_process_that_another_one_knows_and_this_one_does_not_reach_is_missing(start: Start) -> None:
+def test_unreachable_processes_that_others_know_are_missing(start: Start) -> None:
     """Nobody here looks for it, and it can't come."""
     machines = start(1, 2, nodes=lambda ports: [(), (f"127.0.0.1:{ports[0]}",)])
     wait_until(lambda: is_whole(machines), "all are linked")

@@ -77,17 +77,17 @@ def attack_by_crowd(besieged: Besieged, case: str, data: bytes, clients: int = C
     "name",
     ["a path of escapes", "a path of 2,000 folders of an application", "a query of parameters", "a content type"],
 )
-def test_a_crowd_with_heads_with(besieged: Besieged, name: str) -> None:
+def test_many_clients_with_heads(besieged: Besieged, name: str) -> None:
     attack_by_crowd(besieged, f"a head with {name}", last(get(besieged, *HEADS[name])))
 
 
 @pytest.mark.parametrize("target", [b"/nothing", b"/lua/form.lsp", b"/help/"])
-def test_a_crowd_with_pipelines(besieged: Besieged, target: bytes) -> None:
+def test_many_clients_with_pipelining(besieged: Besieged, target: bytes) -> None:
     one = get(besieged, target)
     attack_by_crowd(besieged, f"200 requests for {target.decode()}", one * 200 + last(one), 100)
 
 
-def test_a_crowd_that_comes_and_goes(besieged: Besieged) -> None:
+def test_many_clients_connect_and_leave(besieged: Besieged) -> None:
     with besieged.attack("5,000 connections that come and go") as attack:
         for _ in range(10):
             sockets = [besieged.open() for _ in range(500)]

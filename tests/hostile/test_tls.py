@@ -54,7 +54,7 @@ def test_a_pipeline(besieged_tls: Besieged) -> None:
         assert crowd_sends(sockets, one * 1000 + last(one), attack)
 
 
-def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
+def test_many_handshakes(besieged_tls: Besieged) -> None:
     sockets = [open_plain(besieged_tls) for _ in range(1000)]
     with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
         assert crowd_sends(sockets, client_hello(), attack)

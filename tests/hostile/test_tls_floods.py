@@ -56,7 +56,7 @@ FLOODS: dict[str, tuple[str, Callable[[Device], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_crowd_floods(over_tls: Besieged, name: str) -> None:
+def test_many_clients_flood(over_tls: Besieged, name: str) -> None:
     kind, data_of = FLOODS[name]
     devices = [TlsStranger(over_tls, b"flood-%d" % number, kind) for number in range(CROWD)]
     floods = [(device, data_of(device)) for device in devices]

@@ -49,7 +49,7 @@ def test_it_grows_with_the_size(name: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a/", "../", "./", "there/", "there/../"])
-def test_files_that_lie_deep(tmp_path: Path, unit: str) -> None:
+def test_files_in_deep_folders(tmp_path: Path, unit: str) -> None:
     (tmp_path / "there").mkdir()
     files = StaticFiles(DiskIo(tmp_path))
     for size in (1000, 2000, 4000, LARGEST):

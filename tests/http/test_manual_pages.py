@@ -93,7 +93,7 @@ def test_an_application_called_help_comes_first(bench: Bench) -> None:
     assert bench.connect().ask("/help/").body == b"mine"
 
 
-def test_rendering_holds_nobody(bench: Bench) -> None:
+def test_rendering_delays_no_others(bench: Bench) -> None:
     """All pages are asked for at once by somebody who connects anew for each; another one's turns stay short."""
     bench.root.insert(Manual())
     late: list[float] = []

@@ -122,7 +122,7 @@ def test_any_split_of_a_chunked_body_gives_the_same(chunks: list[bytes], behind:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.data())
-def test_any_split_of_a_bad_chunked_body_ends_the_same(wire: bytes, draw: Any) -> None:
+def test_any_split_of_bad_chunks_fails_alike(wire: bytes, draw: Any) -> None:
     def result(pieces: list[bytes]) -> tuple[bytes, bool] | str:
         decoder, payload = ChunkedDecoder(), b""
         try:
@@ -137,7 +137,7 @@ def test_any_split_of_a_bad_chunked_body_ends_the_same(wire: bytes, draw: Any) -
 
 
 @given(st.text(alphabet="0123456789-,= bytes", max_size=40), st.integers(0, 10_000))
-def test_ranges_lie_inside(header: str, size: int) -> None:
+def test_ranges_are_inside(header: str, size: int) -> None:
     for span in parse_ranges(header, size) or []:
         assert 0 <= span.first < span.end <= size
 

@@ -41,7 +41,7 @@ def test_a_name_with_an_underscore(bench: Bench, kept: Kept) -> None:
     assert kept.requests[0].get("x-api-key") is None
 
 
-def test_wsgi_is_told_no_name_with_an_underscore(bench: Bench) -> None:
+def test_wsgi_gets_no_name_with_an_underscore(bench: Bench) -> None:
     seen: list[dict[str, Any]] = []
 
     def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:

@@ -234,7 +234,7 @@ def page(folder: Path) -> Path:
     return path
 
 
-def test_text_is_compressed_once_for_those_who_take_it(wire: Any, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_compressed_once_for_gzip_clients(wire: Any, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bytes] = []
     compress = static_files._gzip
     monkeypatch.setattr(static_files, "_gzip", lambda body: runs.append(body) or compress(body))
@@ -287,7 +287,7 @@ def test_what_does_not_shrink_is_left_as_it_is(wire: Any, folder: Path) -> None:
         ("gzipped", False),
     ],
 )
-def test_who_takes_gzip(field: str, takes: bool) -> None:
+def test_gzip_negotiation(field: str, takes: bool) -> None:
     assert accepts_gzip(field) is takes
 
 

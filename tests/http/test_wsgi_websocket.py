@@ -179,7 +179,7 @@ def test_a_view_of_flask(bench: Bench) -> None:
 # ---- the object
 
 
-def test_what_it_tells_of_the_request(bench: Bench) -> None:
+def test_attributes_of_the_request(bench: Bench) -> None:
     told: list[Any] = []
 
     def look(sock: Any) -> object:

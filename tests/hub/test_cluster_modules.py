@@ -92,7 +92,7 @@ def test_a_channel(nodes: tuple[Node, Node]) -> None:
     there.close("twice")
 
 
-def test_a_function_that_blocks_fills_the_channel_and_no_more(nodes: tuple[Node, Node]) -> None:
+def test_a_blocking_function_fills_only_the_channel(nodes: tuple[Node, Node]) -> None:
     one, other = nodes
     go_on = gevent.event.Event()
     got: list[bytes] = []
@@ -140,7 +140,7 @@ def test_errors_in_functions_are_logged_and_end_nothing(caplog: pytest.LogCaptur
             wait_until(lambda: one.conn.status() == {"127.0.0.1": True}, "the list is still followed")
 
 
-def test_what_is_urgent_is_told_once_a_second() -> None:
+def test_urgent_progress_is_reported_once_a_second() -> None:
     logged: Called = []
     one, other = Node(log=teller(logged)), mtl.create("another password")
     with one.links, conn.create(other, 0, intf="127.0.0.1") as there:
@@ -235,7 +235,7 @@ def test_after_shutdown(nodes: tuple[Node, Node]) -> None:
     assert not one.links.hascon("127.0.0.1")
 
 
-def test_what_an_application_made_ends_with_it_though_it_kept_nothing(nodes: tuple[Node, Node]) -> None:
+def test_unreferenced_objects_of_an_application_close_with_it(nodes: tuple[Node, Node]) -> None:
     one, _ = nodes
     scope = AppScope(None)
     said: Called = []

@@ -166,7 +166,7 @@ def test_lists_of_nodes(links: Callable[..., Mtl]) -> None:
     wait_until(lambda: here.status() == {"127.0.0.2": False}, here.status())
 
 
-def test_who_is_missing_is_tried_again(links: Callable[..., Mtl]) -> None:
+def test_missing_nodes_are_dialed_again(links: Callable[..., Mtl]) -> None:
     one, other, port = links(), links(), free_port()
     here = conn.create(one, 0, intf="127.0.0.1")
     here.add("127.0.0.1", port)
@@ -299,7 +299,7 @@ def test_subscribers_are_counted_per_node_or_over_all(
     wait_until(lambda: got and counts[-1:] == [count], counts)
 
 
-def test_nodes_are_those_whose_subscriptions_are_known(pair: tuple[Mtl, Mtl]) -> None:
+def test_nodes_are_those_with_known_subscriptions(pair: tuple[Mtl, Mtl]) -> None:
     here, there = hub.create(), hub.create(maxnames=50_000)
     got: Called = []
     for number in range(20_000):

@@ -38,7 +38,7 @@ def test_create_takes_a_dict_and_keywords_win(make_site: Callable[..., Site]) ->
     assert hub.create({}).queuesize() == hub.create(None).queuesize() == (200, 0)
 
 
-def test_a_wrong_dict_of_create_is_named_as_wrong_keywords_are() -> None:
+def test_wrong_dict_and_keyword_options_are_named_alike() -> None:
     for call in (lambda: hub.create({"onpubish": f}), lambda: hub.create(onpubish=f)):  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="unexpected keyword argument 'onpubish'"):
             call()

@@ -234,7 +234,7 @@ def test_publish_to_clients(site: Site, kind: str) -> None:
     device.expect_nothing()
 
 
-def test_publish_creates_the_topic_and_counts_what_nobody_gets(make_site: Callable[..., Site]) -> None:
+def test_publish_creates_the_topic_and_counts_undelivered_messages(make_site: Callable[..., Site]) -> None:
     dropped = Calls()
     site = make_site(ondrop=dropped)
     site.smq.publish("x", "new")
@@ -528,7 +528,7 @@ ENDINGS: dict[str, tuple[str, Callable[[Site, Any], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_onclose_tells_why(make_site: Callable[..., Site], name: str) -> None:
+def test_onclose_gets_the_reason(make_site: Callable[..., Site], name: str) -> None:
     kind, end, word, finer = ENDINGS[name]
     closed = Calls()
     site = make_site(onclose=closed)
@@ -645,7 +645,7 @@ def test_onpublish_is_called_once_for_an_assembled_message(make_site: Callable[.
 @pytest.mark.parametrize(
     "hook", ["permittop", "permitsubtop", "onpublish", "ondrop", "onconnect", "onclose", "log", "onmsg", "observe"]
 )
-def test_an_error_in_a_hook_is_logged_and_ends_nothing(
+def test_hook_errors_are_logged_and_close_nothing(
     make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -681,9 +681,7 @@ def test_an_error_in_onpublish_costs_that_message_only(make_site: Callable[..., 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_blocking_permission_keeps_the_order_and_holds_up_nobody_else(
-    make_site: Callable[..., Site], kind: str
-) -> None:
+def test_blocking_permissions_keep_order_and_delay_no_others(make_site: Callable[..., Site], kind: str) -> None:
     def slowly(name: Any, *_: Any) -> bool:
         gevent.sleep(0.05 if name in ("slow", "news") else 0)
         return name != "slow"
@@ -753,7 +751,7 @@ def test_what_onpublish_publishes_comes_behind_its_own_message(make_site: Callab
     assert site.state.stats.drops[Drop.QUEUE_FULL] == 0
 
 
-def test_an_onpublish_that_causes_its_own_call_stops_nobody(make_site: Callable[..., Site]) -> None:
+def test_a_recursive_onpublish_stops_no_publisher(make_site: Callable[..., Site]) -> None:
     seen: list[int] = []
 
     def onpublish(data: bytes, *_: Any) -> bool:
@@ -821,7 +819,7 @@ def test_a_handler_that_never_returns_holds_a_bounded_backlog(
     assert len(logged) == 1
 
 
-def test_a_flood_to_a_handler_is_handled_in_portions_and_complete(site: Site) -> None:
+def test_a_flood_to_a_handler_is_portioned_and_complete(site: Site) -> None:
     """Publishers wait meanwhile, each for itself; what the server publishes itself does not."""
     got: dict[int, list[int]] = {}
     site.smq.subscribe("ask", lambda data, ptid, *_: got.setdefault(ptid, []).append(int(data)))
@@ -841,7 +839,7 @@ def test_a_flood_to_a_handler_is_handled_in_portions_and_complete(site: Site) ->
     assert not site.state.server._held
 
 
-def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_site: Callable[..., Site]) -> None:
+def test_a_subscriber_leaving_during_onpublish_is_counted(make_site: Callable[..., Site]) -> None:
     dropped, begun = Calls(), Event()
 
     def onpublish(data: bytes, *_: Any) -> bool:
@@ -859,7 +857,7 @@ def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_s
     assert site.state.stats.drops[Drop.UNROUTED] == 1
 
 
-def test_a_hook_that_ends_the_client_it_is_asked_about(make_site: Callable[..., Site]) -> None:
+def test_a_hook_that_closes_its_client(make_site: Callable[..., Site]) -> None:
     def permittop(topic: Any, issub: bool, peer: hub.Peer) -> bool:
         if topic == "blocks":
             gevent.sleep(0.01)
@@ -949,7 +947,7 @@ def test_a_name_is_safe_when_its_ack_is_sent(tmp_path: Path) -> None:
     assert len(list(smq.topics())) == len(list(smq.subtopics())) == 7
 
 
-def test_a_hub_that_could_not_be_made_leaves_its_number_to_the_next(tmp_path: Path) -> None:
+def test_a_failed_create_frees_the_hub_number(tmp_path: Path) -> None:
     """Another process, of the same server, could perhaps make it: the hubs behind it are found by their numbers."""
     (tmp_path / "names.db").write_text("this is not a database" * 100)
     with running_app(AppScope(tmp_path, "shop")), hub.create() as first:
@@ -1022,7 +1020,7 @@ def test_a_corrupt_file_is_refused(tmp_path: Path, name: str) -> None:
         hub.create(persist=file)
 
 
-def test_what_nobody_received_can_be_asked_for() -> None:
+def test_drops_counts_undelivered_messages() -> None:
     smq = hub.create(onpublish=lambda data, *_: data != b"no")
     smq.publish("a", "nobody")
     smq.publish("no", "nobody")

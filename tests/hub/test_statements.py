@@ -27,7 +27,7 @@ def test_info_has_no_credentials(make_site: Callable[..., Site]) -> None:
     assert not {b"secret", "secret"} & {value for value in infos[0].values() if isinstance(value, str | bytes)}
 
 
-def test_onclose_comes_before_observers_hear_of_it(make_site: Callable[..., Site]) -> None:
+def test_onclose_runs_before_observers_are_notified(make_site: Callable[..., Site]) -> None:
     told: list[tuple[Any, ...]] = []
     site = make_site(
         onconnect=lambda etid, *_: site.smq.observe(etid, lambda *call: told.append(call)),
@@ -49,7 +49,7 @@ def test_onpublish_gets_bytes_also_of_a_dict(make_site: Callable[..., Site]) -> 
     assert [call[0] for call in asked] == [b'{"a":1}', b"text"]
 
 
-def test_onmsg_is_the_first_global_handler_and_onmsg_replaces_it(make_site: Callable[..., Site]) -> None:
+def test_onmsg_is_the_global_handler_and_is_replaceable(make_site: Callable[..., Site]) -> None:
     first, second = Calls(), Calls()
     site = make_site(onmsg=first)
     device = site.device()
@@ -147,7 +147,7 @@ def test_numbers_of_sub_topics_are_random_and_stay() -> None:
     assert numbers != [hub.create().createsub(f"sub {number}") for number in range(50)]
 
 
-def test_handlers_of_sub_topic_numbers_and_the_last_of_two(site: Site) -> None:
+def test_handlers_of_subtopic_numbers_and_the_latest_wins(site: Site) -> None:
     old, new, number = Calls(), Calls(), Calls()
     site.smq.subscribe("news", old, subtopic="sub")
     tid = site.smq.subscribe("news", new, subtopic="sub")
@@ -157,7 +157,7 @@ def test_handlers_of_sub_topic_numbers_and_the_last_of_two(site: Site) -> None:
     assert (old, new, number) == ([], [(b"1", device.etid, tid, stid)], [(b"2", device.etid, tid, 9)])
 
 
-def test_the_server_counts_as_a_subscriber_for_clients_that_observe(site: Site) -> None:
+def test_the_server_counts_as_subscriber_for_observers(site: Site) -> None:
     tid = site.smq.subscribe("news")
     device = site.device()
     device.send(wire.with_id(Type.OBSERVE, tid)).expect(wire.change(tid, 1))

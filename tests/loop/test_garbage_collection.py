@@ -43,7 +43,7 @@ def test_a_young_cycle_is_collected(collector: scheduling.GarbageCollector) -> N
     assert gone(ref, within_s=5)
 
 
-def test_an_old_cycle_is_collected_when_enough_has_been_made(
+def test_old_cycles_are_collected_after_enough_allocations(
     collector: scheduling.GarbageCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()

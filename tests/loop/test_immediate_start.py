@@ -31,7 +31,7 @@ def test_what_a_handler_begins_runs_at_once(begin: Callable[[Callable[[], None]]
     assert undisturbed_s() - started_s < 0.2
 
 
-def test_a_handler_that_publishes_to_itself_goes_on_at_once() -> None:
+def test_a_handler_publishing_to_itself_continues_at_once() -> None:
     smq = hub.create()
     done = Event()
 

@@ -206,7 +206,7 @@ def test_help_searches_for_other_words() -> None:
     assert all(len(line) <= 100 for line in answer.output.splitlines())
 
 
-def test_help_tells_how_many_pages_it_leaves_out() -> None:
+def test_help_reports_the_number_of_omitted_pages() -> None:
     answer = smqrt_help("the")
     assert answer.exit_code == 0
     assert re.search(r"^\d+ more pages contain 'the'", answer.output, re.MULTILINE)

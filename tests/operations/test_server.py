@@ -315,7 +315,7 @@ def test_other_addresses_need_users(serve: Callable[..., Served], tmp_path: Path
     assert served.wait() == 1
 
 
-def test_the_time_since_the_start_does_not_follow_the_clock(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_uptime_is_independent_of_the_clock(serve: Callable[..., Served], tmp_path: Path) -> None:
     jumps = "import time\nfrom smqrt.operations import snapshots\nsnapshots.time = lambda: time.time() - 86400\n"
     (tmp_path / ".preload.py").write_text(jumps)
     served = serve(tmp_path)

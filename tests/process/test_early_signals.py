@@ -86,9 +86,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(mask >> (number - 1) & 1)
 
 
-def test_workers_that_load_are_not_ended_by_signals_that_are_passed_on(
-    serve: Callable[..., Served], tmp_path: Path
-) -> None:
+def test_forwarded_signals_do_not_end_loading_workers(serve: Callable[..., Served], tmp_path: Path) -> None:
     served = serve(application(tmp_path / "app", index="page"), "--workers", "2")
     wait_until(lambda: catches(served.process.pid, signal.SIGUSR1), served.lines)
     while "workers: processes" not in served.output:

@@ -116,7 +116,7 @@ def rotate(rotation: Rotation, rotations: int, clients: int) -> list[ssl.SSLSock
     return open_clients
 
 
-def test_nobody_is_disconnected_by_new_certificates(serve: Serve, tmp_path: Path) -> None:
+def test_new_certificates_disconnect_no_client(serve: Serve, tmp_path: Path) -> None:
     """Certificates change under traffic."""
     rotation = Rotation(serve, tmp_path)
     clients = rotate(rotation, *SHORT)

@@ -76,7 +76,7 @@ def test_a_file_that_is_still_written_is_not_read(reloader: FileReloader, table:
 
 
 @pytest.mark.parametrize("text", ["broken", "raise"])
-def test_a_fault_keeps_what_was_read_and_is_said_once(
+def test_a_fault_is_reported_once_and_keeps_previous_values(
     reloader: FileReloader, table: Table, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     reloader.start()
@@ -121,7 +121,7 @@ def test_one_that_fails_does_not_hinder_the_others(reloader: FileReloader, table
     assert lines == ["others reloaded"]
 
 
-def test_one_whose_files_nobody_knows_does_not_hinder_the_others(reloader: FileReloader, table: Table) -> None:
+def test_unknown_files_of_one_do_not_affect_others(reloader: FileReloader, table: Table) -> None:
     known = [table.path]
     reloader.add("others", lambda: None, lambda: [known[0]])
     known.clear()

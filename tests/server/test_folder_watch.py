@@ -52,7 +52,7 @@ def test_a_zip_file_is_one_piece(tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
-def test_what_is_saved_while_the_application_loads_is_a_change(tmp_path: Path) -> None:
+def test_saving_while_an_application_loads_is_a_change(tmp_path: Path) -> None:
     module = tmp_path / "app" / "words.py"
     module.parent.mkdir()
     module.write_text("first")

@@ -159,7 +159,7 @@ def test_what_is_wrong_names_its_table(tmp_path: Path, table: str, says: str) ->
     assert says in str(raised.value)
 
 
-def test_a_text_of_the_environment_is_a_list_of_certificates() -> None:
+def test_an_environment_text_is_a_list_of_certificates() -> None:
     from smqrt.settings.sources import Sources
 
     variables = {"SMQRT_LISTENER__MAIN__CERTIFICATES": "a.pem:a.key, b.pem:b.key", "SMQRT_LISTENER__MAIN__PORT": "9"}

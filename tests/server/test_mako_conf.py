@@ -164,7 +164,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
         server.stop()
 
 
-def test_a_taken_port_is_replaced_by_the_first_free_one(tmp_path: Path, bound: Callable[..., Server]) -> None:
+def test_an_occupied_port_is_replaced_by_a_free_one(tmp_path: Path, bound: Callable[..., Server]) -> None:
     free = free_port()
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = busy.getsockname()[1]
@@ -176,7 +176,7 @@ def test_a_taken_port_is_replaced_by_the_first_free_one(tmp_path: Path, bound: C
             bound(Settings(port=taken), MakoConf(file), free)
 
 
-def test_the_port_0_leaves_tls_alone_on_its_own_address(tmp_path: Path, bound: Callable[..., Server]) -> None:
+def test_port_0_leaves_only_tls_listening(tmp_path: Path, bound: Callable[..., Server]) -> None:
     cert, key = self_signed_pair("localhost")
     conf = MakoConf(tmp_path / "mako.conf", plain_http=False, tls_host="127.0.0.2")
     server = bound(Settings(tls_port=0, cert=cert, key=key), conf)

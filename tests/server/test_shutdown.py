@@ -91,7 +91,7 @@ def test_a_server_ends_in_order(serve: Serve, tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", served.port), 1)
 
 
-def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: Path) -> None:
+def test_a_slow_shutdown_reports_what_was_open(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", BYE.replace("trace", "ba.sleep(60000) trace"), smq=SMQ_PAGE)
     served = serve(app, "--drain-timeout-s", "0.4")
     client = smq_client(served.port)
@@ -104,7 +104,7 @@ def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: 
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["deadline", "second signal"])
-def test_an_application_that_holds_the_loop_does_not_hold_the_end(serve: Serve, tmp_path: Path, twice: bool) -> None:
+def test_a_busy_application_does_not_delay_shutdown(serve: Serve, tmp_path: Path, twice: bool) -> None:
     app = application(tmp_path / "app", smq=SMQ_PAGE)
     (app / ".preload.py").write_text("def onunload():\n    print('for ever', flush=True)\n    while True: pass\n")
     served = serve(app, "--drain-timeout-s", "60" if twice else "0.4")
@@ -115,7 +115,7 @@ def test_an_application_that_holds_the_loop_does_not_hold_the_end(serve: Serve, 
     assert ("drain.timeout_s" in served.output) is not twice
 
 
-def test_who_waits_in_the_kernel_is_asked_to_come_back(serve: Serve, tmp_path: Path) -> None:
+def test_connections_in_the_accept_queue_are_asked_to_retry(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app")
     (app / ".preload.py").write_text(
         "import gevent, signal, time\n"
@@ -182,7 +182,7 @@ def test_a_closed_terminal_ends_the_server_in_order(options: list[str], tmp_path
         process.kill()
 
 
-def test_a_lost_error_output_alone_does_not_end_the_server(serve: Serve, tmp_path: Path) -> None:
+def test_a_lost_standard_error_does_not_end_the_server(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", index="<?lsp trace 'said' print 'here' ?>page")
     script = f"'{sys.executable}' -m smqrt serve --port 0 --admin-port 0 '{app}' 2> >(exec true)"
     with subprocess.Popen(["bash", "-c", f"exec {script}"], stdout=subprocess.PIPE, text=True) as process:

@@ -80,7 +80,7 @@ def test_what_serve_makes_is_not_missed_by_check(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_user_without_a_home_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_home_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that runs with the number of a user that has no entry."""
 
     def unknown(uid: int) -> pwd.struct_passwd:

@@ -110,7 +110,7 @@ def test_stop_ends_it_and_it_stays_so(start: Callable[..., Run]) -> None:
     assert len(run.wait_for(r"p: started, process (\d+)")) == 1
 
 
-def test_who_does_not_heed_sigterm_is_killed(start: Callable[..., Run]) -> None:
+def test_processes_that_ignore_sigterm_are_killed(start: Callable[..., Run]) -> None:
     run = start(STUBBORN)
     run.wait_for(r"p \| ready")
     began = time.monotonic()
@@ -177,7 +177,7 @@ def test_the_loop_goes_on_meanwhile(start: Callable[..., Run]) -> None:
     assert sum(line.count("x") for line in run.lines) == 100000
 
 
-def test_a_server_that_is_killed_leaves_nobody_behind() -> None:
+def test_a_killed_server_leaves_no_processes() -> None:
     source = f"""
 import gevent, sys
 from smqrt.server.applications import Supervised
@@ -209,7 +209,7 @@ def test_pipelines_are_those_of_applications_that_have_a_folder(tmp_path: Path) 
 
 
 @pytest.mark.servers
-def test_the_journal_of_a_hub_is_compacted_beside_the_server(tmp_path: Path, serve: Any) -> None:
+def test_a_hub_journal_is_compacted_beside_the_server(tmp_path: Path, serve: Any) -> None:
     settings = '{"compact": {"after": "0s", "schema": {"#": "n int"}}}'
     (tmp_path / ".preload.py").write_text(
         f"from smqrt import hub\nsmq = hub.create(journal={settings})\nsmq.publish({{'n': 1}}, 'a')\n"

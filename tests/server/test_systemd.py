@@ -58,7 +58,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     made.close()
 
 
-def test_a_server_tells_systemd_how_it_does(serve: Serve, tmp_path: Path, manager: Manager) -> None:
+def test_a_server_reports_its_state_to_systemd(serve: Serve, tmp_path: Path, manager: Manager) -> None:
     app = application(tmp_path / "app")
     (app / ".preload.py").write_text(
         "import gevent, signal, time\n"
@@ -276,9 +276,7 @@ def test_relative_files_of_the_configuration_are_beside_it(tmp_path: Path, monke
     assert f"Warning: {current}/etc/tls/a.pem does not exist." in made.stderr
 
 
-def test_files_that_the_user_of_the_service_can_not_read_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_unreadable_for_the_service_user_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="unit-", dir="/var/tmp") as folder:
         base = Path(folder)
         base.chmod(0o755)

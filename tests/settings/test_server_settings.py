@@ -78,7 +78,7 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_flag_wins_over_the_environment_over_the_file_over_mako_conf_over_the_default(tmp_path: Path) -> None:
+def test_precedence_is_flag_environment_file_mako_conf_default(tmp_path: Path) -> None:
     flags: dict[tuple[str, ...], object] = {("port",): 1}
     environment = {"SMQRT_PORT": "2", "SMQRT_HOST": "b", "SMQRT_PAGES__MANUAL": "off", "SMQRT_CERT": ""}
     path = file(tmp_path, 'port = 3\nhost = "c"\n\nhosts = "c"\n[pages]\nmanual = true\n')
@@ -208,7 +208,7 @@ def test_a_wrong_secret_is_not_shown(house: type[House], tmp_path: Path) -> None
         Sources(file=file(tmp_path, "word = 12345")).read()
 
 
-def test_the_schema_takes_what_is_right_and_refuses_what_is_wrong() -> None:
+def test_the_schema_accepts_valid_and_refuses_invalid_values() -> None:
     for table_of in (Settings, House):
         Draft202012Validator.check_schema(schema(table_of))
     checked = Draft202012Validator(schema(House))
@@ -233,7 +233,7 @@ def test_some_settings_change_while_the_server_runs(house: type[House], caplog: 
     assert len(told) == len(caplog.messages) == 1
 
 
-def test_a_part_that_cannot_change_tells_it(house: type[House]) -> None:
+def test_a_part_that_cannot_change_reports_it(house: type[House]) -> None:
     def refuse(_: object) -> None:
         raise StartError("no such lock")
 
@@ -274,7 +274,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert f"{other}, line 2: prot is not a setting; did you mean port?" in checked.stderr
 
 
-def test_the_line_that_says_who_is_let_in() -> None:
+def test_the_line_about_accepted_clients() -> None:
     said = accepted_logins(AuthSettings(users="users", acl="rules", anonymous=True))
     assert said == "hubs accept: users, anonymous clients; rules of rules"
     assert accepted_logins(AuthSettings(jwt_key="key")) == "hubs accept: tokens; no rules"
@@ -320,7 +320,7 @@ def test_a_command_takes_a_former_flag() -> None:
     assert "most-s" not in serve.get_help(context)
 
 
-def test_unknown_variables_are_told() -> None:
+def test_unknown_variables_are_reported() -> None:
     environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
     assert Sources(environment=environment).read().warnings == (
         "SMQRT_PAGES_MANUAL is not a setting; did you mean SMQRT_PAGES__MANUAL?",

@@ -188,7 +188,7 @@ def test_ten_megabytes_in_bulk_are_not_lost(make_site: Callable[..., Site]) -> N
 # ---- fairness and latency
 
 
-def test_a_flood_of_special_frames_does_not_hold_others_up(site: Site) -> None:
+def test_a_flood_of_special_frames_delays_no_others(site: Site) -> None:
     """Text messages and pings take the slow path: its cost must not grow with what is received at once."""
     flood, other = site.device(b"flood-1", WS), site.device(b"other-1")
     frames = (masked(smq.PONG, 1) + masked(smq.PONG)) * 40_000
@@ -231,7 +231,7 @@ def test_messages_that_cause_messages_end_up_somewhere(site: Site) -> None:
     wait_until(lambda: count == 5000, "5000 rounds")
 
 
-def test_weak_spot_the_etid_is_reachable_before_connack_is_sent(make_site: Callable[..., Site]) -> None:
+def test_weak_spot_the_etid_is_reachable_before_connack(make_site: Callable[..., Site]) -> None:
     """Whoever learns of the client from onconnect, or from its Connack, reaches it; nothing comes before Connack."""
     site = make_site(onconnect=lambda etid, info, peer: site.smq.publish("welcome", etid))
     device = site.device(b"uid-a1")

@@ -83,7 +83,7 @@ def test_the_whole_session_reaches_its_end(site: Site, kind: str) -> None:
     other.expect_nothing()
 
 
-def test_weak_spot_observations_of_a_closed_client_are_removed_everywhere(site: Site) -> None:
+def test_weak_spot_observations_of_closed_clients_are_removed(site: Site) -> None:
     first, second = site.device(b"first-1"), site.device(b"second")
     tids = [second.create(b"topic %d" % number) for number in range(20)]
     first.send(*(smq.with_id(Type.OBSERVE, tid) for tid in [*tids, second.etid]))

@@ -105,7 +105,7 @@ def _swallow(device: Device) -> None:
         device.stream.data = b""
 
 
-def test_a_burst_over_many_topics_to_a_thousand_keeps_the_order(site: Site) -> None:
+def test_a_burst_to_a_thousand_subscribers_keeps_the_order(site: Site) -> None:
     """How long it holds a turn can't be told here, where the thousand are greenlets: tests/hostile does."""
     publisher = site.device(b"sender-1")
     topics = [publisher.create(b"topic-%d" % number) for number in range(16)]
@@ -149,7 +149,7 @@ def test_requests_of_a_burst_are_answered_in_order(site: Site, kind: str) -> Non
     sender.join()
 
 
-def test_a_client_that_ends_in_the_middle_of_its_burst_leaves_nothing(site: Site) -> None:
+def test_a_client_closed_within_its_burst_leaves_nothing(site: Site) -> None:
     device = site.device(b"burst-1")
     device.send_bytes(smq.frame(smq.PING) * 20_000 + _names(2_000))
     device.reset()
@@ -165,7 +165,7 @@ def test_a_client_that_ends_in_the_middle_of_its_burst_leaves_nothing(site: Site
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 @pytest.mark.parametrize("kind", [RAW, TLS])
-def test_a_frame_shorter_than_its_own_head_ends_the_connection_at_once(site: Site, kind: str, length: int) -> None:
+def test_a_frame_shorter_than_its_header_closes_the_connection(site: Site, kind: str, length: int) -> None:
     device = site.device(b"device", kind)
     device.send_bytes(struct.pack(">H", length))
     device.expect_end()
@@ -183,7 +183,7 @@ def _codes(device: Device) -> list[Any]:
 
 
 @pytest.mark.parametrize("cut", [0, 3])
-def test_a_text_message_that_is_not_utf8_closes_with_1007(site: Site, cut: int) -> None:
+def test_text_that_is_not_utf8_closes_with_1007(site: Site, cut: int) -> None:
     device = site.device(b"device", WS)
     packet = b"\x06caf\xe9"
     parts = [masked(packet, websocket.TEXT)]
@@ -193,7 +193,7 @@ def test_a_text_message_that_is_not_utf8_closes_with_1007(site: Site, cut: int) 
     assert _codes(device) == [b"ws:8:\x03\xef"]
 
 
-def test_a_text_message_cut_inside_a_character_is_whole_again(site: Site) -> None:
+def test_a_text_message_split_within_a_character_is_whole(site: Site) -> None:
     device = site.device(b"device", WS)
     packet = b"\x06" + "café".encode()
     device.send_bytes(masked(packet[:5], websocket.TEXT, fin=False) + masked(packet[5:], websocket.CONTINUATION))

@@ -250,7 +250,7 @@ def test_java_http_reply_and_init_are_two_tls_records(both: Site) -> None:
 
 
 @pytest.mark.parametrize("most", [257, 8192])
-def test_a_client_of_version_2_says_how_much_it_takes_at_once(both: Site, most: int) -> None:
+def test_a_version_2_client_sets_its_largest_frame(both: Site, most: int) -> None:
     """Each TLS record carries no more; the message arrives whole."""
     records = _TlsByHand(both.address(secure=True))
     records.send(request("SimpleMQ: 1\r\n"), smq.frame(connect_packet(b"uid-a1", max_frame=most)), smq.frame(smq.PING))
@@ -301,7 +301,7 @@ def test_answers_of_authenticate(make_site: Callable[..., Site], name: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weak_spot_an_error_in_authenticate_is_refused_and_closed(make_site: Callable[..., Site], kind: str) -> None:
+def test_weak_spot_authenticate_errors_are_refused_and_closed(make_site: Callable[..., Site], kind: str) -> None:
     def authenticate(credentials: bytes, info: dict[str, Any]) -> int:
         raise ValueError("on purpose")
 
@@ -342,7 +342,7 @@ def test_no_connect_in_time(make_site: Callable[..., Site], kind: str) -> None:
     expect_clean(site)
 
 
-def test_whoever_is_being_asked_about_is_not_late(make_site: Callable[..., Site]) -> None:
+def test_clients_in_authentication_are_not_late(make_site: Callable[..., Site]) -> None:
     def authenticate(credentials: bytes, info: dict[str, Any]) -> int:
         gevent.sleep(0.5)
         return 0
@@ -386,7 +386,7 @@ def test_seeds_differ(both: Site) -> None:
     assert len({both.open().start().seed for _ in range(20)}) == 20
 
 
-def test_what_authenticate_and_onconnect_are_told(make_site: Callable[..., Site]) -> None:
+def test_arguments_of_authenticate_and_onconnect(make_site: Callable[..., Site]) -> None:
     told: list[Any] = []
 
     def authenticate(credentials: bytes, info: dict[str, Any]) -> int:

@@ -162,7 +162,7 @@ def test_limits(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch)
     assert greeting(site.device(b"late-1"), b"a") == [(2, b"2"), (3, b"3")], "an old value is not a value"
 
 
-def test_a_publisher_who_lost_the_right_is_heard_no_more(make_site: Callable[..., Site]) -> None:
+def test_a_publisher_without_the_right_is_ignored(make_site: Callable[..., Site]) -> None:
     """CVE-2018-12546 of another broker: what somebody published remained after the right to publish was taken."""
     site = make_site(lastvalue="#")
     publisher, other = site.device(b"publisher"), site.device(b"other-1")

@@ -80,7 +80,7 @@ def test_a_message() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 60_000])
-def test_a_message_that_is_no_json_says_whose(data: bytes) -> None:
+def test_an_error_names_the_sender_of_invalid_json(data: bytes) -> None:
     with pytest.raises(ValueError, match="^a message from 7 to 'lamp' is not JSON: "):
         _ = message(data).json
 

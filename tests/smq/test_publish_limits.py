@@ -137,7 +137,7 @@ def test_many_topics_in_one_go(site: Site, limits: Set, policy: str) -> None:
     assert (policy == "wait") == (sum(map(len, got)) == 600)
 
 
-def test_limits_change_for_who_is_connected(site: Site, limits: Set) -> None:
+def test_limits_change_for_connected_clients(site: Site, limits: Set) -> None:
     device = site.device(b"uid-a1")
     tid = device.subscribe(b"news")
     packets = [publish(tid, device.etid, b"%d" % number) for number in range(20)]
@@ -153,7 +153,7 @@ def test_limits_change_for_who_is_connected(site: Site, limits: Set) -> None:
     assert site.state.uids[b"uid-a1"].routes == {} or device.sync() == []
 
 
-def test_what_waits_is_counted_when_the_server_ends_the_client(site: Site, limits: Set) -> None:
+def test_waiting_messages_of_a_closed_client_are_counted(site: Site, limits: Set) -> None:
     limits(publish_rate=1)
     device = site.device(b"uid-a1")
     device.send(*(publish(device.etid, device.etid, b"x") for _ in range(20)))
@@ -244,7 +244,7 @@ def test_a_bucket() -> None:
 # ---- silence
 
 
-def test_who_is_silent_has_to_answer(make_site: Callable[..., Site], limits: Set) -> None:
+def test_silent_clients_are_pinged(make_site: Callable[..., Site], limits: Set) -> None:
     reasons: list[str] = []
     site = make_site(onclose=lambda etid, sock, peer, err, reason: reasons.append(reason))
     kinds = [kind for kind in KINDS for _ in range(3)]

@@ -20,7 +20,7 @@ def test_only_the_framing_differs_between_transports(both: Site) -> None:
             device.expect(packet)
 
 
-def test_a_mapped_address_is_told_as_that_of_ipv4(both: Site) -> None:
+def test_a_mapped_address_is_reported_as_ipv4(both: Site) -> None:
     listener = Listener("::", 0, both.server.accepted)
     listener.start()
     device = Device(("127.0.0.1", listener.address[1]))
@@ -29,7 +29,7 @@ def test_a_mapped_address_is_told_as_that_of_ipv4(both: Site) -> None:
     listener.close()
 
 
-def test_who_does_not_read_misses_messages_and_holds_up_nobody(both: Site) -> None:
+def test_a_blocked_reader_misses_messages_and_delays_no_other(both: Site) -> None:
     lazy, reader, publisher = (both.device(uid) for uid in (b"lazy-1", b"reader", b"publisher"))
     (tid, _) = [device.subscribe(b"news") for device in (lazy, reader)]
     dropped = both.state.uids[b"lazy-1"].outbox
@@ -44,7 +44,7 @@ def test_who_does_not_read_misses_messages_and_holds_up_nobody(both: Site) -> No
     assert lazy.receive() == publish(tid, publisher.etid, b"0" + b"x" * 60_000), "what was sent before arrives"
 
 
-def test_a_subscriber_whose_socket_fails_is_ended(both: Site) -> None:
+def test_a_subscriber_with_a_failed_socket_is_closed(both: Site) -> None:
     broken, publisher = both.device(b"broken"), both.device(b"publisher")
     tid = broken.subscribe(b"news")
     broken.reset()

@@ -261,7 +261,7 @@ def test_a_failed_migration_discards_precopied_records(make_site: Any) -> None:
     assert device.subscribe(b"a")
 
 
-def test_a_client_with_a_taken_etid_is_closed_and_logged(make_site: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_with_duplicate_etids_are_closed_and_logged(make_site: Any, caplog: pytest.LogCaptureFixture) -> None:
     site, other = make_site(), make_site()
     device, stays = site.device(b"device"), site.device(b"stays-1")
     other.device(b"device")

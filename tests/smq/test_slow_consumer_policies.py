@@ -188,7 +188,7 @@ def police(site: Site, by_filter: dict[str, outbox.Slow]) -> None:
     site.state.set_slow(outbox.Slow.NEWEST, by_filter)
 
 
-def test_a_dead_subscriber_holds_no_publisher_for_ever(
+def test_a_lost_subscriber_blocks_publishers_for_bounded_time(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_path.limits, "backpressure_s", 0.3)

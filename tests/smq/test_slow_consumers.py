@@ -83,7 +83,7 @@ def drops(site: Site) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weak_spot_a_subscriber_that_does_not_read_never_delays_others(site: Site, kind: str) -> None:
+def test_weak_spot_a_blocked_subscriber_never_delays_others(site: Site, kind: str) -> None:
     lazy = stalled(site, b"lazy-1", kind)
     publisher, reader = site.device(b"publisher"), site.device(b"reader")
     tid = reader.subscribe(b"news")
@@ -227,7 +227,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
     publisher.expect_nothing()
 
 
-def test_whoever_reads_again_stays(make_site: Callable[..., Site], soon: None) -> None:
+def test_clients_that_read_again_stay(make_site: Callable[..., Site], soon: None) -> None:
     site = make_site(budget=10_000)
     lazy, publisher = stalled(site, b"lazy-1"), site.device(b"publisher")
     tid = publisher.create(b"news")
@@ -240,7 +240,7 @@ def test_whoever_reads_again_stays(make_site: Callable[..., Site], soon: None) -
 
 
 @pytest.mark.parametrize("kind", [RAW, WSS])
-def test_whoever_takes_a_little_is_not_stalled(
+def test_slow_reading_is_not_stalled(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(data_path.limits, "stalled_s", 0.9)
@@ -306,7 +306,7 @@ def test_the_global_cap(make_site: Callable[..., Site], global_cap: int) -> None
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_answers_that_nobody_reads_do_not_fill_the_memory(make_site: Callable[..., Site], kind: str) -> None:
+def test_unread_responses_do_not_fill_the_memory(make_site: Callable[..., Site], kind: str) -> None:
     """A client that asks and asks and never reads is disconnected; others are served meanwhile."""
     site = make_site(budget=10_000)
     other = site.device(b"other-1")

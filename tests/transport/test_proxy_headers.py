@@ -100,7 +100,7 @@ def test_an_invalid_header_is_refused_and_logged(proxied: Site, caplog: pytest.L
     assert proxied.requests == []
 
 
-def test_strangers_are_refused(proxied: Site) -> None:
+def test_unauthenticated_connections_are_refused(proxied: Site) -> None:
     open_connections.proxies = TrustedNetworks(["10.0.0.0/8"])
     client = socket.create_connection(proxied.address(), timeout=10)
     client.sendall(LINE + b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")

@@ -21,7 +21,7 @@ def test_the_pair_is_kept(tmp_path: Path) -> None:
     assert [Path(path).read_bytes() for path in self_signed_pair("0.0.0.0", tmp_path)] == first
 
 
-def test_another_host_or_a_broken_file_gets_a_new_pair(tmp_path: Path) -> None:
+def test_another_host_or_broken_file_makes_new_pairs(tmp_path: Path) -> None:
     cert, _ = map(Path, self_signed_pair("127.0.0.1", tmp_path))
     first = cert.read_bytes()
     self_signed_pair("192.0.2.7", tmp_path)

@@ -56,7 +56,7 @@ def test_any_bytes_are_a_list_or_an_error(kind: str, packet: bytes) -> None:
     assert b"".join(one[1:] for one in pack(found)) == packet[1:]
 
 
-def test_what_a_client_says_of_itself_is_cut_to_what_fits() -> None:
+def test_client_information_is_truncated_to_fit() -> None:
     (packet,) = cluster_packets.peers([Announced(1, 2, b"u" * 255, b"i" * MAX_PACKET_BYTES, b"n" * 400)])
     (found,) = cluster_packets.parse_peers(packet)
     assert len(packet) <= MAX_PACKET_BYTES
@@ -121,9 +121,7 @@ def test_any_bytes_are_a_packet_or_an_error(kind: str, packet: bytes) -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.booleans(), st.binary(max_size=60), st.binary(max_size=40))
-def test_a_proof_is_of_one_key_one_direction_and_both_hellos(
-    key: bytes, connects: bool, hellos: bytes, other: bytes
-) -> None:
+def test_a_proof_covers_key_direction_and_both_hellos(key: bytes, connects: bool, hellos: bytes, other: bytes) -> None:
     proof = cluster_packets.proof(key, connects, hellos)
     assert cluster_packets.is_proof(proof, key, connects, hellos)
     assert not cluster_packets.is_proof(proof, key, not connects, hellos)

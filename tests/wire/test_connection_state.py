@@ -24,7 +24,7 @@ def test_moves(life: Life, to: Life, caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_nobody_comes_back() -> None:
+def test_connection_states_never_move_back() -> None:
     order = [Life.OPENING, Life.OPEN, Life.DRAINING, Life.CLOSED]
     for life, later in itertools.combinations(order, 2):
         assert later in life.moves

@@ -75,7 +75,7 @@ WITH_NODES = ("--cluster-password", "of the test", "--cluster-listen")
     [(False, "", "all"), (True, "", "own"), (True, "cluster", "all"), (False, "node", "own")],
     ids=["workers alone", "with nodes", "with nodes, of the cluster", "workers alone, of the node"],
 )
-def test_whose_subscribers_are_observed(serve: Serve, app: Path, has_nodes: bool, option: str, counts: str) -> None:
+def test_scope_of_observed_subscribers(serve: Serve, app: Path, has_nodes: bool, option: str, counts: str) -> None:
     preload = app / ".preload"
     if option:
         preload.write_text(preload.read_text().replace("create {", f'create {{observe = "{option}",'))
@@ -101,7 +101,7 @@ def test_whose_subscribers_are_observed(serve: Serve, app: Path, has_nodes: bool
         device.expect_nothing()
 
 
-def test_workers_of_a_node_with_a_fixed_number_have_the_next_ones(serve: Serve, app: Path) -> None:
+def test_workers_of_a_numbered_node_have_subsequent_numbers(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2", "--hosts", "*", "--cluster-node", FIXED)
     found = connected(served, *UIDS)
     assert {(worker, one.etid >> 21) for one, worker in found} == {(0, FIXED), (1, FIXED + 1)}
@@ -116,7 +116,7 @@ def test_workers_of_a_node_with_a_fixed_number_have_the_next_ones(serve: Serve, 
     assert "fixed number" not in served.output
 
 
-def test_who_has_an_answer_is_known_to_all_workers(serve: Serve, app: Path) -> None:
+def test_acknowledged_subscriptions_are_known_to_all_workers(serve: Serve, app: Path) -> None:
     """Messages arrive that a client of another worker publishes as soon as the subscriber has its answer."""
     served = serve(app, "--workers", "2", "--hosts", "*")
     found = connected(served, *UIDS)
@@ -132,7 +132,7 @@ def test_who_has_an_answer_is_known_to_all_workers(serve: Serve, app: Path) -> N
     assert lost <= ANSWERS / 200, "without the order it is one of 30, and more beside a load"
 
 
-def test_what_a_killed_worker_would_have_got_is_counted_until_it_is_back(serve: Serve, app: Path) -> None:
+def test_missed_messages_of_a_killed_worker_are_counted(serve: Serve, app: Path) -> None:
     preload = app / ".preload"
     hook = 'create {onnode = function(node, event) trace("worker", mako.worker, "is told", event) end,'
     preload.write_text(preload.read_text().replace("create {", hook))

@@ -130,7 +130,7 @@ def test_clients_of_all_workers_and_nodes_are_listed(serve: Serve, app: Path, do
                 assert node == (int(str(etid)) >> 21 if phantom else 0)
 
 
-def test_who_comes_back_keeps_its_etid_at_the_same_worker_only(serve: Serve, app: Path) -> None:
+def test_a_reconnect_keeps_its_etid_only_at_its_worker(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2", "--hosts", "*")
     seen: dict[bool, tuple[int, int]] = {}
     before: tuple[int, int] | None = None

@@ -127,7 +127,7 @@ def test_all_workers_are_reached_unless_one_is_meant(serve: Serve, app: Path, do
 
 
 @pytest.mark.parametrize("how", ["stop", "reload"])
-def test_an_application_that_ends_ends_the_clients_of_its_node(serve: Serve, app: Path, how: str) -> None:
+def test_closing_an_application_closes_clients_of_its_node(serve: Serve, app: Path, how: str) -> None:
     folders = [shutil.copytree(app, app.parent / name / "app") for name in ("leaving", "staying")]
     ports = [free_port(), free_port()]
     nodes = ",".join(f"127.0.0.1:{port}" for port in ports)

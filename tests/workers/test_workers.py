@@ -78,7 +78,7 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "smqrt", *map(str, words)], capture_output=True, text=True, timeout=30)
 
 
-def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Path) -> None:
+def test_workers_sharing_a_port_all_link(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     found = Counter(who(served) for _ in range(600))
     assert set(found) == {"0", "1"}
@@ -126,7 +126,7 @@ def connections(served: Served) -> list[int]:
         return [one["peers"] for one in json.load(answer)["workers"]]
 
 
-def test_connections_are_spread_evenly_also_after_a_worker_has_died(serve: Serve, app: Path) -> None:
+def test_connections_are_spread_evenly_after_a_worker_ended(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2", "--hosts", "test")
     pids = workers_of(served)
     clients = [connected(served, number) for number in range(100)]
@@ -153,7 +153,7 @@ def held_with_requests(served: Served, count: int) -> tuple[int, list[socket.soc
     return held, clients
 
 
-def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Serve, app: Path) -> None:
+def test_a_stopped_worker_soon_gets_no_connections(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     held, clients = held_with_requests(served, 200)
     served_at_once = len(select.select(clients, [], [], 0)[0])
@@ -165,7 +165,7 @@ def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Ser
     wait_until(lambda: who(served) == "1", served.lines)
 
 
-def test_who_is_on_the_way_to_a_worker_when_the_server_ends_is_told(serve: Serve, app: Path) -> None:
+def test_connections_in_transfer_at_shutdown_are_closed_properly(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     held, clients = held_with_requests(served, 100)
     served.process.send_signal(signal.SIGTERM)
@@ -208,7 +208,7 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     assert "Traceback" not in served.output
 
 
-def test_clients_of_all_workers_stay_while_an_application_is_edited(serve: Serve, app: Path) -> None:
+def test_clients_of_all_workers_stay_during_a_reload(serve: Serve, app: Path) -> None:
     preload = app / ".preload"
     kept = preload.read_text().replace("create {", "create {keep = true,")
     assert "keep" in kept
@@ -268,7 +268,7 @@ def test_what_is_wrong_is_said_once(serve: Serve, app: Path) -> None:
     assert served.wait() == 1
 
 
-def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path, temporary: Path) -> None:
+def test_a_killed_supervisor_leaves_no_processes(serve: Serve, app: Path, temporary: Path) -> None:
     served = serve(app, "--workers", "2", env={"TMPDIR": str(temporary)})
     pids = workers_of(served)
     served.process.kill()

@@ -136,7 +136,7 @@ def test_pages_beside_it(mount: Callable[..., Mounted]) -> None:
         (WS_HEADERS + "Origin: http://elsewhere.example\r\n", b"403 Forbidden"),
     ],
 )
-def test_what_is_not_smq_gets_a_status_and_the_connection_goes_on(
+def test_other_requests_get_a_status_and_keep_the_connection(
     mount: Callable[..., Mounted], headers: str, status: bytes
 ) -> None:
     device = mount().open(RAW)
@@ -172,7 +172,7 @@ def test_bytes_that_come_with_the_request(mount: Callable[..., Mounted], kind: s
     device.accepted()
 
 
-def test_a_device_that_wants_no_http_reply(mount: Callable[..., Mounted]) -> None:
+def test_a_device_without_http_reply(mount: Callable[..., Mounted]) -> None:
     device = mount().open(RAW)
     device.send_bytes(head("SimpleMQ: 1\r\nContent-Length: 0\r\n", method="POST", version="1.0"))
     device.hello().connect(b"uid-a1")
@@ -203,7 +203,7 @@ def test_client_certificates(mount: Callable[..., Mounted], tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", [RAW, TLS])
-def test_a_subscriber_that_does_not_read_is_dropped_and_accounted_for(
+def test_drops_of_a_blocked_subscriber_are_counted(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(data_path.limits, "stalled_s", 0.3)
@@ -248,7 +248,7 @@ DRIPS = {
 
 @pytest.mark.parametrize("kind", [RAW, TLS])
 @pytest.mark.parametrize("name", DRIPS)
-def test_who_drips_is_not_waited_for(
+def test_slow_senders_are_closed(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     for limit in ("KEEP_ALIVE_S", "HEAD_S", "BODY_S", "DISCARD_S"):
@@ -265,7 +265,7 @@ def test_who_drips_is_not_waited_for(
                     return
 
 
-def test_who_sends_fast_enough_is_waited_for(mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_enough_senders_are_awaited(mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi, "BODY_S", 0.2)
     device = mount().open(RAW)
     device.send_bytes(head("Connection: close\r\nContent-Length: 4000\r\n", method="POST", target="/body"))

@@ -82,7 +82,7 @@ def test_orders_wait_for_one_another_and_share_the_account(lua: Lua) -> None:
     assert len(lua.authority.contacts) == 1
 
 
-def test_an_account_that_was_kept_and_a_key_of_ones_own(lua: Lua) -> None:
+def test_a_kept_account_and_an_own_key(lua: Lua) -> None:
     lua.run("app.order'a.example'")
     lua.told(1)
     lua.run("app.key = ba.create.key() app.order('b.example', {privkey = app.key})")
@@ -92,7 +92,7 @@ def test_an_account_that_was_kept_and_a_key_of_ones_own(lua: Lua) -> None:
     assert lua.authority.counts["newAccount"] == 1
 
 
-def test_a_refusal_is_told(lua: Lua) -> None:
+def test_a_refusal_is_reported(lua: Lua) -> None:
     lua.authority.refusals["newOrder"] = [Problem("rejectedIdentifier", "not this one")]
     lua.run("app.order'example.com'")
     [(key, message)] = lua.told(1)

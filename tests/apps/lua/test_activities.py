@@ -29,7 +29,7 @@ def test_integers_and_floats_stay_what_they_are(vm: Vm) -> None:
     assert (type(integer), type(number)) == (int, float)
 
 
-def test_an_answer_beyond_64_bits_ends_the_activity_in_order(vm: Vm, recorder: Recorder) -> None:
+def test_a_result_beyond_64_bits_ends_the_activity_cleanly(vm: Vm, recorder: Recorder) -> None:
     vm.namespace("big", {}, {"number": lambda: 2**64}, source=b"big = select(2, ...)")
     with pytest.raises(LuaError):
         vm.eval("local c <close> = setmetatable({}, {__close = function() test.record('closed') end}) big.number()")
@@ -42,7 +42,7 @@ def test_many_results(vm: Vm) -> None:
         vm.eval("return table.unpack({}, 1, 250)")
 
 
-def test_many_values_go_the_direct_way(vm: Vm, recorder: Recorder) -> None:
+def test_many_values_use_the_direct_path(vm: Vm, recorder: Recorder) -> None:
     vm.eval("test.record(table.unpack({}, 1, 250))")
     assert recorder.seen == [(None,) * 250]
     vm.namespace(
@@ -51,7 +51,7 @@ def test_many_values_go_the_direct_way(vm: Vm, recorder: Recorder) -> None:
     assert vm.eval("return #{wide.direct()}, #{wide.blocking()}") == (250, 250)
 
 
-def test_a_number_beyond_64_bits_is_refused_and_the_runtime_goes_on(vm: Vm) -> None:
+def test_numbers_beyond_64_bits_are_refused(vm: Vm) -> None:
     ref = vm.compile("return ...")
     with pytest.raises(LuaError):
         vm.run(ref, 2**64)
@@ -177,7 +177,7 @@ while true do pcall(co) end
 """
 
 
-def test_killing_the_greenlet_closes_the_activity_from_inside_to_outside(vm: Vm, recorder: Recorder) -> None:
+def test_killing_the_greenlet_closes_the_activity_inside_out(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile(KILLED)
     greenlets = [gevent.spawn(vm.run, ref, name) for name in (b"a", b"b")]
     wait_until(lambda: vm.activities.blocked == 2)
@@ -207,7 +207,7 @@ def test_a_timeout_around_run_closes_the_activity(vm: Vm, recorder: Recorder) ->
     assert vm.eval("return 1") == (1,)
 
 
-def test_an_error_in_close_of_a_killed_activity_is_logged(
+def test_errors_in_close_of_killed_activities_are_logged(
     vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = "local c <close> = setmetatable({}, {__close = function() error('in close') end}) test.sleep(10)"
@@ -228,7 +228,7 @@ def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder) -> None:
     assert vm.activities.idle <= MAX_IDLE
 
 
-def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder) -> None:
+def test_stop_ignores_already_ended_processes(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile("test.sleep(0)")
     ended: list[object] = []
 

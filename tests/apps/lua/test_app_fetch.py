@@ -56,7 +56,7 @@ def test_failures(fetching: AppServer, proxy: SocksProxy) -> None:
     assert (reply.status, reply.text.split("\t")[0]) == (502, "proxyauth")
 
 
-def test_many_at_a_time_and_nobody_waits(fetching: AppServer, proxy: SocksProxy) -> None:
+def test_many_at_a_time_without_waiting(fetching: AppServer, proxy: SocksProxy) -> None:
     go = Event()
     with ScriptedHttp([[lambda _client: go.wait(), *answer(b"slow")]]) as slow:
         jobs = [gevent.spawn(fetch, fetching, proxy, slow.url) for _ in range(50)]

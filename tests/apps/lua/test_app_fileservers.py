@@ -140,7 +140,7 @@ def test_require_adds_the_file_manager(server: AppServer) -> None:
     assert answer.text.strip() == "nil\tfunction\ttrue\tfunction"
 
 
-def test_methods_of_directories_take_the_table_of_a_file_manager(server: AppServer) -> None:
+def test_directory_methods_accept_a_file_manager_table(server: AppServer) -> None:
     answer = server.page("""<?lsp
         require "wfs"
         local wfs, child = ba.create.wfs("fs", app.io), ba.create.dir "child"

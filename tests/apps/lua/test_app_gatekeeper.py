@@ -53,12 +53,12 @@ def token(app: AppServer, name: str = "anna") -> str:
     return found
 
 
-def test_only_who_knows_the_password_gets_a_token(app: AppServer) -> None:
+def test_tokens_require_the_password(app: AppServer) -> None:
     assert ask(app, "/login.lsp", name="anna", password="guess").status == 403
     assert token(app).count(".") == 2
 
 
-def test_only_who_has_a_token_runs_commands(app: AppServer) -> None:
+def test_commands_require_a_token(app: AppServer) -> None:
     own = token(app)
     head, claims, signature = own.split(".")
     forged = urlsafe_b64encode(b'{"sub":"root"}').decode().rstrip("=")

@@ -75,7 +75,7 @@ def test_files_and_pages_are_served_from_it(app: AppServer):
     assert app.ask("/site/index.html", "HEAD").headers["Content-Length"] == "13"
 
 
-def test_python_uses_it_from_a_greenlet_and_from_a_thread(app: AppServer):
+def test_python_uses_it_from_greenlets_and_threads(app: AppServer):
     reader = next(child for child in app.root.children[0].children if child.name == "site")
     store = reader.io
 
@@ -125,7 +125,7 @@ def test_a_forgotten_file_is_closed_by_its_callback(app: AppServer):
     wait_until(lambda: app.ask("/asked.lsp").text.endswith("close index.html\n"))
 
 
-def test_an_archive_in_it_and_its_end_with_the_application(server: AppServer):
+def test_an_archive_in_a_folder_closes_with_the_application(server: AppServer):
     application = server.applications.load("", APP)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

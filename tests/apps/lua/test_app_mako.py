@@ -53,14 +53,14 @@ def test_a_folder_with_a_mako_conf(folder: Path, tmp_path: Path, serve: Callable
     assert requests.get(served.url + "/again.lsp").text == "ok\n"
 
 
-def test_one_that_is_broken_ends_the_start_with_one_sentence(folder: Path) -> None:
+def test_a_broken_one_ends_the_start_with_an_error(folder: Path) -> None:
     (folder / "other.conf").write_text("port = 80\napps = {'site'")
     served = Served("-c", "other.conf", cwd=folder)
     assert served.wait() == 1
     assert served.lines == [f"Error: {folder}/other.conf:2: '}}' expected near <eof>"]
 
 
-def test_flags_win_and_the_file_is_shown_to_nobody(folder: Path, serve: Callable[..., Served]) -> None:
+def test_flags_win_and_the_file_is_not_shown(folder: Path, serve: Callable[..., Served]) -> None:
     (folder / "index.html").write_text("home")
     (folder / "mako.conf").write_text("host = '127.0.0.2'\ncinfo = 1")
     served = serve("--host", "127.0.0.1", ".", cwd=folder)

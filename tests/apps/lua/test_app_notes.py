@@ -53,7 +53,7 @@ def test_notes_are_written_and_read(server: AppServer) -> None:
 @pytest.mark.parametrize(
     "where", ["ba.thread.run(work)", "ba.timer(work):set(1, true)", "ba.socket.event(work)", "page"]
 )
-def test_what_a_thread_timer_or_cosocket_opens_ends_with_the_application(server: AppServer, where: str) -> None:
+def test_objects_of_threads_timers_cosockets_close_with_the_application(server: AppServer, where: str) -> None:
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     work = f"""
         function work()
@@ -74,9 +74,7 @@ def test_what_a_thread_timer_or_cosocket_opens_ends_with_the_application(server:
         other.execute("BEGIN EXCLUSIVE")
 
 
-def test_an_application_that_ends_in_the_middle_of_a_statement(
-    server: AppServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_application_that_ends_during_a_statement(server: AppServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is free, the lock is gone, and the page is told."""
     calls: list[object] = []
     interrupt = Database.interrupt

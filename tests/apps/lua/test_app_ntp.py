@@ -50,7 +50,7 @@ def test_the_time(app: AppServer, clock: socket.socket, losses: int) -> None:
     serving.kill()
 
 
-def test_nobody_there(app: AppServer, clock: socket.socket) -> None:
+def test_no_server_answers(app: AppServer, clock: socket.socket) -> None:
     port = clock.getsockname()[1]
     clock.close()
     reply = app.ask(f"/ntp.lsp?server=127.0.0.1&port={port}")

@@ -81,7 +81,7 @@ def test_reports_to_visitors(server: AppServer, mailbox: Mailbox) -> None:
     assert len(mailbox.envelopes) == 1
 
 
-def test_the_log_goes_out_when_asked_and_at_the_end(server: AppServer, mailbox: Mailbox) -> None:
+def test_the_log_is_sent_on_request_and_at_shutdown(server: AppServer, mailbox: Mailbox) -> None:
     application = start(server, mailbox.port, "logerr = true")
     assert ask(server, "note", text="first") == {"logged": True}
     assert server.ask("/broken.lsp").status == 500

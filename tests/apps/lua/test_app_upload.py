@@ -113,7 +113,7 @@ def test_a_form_names_no_hidden_file_and_none_elsewhere(uploads: Uploads, filena
         assert uploads.events() == ["failed  invalidname string"]
 
 
-def test_what_fails_is_told_and_leaves_no_file(uploads: Uploads):
+def test_failures_are_reported_and_leave_no_file(uploads: Uploads):
     cases = [
         (uploads.ask("disk/none/x", b"x"), "notfound"),
         (uploads.ask("disk/", b"x"), "invalidname"),
@@ -195,7 +195,7 @@ def test_a_client_that_goes_away(uploads: Uploads):
     wait_until(lambda: uploads.names == [])
 
 
-def test_a_client_that_goes_away_leaves_the_file_that_was_there(uploads: Uploads):
+def test_an_aborted_upload_keeps_the_previous_file(uploads: Uploads):
     (uploads.files / "kept").write_bytes(b"old")
     begun(uploads, "disk/kept").close()
     wait_until(lambda: uploads.events() == ["failed kept socketreadfailed string"])
@@ -206,7 +206,7 @@ def test_a_client_that_goes_away_leaves_the_file_that_was_there(uploads: Uploads
     assert uploads.names == ["kept"]
 
 
-def test_one_too_many_is_refused_and_later_ones_are_taken(uploads: Uploads):
+def test_one_above_the_limit_is_refused_later_ones_accepted(uploads: Uploads):
     first = begun(uploads, "lua/first", 3)
     answer = uploads.ask("lua/second", b"xx")
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")

@@ -27,7 +27,7 @@ def defaults() -> Iterator[None]:
     directory.overload.clear()
 
 
-def test_requests_wait_for_a_slot_in_order_and_not_for_ever() -> None:
+def test_requests_wait_in_order_for_a_bounded_time() -> None:
     apply_limits(LimitSettings(app_requests=2, app_requests_wait_s=0.2), {})
     slots, order = RequestSlots("shop"), list[int]()
 

@@ -32,7 +32,7 @@ def test_what_each_application_is(listing: AppServer) -> None:
     assert "3 applications" in text
 
 
-def test_why_one_failed_is_for_those_who_run_the_server(listing: AppServer) -> None:
+def test_failure_reasons_are_shown_only_to_operators(listing: AppServer) -> None:
     listing.server.access = Access(debug=True)
     text = listing.ask("/").text
     assert "Is broken.</p>" in text

@@ -67,7 +67,7 @@ def test_preload_is_optional(server: AppServer):
         ("appreq'none'", "bad/.preload:1: appreq 'none': .lua/none.lua: notfound"),
     ],
 )
-def test_a_failed_preload_is_reported_and_the_others_go_on(server: AppServer, caplog, preload, error):
+def test_a_failed_preload_is_reported_and_others_continue(server: AppServer, caplog, preload, error):
     bad = server.app({".preload": preload, "index.lsp": "never", "a.txt": "never"}, "bad")
     good = server.app({"index.lsp": "fine"}, "good")
     assert bad.error is not None
@@ -79,7 +79,7 @@ def test_a_failed_preload_is_reported_and_the_others_go_on(server: AppServer, ca
     assert server.ask("/good/").text == "fine"
 
 
-def test_what_is_no_folder_and_no_archive_fails_by_itself(server: AppServer):
+def test_other_files_fail_without_affecting_applications(server: AppServer):
     (server.folder / "file").write_text("no zip")
     assert "ziperror" in (server.applications.load("a", server.folder / "file").error or "")
     assert "notfound" in (server.applications.load("b", server.folder / "missing").error or "")
@@ -145,13 +145,13 @@ def test_reload_leaves_no_directory_behind(server: AppServer):
     assert server.root.children == ()
 
 
-def test_a_root_directory_of_preload_lives_without_a_reference(server: AppServer):
+def test_a_root_directory_of_preload_remains_without_a_reference(server: AppServer):
     server.app({".preload": "local d = ba.create.dir'x' d:setfunc(function(_ENV) response:write'kept' end) d:insert()"})
     server.vm.eval("collectgarbage() collectgarbage()")
     assert server.ask("/x/").text == "kept"
 
 
-def test_a_directory_nobody_keeps_goes_away(server: AppServer):
+def test_an_unreferenced_directory_is_removed(server: AppServer):
     server.vm.eval("ba.create.dir'y':insert()")
     server.vm.eval("collectgarbage() collectgarbage()")
     assert server.root.children == ()
@@ -249,7 +249,7 @@ def test_page_source_is_never_shown(server: AppServer):
         assert "SECRET" not in server.ask(path).text
 
 
-def test_mako_knows_the_process(server: AppServer):
+def test_mako_has_the_process(server: AppServer):
     text = server.page(
         """<?lsp
         assert(mako.argv[1] == "serve" and mako.argv[2] == "-x" and #mako.argv == 2)

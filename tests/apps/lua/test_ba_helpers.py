@@ -100,7 +100,7 @@ def test_hmac(vm: Vm) -> None:
     assert vm.eval("return ba.crypto.hash('hmac', 'sha256', 'key')('data')(true, 'hex')") == (expected,)
 
 
-def test_digests_that_nobody_finishes_are_forgotten(vm: Vm) -> None:
+def test_unfinished_digests_are_removed(vm: Vm) -> None:
     before = vm.memory_bytes()
     vm.eval("for i = 1, 2000 do ba.crypto.hash('sha1')('x') end collectgarbage() collectgarbage()")
     assert vm.memory_bytes() < before + 50_000

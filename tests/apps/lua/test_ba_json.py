@@ -303,7 +303,7 @@ def test_two_decode_at_the_same_time(vm: Vm) -> None:
     assert vm.eval("return done.null, done['nil'], done.shallow, done.again") == (40001, b"nil", b"parse", 40001)
 
 
-def test_a_long_text_in_a_place_that_can_not_wait(vm: Vm) -> None:
+def test_a_long_text_in_a_place_that_cannot_block(vm: Vm) -> None:
     source = """
       local text = "[" .. ("1,"):rep(20000) .. "1]"
       return select(2, string.gsub("x", "x", function() return #ba.json.decode(text) end)), #ba.json.decode(text)

@@ -14,7 +14,7 @@ from tests.apps.lua.recorder import Recorder
 from tests.support.waiting import wait_until
 
 
-def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder) -> None:
+def test_three_pool_jobs_run_concurrently_in_order(vm: Vm, recorder: Recorder) -> None:
     source = """
     running, most, order = 0, 0, {}
     for i = 1, 9 do
@@ -38,7 +38,7 @@ def test_run_answers_how_many_wait(vm: Vm) -> None:
     assert vm.eval("return ba.thread.run(function() end)") == (1,)
 
 
-def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm) -> None:
+def test_a_separate_queue_runs_jobs_in_sequence(vm: Vm) -> None:
     vm.eval("""
     order = {}
     local queue = ba.thread.create()
@@ -50,7 +50,7 @@ def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm) -> None:
     assert vm.eval("return table.concat(order)") == (b"123456",)
 
 
-def test_an_error_in_a_job_is_traced_and_the_next_one_runs(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
+def test_job_errors_are_traced_and_the_next_one_runs(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         vm.eval("ba.thread.run(function()\n error('bad job') end) ba.thread.run(function() done = true end)", "@a.lua")
         wait_until(lambda: vm.eval("return done") == (True,))
@@ -117,7 +117,7 @@ def test_a_killed_exec_ends_the_command(vm: Vm, tmp_path: Path) -> None:
     assert time.monotonic() - before < 20, "the command sleeps 30 s"
 
 
-def test_jobs_that_wait_are_bounded_and_those_that_were_taken_run(vm: Vm) -> None:
+def test_waiting_jobs_are_bounded_and_accepted_jobs_run(vm: Vm) -> None:
     vm.eval("done = 0 function job() done = done + 1 end for _ = 1, 10000 do ba.thread.run(job) end")
     taken, message = vm.eval("return pcall(ba.thread.run, job)")
     assert (taken, b"limit reached: 10000 waiting jobs" in message) == (False, True)

@@ -84,7 +84,7 @@ def test_set_again_replaces_the_interval(vm: Vm) -> None:
     vm.eval("t:cancel()")
 
 
-def test_set_inside_the_callback_counts_more_than_what_it_returns(vm: Vm, reaches: Reaches) -> None:
+def test_values_set_in_the_callback_override_its_result(vm: Vm, reaches: Reaches) -> None:
     vm.eval("n = 0 t = ba.timer(function() n = n + 1 if n < 4 then t:set(2) end end) t:set(2)")
     reaches("n", 4)
 
@@ -94,7 +94,7 @@ def test_cancel_inside_the_callback_counts_more_than_true(vm: Vm, reaches: Reach
     reaches("n", 1)
 
 
-def test_an_unkept_timer_is_collected_and_an_anchored_one_is_not(vm: Vm, reaches: Reaches) -> None:
+def test_only_unreferenced_timers_are_collected(vm: Vm, reaches: Reaches) -> None:
     vm.eval("""
     lost, kept = 0, 0
     do local t = ba.timer(function() lost = lost + 1 return true end) t:set(5) end
@@ -105,7 +105,7 @@ def test_an_unkept_timer_is_collected_and_an_anchored_one_is_not(vm: Vm, reaches
     assert vm.eval("return lost") == (0,)
 
 
-def test_a_timer_that_its_own_function_knows_is_collected_too(vm: Vm) -> None:
+def test_a_timer_referenced_by_its_function_is_collected(vm: Vm) -> None:
     vm.eval("""
     n = 0
     do local t t = ba.timer(function() n = n + 1 return t ~= nil end) t:set(5) end
@@ -128,7 +128,7 @@ def test_an_error_stops_the_timer_and_later_calls_raise(
             vm.eval(f"t:{call}")
 
 
-def test_a_callback_may_block_and_its_ticks_do_not_pile_up(vm: Vm, recorder: Recorder) -> None:
+def test_a_callback_may_block_without_accumulating_ticks(vm: Vm, recorder: Recorder) -> None:
     vm.eval("""
     running, n = 0, 0
     t = ba.timer(function()

@@ -129,7 +129,7 @@ def test_blocking_is_a_clean_error_in(vm: Vm, recorder: Recorder, source: str) -
     assert vm.eval("return test.sleep(0, 1)") == (1,)
 
 
-def test_blocking_in_a_finalizer_is_an_error_that_nobody_hears(vm: Vm, recorder: Recorder) -> None:
+def test_blocking_in_a_finalizer_fails_silently(vm: Vm, recorder: Recorder) -> None:
     vm.eval("""
     do setmetatable({}, {__gc = function() test.record(select(2, pcall(test.sleep, 0))) end}) end
     collectgarbage() collectgarbage()
@@ -140,7 +140,7 @@ def test_blocking_in_a_finalizer_is_an_error_that_nobody_hears(vm: Vm, recorder:
 # -- the application's own view of coroutines
 
 
-def test_a_plain_yield_reaches_the_resumer_and_not_the_server(vm: Vm, recorder: Recorder) -> None:
+def test_a_plain_yield_reaches_only_the_resumer(vm: Vm, recorder: Recorder) -> None:
     source = """
     local co = coroutine.create(function(a, b)
       test.sleep(0.001)
@@ -169,7 +169,7 @@ return table.unpack(result)
 """
 
 
-def test_nobody_else_resumes_or_closes_a_coroutine_that_waits(vm: Vm, recorder: Recorder) -> None:
+def test_a_waiting_coroutine_cannot_be_resumed_or_closed(vm: Vm, recorder: Recorder) -> None:
     answers: list[object] = []
     vm.call(vm.compile(STRANGER)).then(lambda value, error: answers.append(value))  # type: ignore[union-attr]
     assert vm.eval("return coroutine.status(co), coroutine.resume(co)") == (
@@ -182,7 +182,7 @@ def test_nobody_else_resumes_or_closes_a_coroutine_that_waits(vm: Vm, recorder: 
     assert answers == [(True, b"done")]
 
 
-def test_nobody_resumes_an_activity(vm: Vm, recorder: Recorder) -> None:
+def test_an_activity_cannot_be_resumed(vm: Vm, recorder: Recorder) -> None:
     answers: list[object] = []
     pending = vm.call(vm.compile("activity = coroutine.running() return test.sleep(0.02, 'mine')"))
     pending.then(lambda value, error: answers.append(value))  # type: ignore[union-attr]

@@ -73,7 +73,7 @@ def test_methods_of_a_binding() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"plain", "\u00e9".encode(), b"\xff\xfe"])
-def test_bytes_that_are_no_text_come_back_as_they_were(data: bytes) -> None:
+def test_binary_bytes_are_returned_unchanged(data: bytes) -> None:
     assert bridge.utf8(bridge.from_utf8(data)) == data
     assert bridge.latin1(bridge.from_latin1(data)) == data
 

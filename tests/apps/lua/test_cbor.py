@@ -155,7 +155,7 @@ def test_what_is_no_cbor(vm: Vm) -> None:
     assert vm.eval("return cbor.pencode(ba.timer(print))") == (None, b"a userdata can't be encoded")
 
 
-def test_random_bytes_harm_nobody(vm: Vm) -> None:
+def test_random_bytes_affect_no_others(vm: Vm) -> None:
     source = """local text = ...
     local value, position, kind, message = cbor.pdecode(text)
     if kind then cbor.encode(value) else assert(message:find "at byte %d+%)$", message) end"""

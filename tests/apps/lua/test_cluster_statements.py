@@ -64,7 +64,7 @@ def test_status_of_links(site: Site) -> None:
         assert site.of(name)[1][2]
 
 
-def test_who_is_missing_is_tried_again(site: Site) -> None:
+def test_missing_nodes_are_dialed_again(site: Site) -> None:
     port = free_port()
     site.run(f"node(1) conns[1]:add('127.0.0.1', {port})")
     assert site.value("conns[1]:status()['127.0.0.1']") == "false"

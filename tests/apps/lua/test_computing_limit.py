@@ -37,7 +37,7 @@ def failure(vm: Vm, source: str) -> LuaError:
     return raised.value
 
 
-def test_an_endless_loop_gets_an_error_with_file_and_line(vm: Vm) -> None:
+def test_an_endless_loop_raises_with_file_and_line(vm: Vm) -> None:
     error = failure(vm, "local function compute()" + FOREVER + " end\ncompute()")
     assert error.message.startswith(f"shop/.preload:2: {MESSAGE} and blocked all other activities")
     assert error.traceback == "\tshop/.preload:2: in local 'compute'\n\tshop/.preload:4: in main chunk"
@@ -107,7 +107,7 @@ def test_an_activity_around_others_that_are_short_ends(vm: Vm, recorder: Recorde
     assert MESSAGE in failure(vm, source).message
 
 
-def test_who_catches_the_error_has_time_to_close_and_answer(vm: Vm) -> None:
+def test_a_caught_error_leaves_time_to_close_and_respond(vm: Vm) -> None:
     source = """
         local done, message = pcall(function() while true do end end)
         for i = 1, 3e5 do end
@@ -120,7 +120,7 @@ def test_who_catches_the_error_has_time_to_close_and_answer(vm: Vm) -> None:
         assert vm.run(vm.compile("for i = 1, 3e5 do end return 1")) == (1,)
 
 
-def test_who_gives_way_again_begins_anew(vm: Vm, recorder: Recorder) -> None:
+def test_yielding_again_resets_the_limit(vm: Vm, recorder: Recorder) -> None:
     source = """
         local failures = 0
         coroutine.wrap(function()
@@ -135,7 +135,7 @@ def test_who_gives_way_again_begins_anew(vm: Vm, recorder: Recorder) -> None:
     assert vm.run(vm.compile(source)) == (2,)
 
 
-def test_who_gives_way_now_and_then_is_left_alone(vm: Vm, recorder: Recorder) -> None:
+def test_loops_that_yield_are_allowed(vm: Vm, recorder: Recorder) -> None:
     source = """
         local stop = os.clock() + 0.5
         while os.clock() < stop do for i = 1, 1e5 do end test.sleep(0) end
@@ -144,7 +144,7 @@ def test_who_gives_way_now_and_then_is_left_alone(vm: Vm, recorder: Recorder) ->
     assert vm.run(vm.compile(source)) == (b"done",)
 
 
-def test_many_that_compute_for_a_while_in_the_same_turn_are_left_alone(vm: Vm) -> None:
+def test_many_short_computations_in_a_turn_are_allowed(vm: Vm) -> None:
     work = vm.compile("local stop = os.clock() + 0.05 while os.clock() < stop do end return 1")
     assert [vm.run(work) for _ in range(20)] == [(1,)] * 20
 
@@ -176,7 +176,7 @@ def test_the_library_is_never_in_the_middle_of_something(vm: Vm) -> None:
     assert vm.eval("return busy") == (False,)
 
 
-def test_a_c_function_can_not_be_ended_but_what_comes_behind_it_can(vm: Vm) -> None:
+def test_code_after_a_long_c_function_is_ended(vm: Vm) -> None:
     pattern = "('a'):rep(900):find('.-.-b')"
     assert MESSAGE in failure(vm, f"{pattern} while true do end").message
 

@@ -68,7 +68,7 @@ def test_texts_of_numbers(vm: Vm) -> None:
     assert vm.eval("return #ba.rndbs('0x10'), #ba.rndbs(' 5 '), #ba.rndbs('1e3'), #ba.rndbs(2.0)") == (16, 5, 1000, 2)
 
 
-def test_a_huge_number_of_threads_holds_nobody(vm: Vm) -> None:
+def test_a_huge_number_of_threads_delays_no_others(vm: Vm) -> None:
     with gevent.Timeout(2):
         assert vm.eval("return ba.thread.configure(math.maxinteger)") == ((1 << 63) - 1,)
 

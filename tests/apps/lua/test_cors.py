@@ -100,7 +100,7 @@ TARGETS = [
 
 
 @pytest.mark.parametrize(("target", "status"), TARGETS)
-def test_every_answer_says_who_may_read_it(opened: AppServer, target: str, status: int) -> None:
+def test_every_response_names_the_allowed_origin(opened: AppServer, target: str, status: int) -> None:
     for origin, allowed in ((FRIEND, FRIEND), (OTHER, None), ("null", None), (None, None)):
         for method in ("GET", "HEAD"):
             answer = opened.ask(target, method, headers={"Origin": origin} if origin else {})
@@ -122,7 +122,7 @@ def test_conditions_parts_and_compressed_files(opened: AppServer) -> None:
         assert "origin" in varies(answer)
 
 
-def test_logins_are_asked_of_the_request_and_not_of_the_preflight(opened: AppServer) -> None:
+def test_logins_apply_to_requests_and_not_to_preflights(opened: AppServer) -> None:
     opened.app(
         {".preload": "dir:setauth(ba.create.authenticator(ba.create.authuser(function() end), {type='basic'}))"}, "in"
     )

@@ -228,7 +228,7 @@ def test_invalid_keys(lua: Lua) -> None:
         assert lua("ba.crypto." + call)[:2] == (None, b"sslcryptoerr"), call
 
 
-def test_rsa_keys_whose_numbers_do_not_fit(lua: Lua) -> None:
+def test_rsa_keys_with_inconsistent_numbers(lua: Lua) -> None:
     key: Any = serialization.load_pem_private_key(lua("ba.create.key{key = 'rsa', bits = 1024}"), None)
     pem = key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()

@@ -80,7 +80,7 @@ def test_cadaver(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
-def test_an_upload_under_way_leaves_nothing_when_the_server_ends(tmp_path: Path, serve: Any) -> None:
+def test_an_unfinished_upload_leaves_nothing_at_shutdown(tmp_path: Path, serve: Any) -> None:
     (tmp_path / ".preload").write_text('dir:insert(ba.create.dav("fs", io), true)')
     served = serve(tmp_path)
     with socket.create_connection(("127.0.0.1", served.port)) as client:

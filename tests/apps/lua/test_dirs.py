@@ -13,7 +13,7 @@ def preload(server: AppServer, text: str, **files: str):
     return application
 
 
-def test_a_function_gets_the_environment_and_the_rest_of_the_path(server: AppServer):
+def test_a_function_gets_environment_and_relative_path(server: AppServer):
     preload(
         server,
         """
@@ -50,7 +50,7 @@ def test_handlers_of_one_request_share_its_environment(server: AppServer):
     assert server.ask("/a.lsp").headers["X-First"] == "1"
 
 
-def test_what_nobody_handled_leaves_nothing_in_lua(server: AppServer):
+def test_unhandled_messages_leave_nothing_in_lua(server: AppServer):
     preload(
         server,
         """

@@ -37,7 +37,7 @@ def test_errors_that_are_no_strings(vm: Vm) -> None:
     assert error_of(vm, "error(setmetatable({}, {__tostring = function() return 'own' end}))").message == "own"
 
 
-def test_an_error_in_the_tostring_of_an_error_is_an_error_and_not_the_end(vm: Vm) -> None:
+def test_an_error_within_tostring_is_only_an_error(vm: Vm) -> None:
     error_of(vm, "error(setmetatable({}, {__tostring = function() error('again') end}))")
     assert vm.eval("return 1") == (1,)
 
@@ -48,7 +48,7 @@ def test_endless_recursion_is_an_error_and_not_the_end(vm: Vm) -> None:
     assert vm.eval("return 1") == (1,)
 
 
-def test_an_error_in_a_wrapped_coroutine_shows_where_it_happened(vm: Vm) -> None:
+def test_an_error_in_a_wrapped_coroutine_has_its_line(vm: Vm) -> None:
     error = error_of(
         vm, "local function deep()\n error('inside')\nend\nlocal w = coroutine.wrap(function() deep() end)\nw()"
     )
@@ -83,19 +83,19 @@ def half(vm: Vm) -> None:
 
 
 @pytest.mark.parametrize("name", ["wrong", "bwrong"])
-def test_an_argument_error_is_raised_at_the_line_of_the_application(vm: Vm, half: None, name: str) -> None:
+def test_argument_errors_name_the_line_of_the_application(vm: Vm, half: None, name: str) -> None:
     error = error_of(vm, f"local x = 1\n\nhalf.{name}({{}})")
     assert error.message == "shop/index.lsp:3: bad argument #1 to 'wrong' (string expected, got table)"
 
 
 @pytest.mark.parametrize("name", ["wrong", "bwrong"])
-def test_in_a_tail_call_the_line_is_that_of_the_caller_above(vm: Vm, half: None, name: str) -> None:
+def test_in_tail_calls_errors_name_the_outer_caller(vm: Vm, half: None, name: str) -> None:
     error = error_of(vm, f"local function f()\n  return half.{name}()\nend\nlocal v = f()")
     assert error.message.startswith("shop/index.lsp:4: ")
 
 
 @pytest.mark.parametrize("name", ["crash", "bcrash"])
-def test_an_unexpected_exception_is_text_in_lua_and_a_traceback_in_the_log(
+def test_unexpected_exceptions_are_text_and_a_logged_traceback(
     vm: Vm, half: None, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "smqrt.lua"):

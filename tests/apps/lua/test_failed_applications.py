@@ -37,7 +37,7 @@ def test_a_failed_application_answers_503(server: AppServer, name: str, files: d
     assert server.ask(f"{at}a.txt").text == "never"
 
 
-def test_one_that_was_stopped_or_not_found_or_has_a_namesake(server: AppServer) -> None:
+def test_a_stopped_missing_or_duplicate_query(server: AppServer) -> None:
     missing = server.applications.load("gone", server.folder / "missing")
     assert server.ask("/gone/x.txt").status == 503
     missing.unload()

@@ -103,13 +103,13 @@ def test_a_forgotten_file_is_closed(server: AppServer):
     wait_until(lambda: (server.folder / "x").read_text() == "kept")
 
 
-def test_an_io_is_one_object_while_somebody_has_it(server: AppServer):
+def test_an_io_is_one_object_while_referenced(server: AppServer):
     server.app({".preload": "_G.mine = io"})
     server.vm.eval("collectgarbage() collectgarbage()")
     assert server.vm.eval("return mine == mine, mine:stat'' ~= nil") == (True, True)
 
 
-def test_an_io_that_comes_back_while_the_old_object_is_collected_lives(server: AppServer):
+def test_an_io_reused_during_collection_remains_valid(server: AppServer):
     server.vm.eval(
         """
         local old = ba.openio'disk'
@@ -121,7 +121,7 @@ def test_an_io_that_comes_back_while_the_old_object_is_collected_lives(server: A
     assert server.vm.eval("return back:stat'/'.isdir") == (True,)
 
 
-def test_a_slow_disk_holds_nobody_else(server: AppServer, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_disk_delays_no_others(server: AppServer, monkeypatch: pytest.MonkeyPatch):
     """Not even the sixth who asks holds others, though only some threads look at files."""
     answered = threading.Event()
     look = DiskIo.files

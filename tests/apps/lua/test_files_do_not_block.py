@@ -104,7 +104,7 @@ def test_a_pipe_without_the_other_end(server: AppServer):
         assert reading.get(timeout=5) == ["hello", " you", "nil"]
 
 
-def test_a_writer_waits_for_its_reader_and_ends_when_the_pipe_is_closed(server: AppServer):
+def test_a_writer_waits_for_its_reader_until_close(server: AppServer):
     os.mkfifo(server.write("", {"page.lsp": ""}) / "pipe")
     code = 'app.f = io:open("pipe", "w") print(app.f:write"x")'
     writing = gevent.spawn(told, server, code)
@@ -173,7 +173,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDisk]:
     disks.answer.set()
 
 
-def test_a_disk_that_hangs_holds_nobody_and_what_waits_goes_on(server: AppServer, hung: HungDisk):
+def test_a_hanging_disk_blocks_no_other_and_recovers(server: AppServer, hung: HungDisk):
     server.write("", {"big": b"x" * 300_000, "other.lsp": "<?lsp print(io:stat'big'.size) ?>"})
     server.page("")
     code = "local f = io:open'big' print(io:mkdir'd' or 'there', #f:read'a')"
@@ -215,7 +215,7 @@ def is_open(file: Path) -> bool:
     return str(file) in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
 
 
-def test_a_file_that_opens_when_nobody_waits_any_more_is_closed(server: AppServer, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_opened_after_its_caller_left_is_closed(server: AppServer, monkeypatch: pytest.MonkeyPatch):
     begun, answer, seen = threading.Event(), threading.Event(), []
     opened = DiskIo.open
 
@@ -238,7 +238,7 @@ def test_a_file_that_opens_when_nobody_waits_any_more_is_closed(server: AppServe
     wait_until(lambda: not is_open(server.folder / "root" / "new"))
 
 
-def test_where_nobody_can_wait_the_calls_work_or_say_so(server: AppServer):
+def test_calls_in_nonblocking_places_work_or_fail_clearly(server: AppServer):
     server.write("", {"a.txt": "hello"})
     os.mkfifo(server.folder / "root" / "pipe")
     code = """
@@ -266,7 +266,7 @@ def test_where_nobody_can_wait_the_calls_work_or_say_so(server: AppServer):
     assert "a C boundary is in between" in lines[4]
 
 
-def test_what_was_written_is_seen_soon_and_errors_come_with_the_next_call(server: AppServer):
+def test_writes_are_visible_soon_and_errors_follow(server: AppServer):
     server.app({"w.lsp": "<?lsp app.f = io:open('log', 'a') print(app.f:write'line') ?>"})
     assert server.ask("/w.lsp").text == "true\n"
     wait_until(lambda: (server.folder / "root" / "log").read_text() == "line")
@@ -274,7 +274,7 @@ def test_what_was_written_is_seen_soon_and_errors_come_with_the_next_call(server
     assert told(server, code) == ["nil\tnospace", "true"]
 
 
-def test_a_name_that_became_a_link_or_a_pipe_is_looked_at_by_a_thread(server: AppServer):
+def test_names_replaced_by_links_or_pipes_use_a_thread(server: AppServer):
     folder = server.write("", {"a.txt": "hello"})
     (folder / "link").symlink_to("a.txt")
     (folder / "nowhere").symlink_to("none")
@@ -287,7 +287,7 @@ def test_a_name_that_became_a_link_or_a_pipe_is_looked_at_by_a_thread(server: Ap
     assert not disk.is_special(str(folder))
 
 
-def test_files_of_a_disk_that_is_not_local_are_served_by_threads(
+def test_files_of_remote_disks_are_served_by_threads(
     server: AppServer, monkeypatch: pytest.MonkeyPatch, hung: HungDisk
 ):
     """Static files and pages: when the disk hangs, everybody else is served."""

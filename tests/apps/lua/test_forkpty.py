@@ -202,7 +202,7 @@ def test_a_read_has_a_time_out_in_milliseconds(vm: Vm, services: Services) -> No
     assert vm.eval("return pty:close(true)") == (4,)
 
 
-def test_reads_whose_time_is_over_leave_nothing(vm: Vm, services: Services, recorder: Recorder) -> None:
+def test_expired_reads_leave_nothing(vm: Vm, services: Services, recorder: Recorder) -> None:
     """Also behind one that waits without an end."""
     vm.eval('pty = sh "read x; echo $x" ba.thread.run(function() test.record(pty:read()) end)')
     gevent.sleep(0)
@@ -212,7 +212,7 @@ def test_reads_whose_time_is_over_leave_nothing(vm: Vm, services: Services, reco
     wait_until(lambda: recorder.seen == [(b"all of it\n", False)])
 
 
-def test_data_tells_its_stream_and_comes_in_order(vm: Vm) -> None:
+def test_data_has_its_stream_and_arrives_in_order(vm: Vm) -> None:
     source = """local seen = {}
     local pty = ba.forkpty({async = function() end}, "sh", "-c",
       "echo 1; read x; echo 2 >&2; read x; echo 3")
@@ -407,7 +407,7 @@ def test_what_cannot_be(vm: Vm, call: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1, true)", "ba.socket.event(work)"])
-def test_a_child_of_a_thread_timer_or_cosocket_ends_with_the_application(server: AppServer, where: str) -> None:
+def test_children_of_threads_timers_cosockets_end_with_the_application(server: AppServer, where: str) -> None:
     before = children()
     preload = f"function work() _G.child = ba.forkpty('/bin/sleep', '1000') end {where}"
     application = server.app({".preload": preload})

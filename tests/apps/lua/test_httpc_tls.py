@@ -41,7 +41,7 @@ def ask(server: AppServer, ca: trustme.CA, port: int, host: str = "localhost", t
 
 
 @pytest.mark.parametrize("make", ["good", "expired", "foreign", "misnamed", "nothing"])
-def test_whom_to_trust(server: AppServer, ca: trustme.CA, make: str) -> None:
+def test_trust_settings(server: AppServer, ca: trustme.CA, make: str) -> None:
     leaf, word = {
         "good": (ca.issue_cert("localhost"), None),
         "expired": (expired(ca, "localhost"), "certcn"),
@@ -86,7 +86,7 @@ def test_trusted_and_an_address_without_tls(server: AppServer, ca: trustme.CA) -
         assert plain.connections == 0
 
 
-def test_the_default_client_trusts_whom_the_machine_trusts(server: AppServer, ca: trustme.CA) -> None:
+def test_the_default_client_uses_the_system_trust_store(server: AppServer, ca: trustme.CA) -> None:
     with ScriptedHttp([answer(b"x")], context=gevent_context(ca.issue_cert("localhost"))) as scripted:
         code = """
             for _, op in ipairs{{}, {shark = ba.sharkclient()}} do
@@ -148,7 +148,7 @@ def test_client_certificates(server: AppServer, ca: trustme.CA) -> None:
     assert without[-1].split("\t")[:2] == ["nil", "sslalertrecv"]  # TLS 1.3 tells it behind the handshake
 
 
-def test_somebody_who_speaks_no_tls(server: AppServer, ca: trustme.CA) -> None:
+def test_a_client_without_tls(server: AppServer, ca: trustme.CA) -> None:
     mail = StreamServer(("127.0.0.1", 0), lambda client, _address: client.sendall(b"220 mail.example ESMTP"))
     mail.start()
     code = f"""print(require"httpc".create():request{{url = "https://localhost:{mail.server_port}"}})"""

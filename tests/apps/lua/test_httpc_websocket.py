@@ -91,7 +91,7 @@ def test_another_protocol_behind_101(server: AppServer) -> None:
         assert run(server, code) == ["101\traw", "false\tfirst bytes"]
 
 
-def test_the_way_of_the_documentation_to_tls_through_socks(server: AppServer) -> None:
+def test_the_documented_example_of_tls_through_socks(server: AppServer) -> None:
     """A tunnel through a SOCKS proxy by httpc, its socket, TLS over it: how MQTT goes through a proxy."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(server.folder / "ca.pem")

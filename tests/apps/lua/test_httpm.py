@@ -120,7 +120,7 @@ def test_redirects_are_followed(pages: AppServer) -> None:
         assert run(pages, 'print(http:json("{url}/a").a, http:url())', scripted.url) == [f"1\t{scripted.url}/b"]
 
 
-def test_a_form_for_a_server_that_wants_a_proof(pages: AppServer) -> None:
+def test_a_form_for_a_server_that_requires_digest(pages: AppServer) -> None:
     asked = answer(b"who", "401 No", 'WWW-Authenticate: Digest realm="r", nonce="n"')
     with ScriptedHttp([asked, answer(b"thanks")]) as scripted:
         code = 'print(http:post("{url}/f", {a = 1}, {user = "me", password = "secret"}))'

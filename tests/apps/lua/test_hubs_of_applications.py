@@ -76,7 +76,7 @@ def come(hubs: AppServer) -> Iterator[Callable[..., Device]]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_clients_of_an_application_that_starts_anew_come_to_the_new_hub(
+def test_clients_of_a_restarted_application_reach_its_new_hub(
     hubs: AppServer, come: Callable[..., Device], name: str
 ) -> None:
     application = hubs.app(APPS[name])
@@ -161,7 +161,7 @@ while not pathlib.Path(io.realpath("go")).exists():
 """
 
 
-def test_who_comes_too_early_is_asked_to_try_again(hubs: AppServer) -> None:
+def test_early_clients_are_asked_to_retry(hubs: AppServer) -> None:
     application = hubs.app(APPS["Python"])
     hubs.write("", {".preload.py": WAITING})
     anew = gevent.spawn(application.reload)
@@ -216,7 +216,7 @@ def test_a_hook_that_never_answers_keeps_no_hub(hubs: AppServer, come: Callable[
 
 
 @pytest.mark.parametrize("name", HANGING)
-def test_a_hook_that_never_answers_does_not_hold_the_end_of_the_server(
+def test_a_hook_that_never_returns_does_not_delay_shutdown(
     serve: Callable[..., Served], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "app").mkdir()

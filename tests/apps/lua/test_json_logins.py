@@ -41,13 +41,13 @@ def test_programs_get_401_and_json(site: AppServer) -> None:
     assert site.ask("/api.lsp", "POST", wrong, FORM | JSON).status == 401
 
 
-def test_a_script_gets_json_unless_the_application_has_a_page(site: AppServer) -> None:
+def test_a_script_gets_json_without_an_application_page(site: AppServer) -> None:
     has_page = (site.folder / "root" / ".preload").exists()  # the application in Lua
     answer = site.ask("/api.lsp", headers=SCRIPT)
     assert answer.status == (200 if has_page else 401)
 
 
-def test_browsers_and_scripts_that_post_the_form_get_the_page(site: AppServer) -> None:
+def test_posting_the_form_returns_the_page(site: AppServer) -> None:
     wrong, right = (b"ba_username=ann&ba_password=" + word for word in (b"wrong", b"secret"))
     for answer in (site.ask("/api.lsp", "GET", b"", BROWSER), site.ask("/api.lsp", "POST", wrong, FORM | SCRIPT)):
         assert answer.status == 200

@@ -84,7 +84,7 @@ def test_a_hashed_form_login(app: AppServer):
     assert sign_in(app, "/sform/", username="ann", password="secret").status == 200, "clear text without TLS"
 
 
-def test_what_a_login_page_is_told(app: AppServer):
+def test_login_page_variables(app: AppServer):
     body = urlencode({"ba_username": "ann", "ba_password": "wrong"}).encode()
     ask = FORM_TYPE | {"X-Requested-With": "XMLHttpRequest"}
     info = json.loads(app.ask("/form/", "POST", body, ask).body)
@@ -337,7 +337,7 @@ def test_another_user_gets_nothing_of_the_last_one(app: AppServer):
     assert app.ask("/form/file.txt", headers=cookie(first)).text == "form nil nil 0 false"
 
 
-def test_who_logs_in_again_goes_on(app: AppServer):
+def test_a_repeated_login_continues_the_session(app: AppServer):
     """Nobody in particular becomes somebody, and somebody is so twice: what the session has stays."""
     old = cookie(app.ask("/login.lsp?do=login"))
     app.ask("/login.lsp?do=session", headers=old)

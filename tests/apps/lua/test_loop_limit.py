@@ -91,7 +91,7 @@ def _gush(listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
-def test_a_loop_that_gives_way_goes_on_beside_the_others(serve: Serve, tmp_path: Path, how: str) -> None:
+def test_a_yielding_loop_continues_beside_others(serve: Serve, tmp_path: Path, how: str) -> None:
     """The socket always has something, or takes everything, and the loop computes for longer than the limit."""
     write(tmp_path / "apps" / "busy", **GIVE_WAY)
     write(tmp_path / "apps" / "well", index="<h1>well</h1>")
@@ -112,13 +112,13 @@ def test_a_loop_that_gives_way_goes_on_beside_the_others(serve: Serve, tmp_path:
     assert "without giving way" not in served.output
 
 
-def test_a_loop_of_calls_that_do_not_give_way_is_ended(serve: Serve, tmp_path: Path) -> None:
+def test_a_loop_of_calls_without_yield_is_ended(serve: Serve, tmp_path: Path) -> None:
     served = serve(write(tmp_path / "busy", **GIVE_WAY), "--lua-loop-s", "0.5")
     assert requests.get(f"{served.url}/publish.lsp", timeout=PATIENCE_S).status_code == 500
     served.wait_for(r"\bpublish\.lsp:2: this ran for 0\.5 s without giving way", PATIENCE_S)
 
 
-def test_an_application_that_does_not_end_to_load_fails_and_the_others_load(serve: Serve, tmp_path: Path) -> None:
+def test_an_application_that_loads_forever_fails_alone(serve: Serve, tmp_path: Path) -> None:
     write(tmp_path / "apps" / "bad", preload="local n = 0\nwhile true do n = n + 1 end")
     write(tmp_path / "apps" / "well", index="<h1>well</h1>")
     served = serve(tmp_path / "apps", "--lua-loop-s", "0.5")

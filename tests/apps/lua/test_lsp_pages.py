@@ -34,7 +34,7 @@ def test_the_five_values_of_a_page(server: AppServer):
     assert server.ask("/sub/p.lsp").text == "sub/p.lsp userdata mine table nil"
 
 
-def test_the_page_table_stays_until_the_filter_is_set_again(server: AppServer):
+def test_the_page_table_stays_until_the_filter_changes(server: AppServer):
     server.app(
         {
             "n.lsp": "<?lsp page.n = (page.n or 0) + 1 print(page.n) ?>",
@@ -98,7 +98,7 @@ def test_pages_of_an_application_without_preload_get_its_table(server: AppServer
 # ---- errors
 
 
-def test_an_error_drops_what_was_written_and_shows_the_traceback(server: AppServer, caplog):
+def test_an_error_replaces_written_output_by_the_traceback(server: AppServer, caplog):
     answer = server.page("dropped\n<?lsp\nlocal function inner() error'no luck' end\ninner()\n?>")
     assert answer.status == 500
     assert answer.headers["Content-Type"].startswith("text/plain")
@@ -132,7 +132,7 @@ def test_an_error_drops_what_was_written_and_shows_the_traceback(server: AppServ
         ),
     ],
 )
-def test_what_goes_wrong_is_told(server: AppServer, source, error):
+def test_failures_are_reported(server: AppServer, source, error):
     answer = server.page(source)
     assert answer.status == 500
     assert error in answer.text
@@ -208,7 +208,7 @@ def test_relative_paths_start_at_the_page(server: AppServer):
     assert server.ask("/app/sub/p.lsp").text == "qtopqq"
 
 
-def test_include_knows_its_depth(server: AppServer):
+def test_include_depth_is_tracked(server: AppServer):
     show = "<?lsp print(response:initial(), response:isinclude()) print(response:isforward()) ?>"
     server.app(
         {"p.lsp": show + "<?lsp response:include'i.lsp' response:forward'f.lsp' ?>", "i.lsp": show, "f.lsp": show}
@@ -372,6 +372,6 @@ def test_a_client_that_goes_away_ends_nothing_else(server: AppServer, caplog):
     assert not caplog.records
 
 
-def test_an_unreadable_preload_is_told(server: AppServer):
+def test_an_unreadable_preload_is_reported(server: AppServer):
     server.write("app", {".preload/x": ""})
     assert (server.app({}, "app").error or "").startswith(".preload can't be read: ")

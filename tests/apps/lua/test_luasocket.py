@@ -148,7 +148,7 @@ def test_timeouts_keep_what_came(vm: Vm) -> None:
         )
 
 
-def test_a_reader_that_stops_holds_send_no_longer_than_the_timeout(vm: Vm) -> None:
+def test_send_to_a_stopped_reader_ends_at_the_timeout(vm: Vm) -> None:
     with serving(lambda client: gevent.sleep(9)) as port:
         word, index, took_s = vm.eval(
             """

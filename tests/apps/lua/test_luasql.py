@@ -364,7 +364,7 @@ def test_sqlutil(server: AppServer) -> None:
     )
 
 
-def test_everybody_else_goes_on(server: AppServer) -> None:
+def test_other_requests_continue(server: AppServer) -> None:
     """Slow statements, waits for a lock, many readers, and a page whose activity is killed."""
     count = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT %d) SELECT count(*) FROM n"
     server.app(
@@ -429,7 +429,7 @@ def test_a_deadline_for_statements(server: AppServer, monkeypatch: pytest.Monkey
     check(server, f"""equal(list(env:connect("a.db"):execute "{endless}"), "nil INTERRUPT interrupted")""")
 
 
-def test_a_killed_page_ends_its_statement_and_a_write_that_waits(server: AppServer) -> None:
+def test_a_killed_page_ends_its_statement_and_waiting_write(server: AppServer) -> None:
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     with sqlite3.connect(server.folder / "a.db", isolation_level=None) as other:
         other.execute("CREATE TABLE t(a)")
@@ -485,7 +485,7 @@ def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: py
     assert not caplog.records
 
 
-def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
+def test_a_cancelled_wait_for_close_leaves_other_waits(tmp_path: Path) -> None:
     binding = luasql.SqlBinding(lambda: str(tmp_path), lambda _: None)
     (handle,) = greenlets.wait(binding.connect(b"a.db", b"", None))
     endless = b"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"

@@ -64,7 +64,7 @@ def test_the_installed_build_is_as_expected(vm: Vm, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("wrong", WRONG_BUILDS.values(), ids=WRONG_BUILDS.keys())
-def test_with_another_build_the_feature_is_off_and_a_line_says_so(
+def test_another_build_disables_the_feature_with_a_log_line(
     wrong: tuple[object, str, object, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     where, name, value, reason = wrong

@@ -62,7 +62,7 @@ def test_applications_by_their_place(server: AppServer) -> None:
     assert lines == ["2\ttrue\ttrue\ttrue", "true\ttrue\t1"]
 
 
-def test_an_onunload_that_fails_is_told(server: AppServer) -> None:
+def test_a_failing_onunload_is_reported(server: AppServer) -> None:
     """The application is stopped in any case."""
     server.app({".preload": "\nfunction onunload() error'no' end", "index.html": "here"}, "other")
     lines = server.page(
@@ -76,7 +76,7 @@ def test_an_onunload_that_fails_is_told(server: AppServer) -> None:
     assert server.ask("/other/").status == 404
 
 
-def test_an_onunload_in_python_that_fails_is_told(server: AppServer) -> None:
+def test_a_failing_onunload_in_python_is_reported(server: AppServer) -> None:
     server.app({".preload.py": "def onunload():\n    raise ValueError('no')\n"}, "other")
     text = server.page("<?lsp print(mako.stopapp'other') ?>").text
     assert text.startswith("false\t")

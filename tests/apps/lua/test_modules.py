@@ -85,7 +85,7 @@ def test_events_reach_listeners_in_order(vm: Vm) -> None:
     )
 
 
-def test_listeners_come_and_go_while_an_event_is_under_way(vm: Vm) -> None:
+def test_listeners_change_during_an_event(vm: Vm) -> None:
     vm.eval(
         EMITTER
         + """

@@ -248,7 +248,7 @@ def test_a_second_run_is_refused(lua: Lua, mosquitto: Mosquitto) -> None:
     assert lines[1:] == ["nil disconnect", "nil socketclosed"]
 
 
-def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_client_does_not_wait_for_room(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[MqttClient] = []
 
     def make(*arguments: Any, **options: Any) -> MqttClient:
@@ -356,7 +356,7 @@ def test_create_of_the_older_module(lua: Lua, mosquitto: Mosquitto) -> None:
     assert lua(code, mosquitto.port) == ["mqtt connect 0", "older x string"]
 
 
-def test_the_documented_way_through_a_proxy(lua: Lua, secure: Mosquitto) -> None:
+def test_the_documented_proxy_example(lua: Lua, secure: Mosquitto) -> None:
     code = """
     local io, store, rounds = ba.openio"disk", ba.create.certstore(), 0
     store:addcert(io, "ca.pem")
@@ -445,14 +445,12 @@ def test_errors_name_the_argument_that_is_wrong(lua: Lua, module: str, call: str
     ],
 )
 @pytest.mark.parametrize("module", ["mqttc", "mqtt3c"])
-def test_a_bad_address_is_told_to_onstatus(lua: Lua, module: str, address: str, word: str) -> None:
+def test_a_bad_address_is_reported_to_onstatus(lua: Lua, module: str, address: str, word: str) -> None:
     code = f'require"{module}".create({address}, function(kind, code) put(kind, code, made) put"end" end) made = true'
     assert lua(code) == [f"sock {word} true"]
 
 
-def test_an_error_in_a_callback_is_told_with_its_line(
-    lua: Lua, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_in_a_callback_has_its_line(lua: Lua, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
     code = """
     local mqtt
     mqtt = require"mqttc".create("127.0.0.1", function() return true end, function(topic, payload)
@@ -484,7 +482,7 @@ def test_with_a_broker_in_lua(lua: Lua) -> None:
     assert lua(code) == ["connect", "there x red", "back again", "nil disconnect"]
 
 
-def test_the_end_of_the_server_is_told(lua: Lua, mosquitto: Mosquitto) -> None:
+def test_server_shutdown_is_reported(lua: Lua, mosquitto: Mosquitto) -> None:
     code = """
     local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port})
     require"mqttc".create("127.0.0.1", function(kind, code)
@@ -561,7 +559,7 @@ def test_nonsensical_answers_of_onstatus(lua: Lua, caplog: pytest.LogCaptureFixt
     assert "onstatus returned" in caplog.text
 
 
-def test_a_full_queue_is_told(lua: Lua) -> None:
+def test_a_full_queue_is_reported(lua: Lua) -> None:
     code = """
     local mqtt = require"mqttc".create("127.0.0.1:1", function() return 60 end, {queuesize = 2, maxpacketsize = 1000})
     put(mqtt:publish("t", "1")) put(mqtt:subscribe("t")) put(mqtt:publish("t", "2")) put(mqtt:unsubscribe("t"))

@@ -274,7 +274,7 @@ def test_the_default_timeout_is_five_seconds() -> None:
     assert MqttOptions.timeout == 5
 
 
-def test_the_end_that_run_tells(half: LuaHalf | PythonHalf) -> None:
+def test_the_end_reported_by_run(half: LuaHalf | PythonHalf) -> None:
     """`disconnect` is true when it was connected; `run` gives nil and the word."""
 
     def act(it: PythonHalf) -> None:

@@ -48,7 +48,7 @@ def test_python_client(address: str, version: int) -> None:
     assert own == [("lamp", b"on")]
 
 
-def test_python_client_is_told_what_there_is_not(address: str) -> None:
+def test_a_python_client_gets_unsupported_features(address: str) -> None:
     told: list[Any] = []
     with MqttClient(address, onstatus=lambda *what: told.append(what) or True) as ada:
         ada.subscribe("$share/group/topic", onsuback=lambda topic, reason, _: told.append((topic, reason)))
@@ -114,7 +114,7 @@ def test_lua_clients(vm: Vm, address: str) -> None:
     assert seen(vm)[6] == "run socketreadfailed"
 
 
-def test_lua_client_is_told_why_it_is_refused(vm: Vm) -> None:
+def test_a_lua_client_gets_the_refusal_reason(vm: Vm) -> None:
     vm.eval(
         """
         broker = assert(require "mqttbroker".create(0, {auth = function() return false end}))
@@ -127,7 +127,7 @@ def test_lua_client_is_told_why_it_is_refused(vm: Vm) -> None:
     vm.eval("broker:close()")
 
 
-def test_properties_of_a_lua_client_are_the_words_of_lua(vm: Vm, address: str) -> None:
+def test_properties_of_a_lua_client_have_lua_names(vm: Vm, address: str) -> None:
     got: list[Any] = []
     with MqttClient(address, onpub=lambda topic, payload, properties, _: got.append(properties)) as ada:
         ada.subscribe("a", onsuback=lambda *_: got.append("subscribed"))

@@ -134,7 +134,7 @@ def test_tls_and_plain_meet(join: Join, version: int, publisher: int) -> None:
     people[1 - publisher].expect(("a", bytes(100_000)))
 
 
-def test_who_does_not_shake_hands_delays_nobody(join: Join, served: Served) -> None:
+def test_unfinished_handshakes_delay_no_others(join: Join, served: Served) -> None:
     stalled = [socket.create_connection(("127.0.0.1", ports(served, "tls")[0])) for _ in range(20)]
     stalled[0].sendall(b"\x16\x03\x01")
     stalled[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -268,7 +268,7 @@ def test_every_message_reaches_each_of_200_clients(served: Served) -> None:
     assert status(served)["open"]["dropped"] == 0
 
 
-def test_clients_are_told_when_the_server_stops(version: int) -> None:
+def test_clients_are_notified_when_the_server_stops(version: int) -> None:
     served = Served(APP)
     served.port  # noqa: B018
     ada = PahoClient(ports(served, "open")[0], version)

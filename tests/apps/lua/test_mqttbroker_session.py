@@ -176,7 +176,7 @@ def test_no_local(peers: Peers) -> None:
     assert peers.send("a", publish(5, "t", b"x")) == publish(5, "t", b"x")
 
 
-def test_retain_is_kept_for_those_who_ask(peers: Peers) -> None:
+def test_retain_is_kept_on_request(peers: Peers) -> None:
     for name, options in (("kept", 8), ("plain", 0)):
         peers.join(name, 5)
         peers.send(name, subscribe(5, "t", options=options))
@@ -502,14 +502,14 @@ def test_auth(vm: Vm, version: int, flags: int, rest: bytes, code: int) -> None:
 
 
 @pytest.mark.parametrize(("version", "code"), [(4, 3), (5, 0x88)])
-def test_auth_that_fails_lets_nobody_in(vm: Vm, version: int, code: int) -> None:
+def test_a_failing_auth_rejects_all_clients(vm: Vm, version: int, code: int) -> None:
     peers = Peers(vm, "op.auth = function() error('no database') end")
     assert split(peers.join("a", version))[0][1][1] == code
     assert peers.reports[0].startswith("callback")
     assert "no database" in peers.reports[0]
 
 
-def test_who_is_ended_while_auth_decides_does_not_enter(vm: Vm) -> None:
+def test_clients_closed_during_auth_are_not_accepted(vm: Vm) -> None:
     peers = Peers(vm, "op.auth = function() overdue('a', 11000) return true end")
     peers.call("peer", b"a")
     peers.call("feed", b"a", connect(4, "a"))
@@ -537,7 +537,7 @@ def test_onpublish(vm: Vm) -> None:
     assert "oops" in peers.reports[0]
 
 
-def test_onerror_that_fails_harms_nobody(vm: Vm) -> None:
+def test_a_failing_onerror_affects_no_others(vm: Vm) -> None:
     peers = Peers(vm, "op.onerror = function() error('oops') end")
     peers.join("a", 5)
     assert split(peers.send("a", packet(0xF0)))[0][0] == 0xE0
@@ -557,7 +557,7 @@ def test_keep_alive(peers: Peers, keepalive: int, ms: int, ended: bool) -> None:
         assert peers.call("overdue", b"a", ms + 60_000) == (True,)
 
 
-def test_the_time_of_a_callback_is_not_that_of_the_client(vm: Vm) -> None:
+def test_time_in_callbacks_does_not_count_against_clients(vm: Vm) -> None:
     peers = Peers(vm, "op.onpublish = function() late = overdue('a', 10000) end")
     peers.join("a", keepalive=1)
     peers.send("a", subscribe(4, "t"))
@@ -574,7 +574,7 @@ def test_half_a_packet_is_no_sign_of_life(peers: Peers) -> None:
     assert peers.taken("a")[1]
 
 
-def test_who_does_not_connect_is_closed(peers: Peers) -> None:
+def test_connections_without_connect_are_closed(peers: Peers) -> None:
     peers.call("peer", b"a")
     peers.call("overdue", b"a", 9000)
     assert peers.taken("a") == (b"", False)
@@ -685,7 +685,7 @@ def test_what_the_filters_of_a_client_are(peers: Peers, what: str) -> None:
     assert split(peers.send("a", subscribe(5, LIMITED[what][-1])))[0][1][3:] == b"\0"
 
 
-def test_the_tree_of_all_clients_is_bounded_and_given_back(peers: Peers) -> None:
+def test_the_tree_of_clients_is_bounded_and_freed(peers: Peers) -> None:
     for number in range(21):
         peers.join(f"c{number}", 5)
         filters = [f"{number}/{i}" + "/+" * 98 for i in range(50)]

@@ -167,7 +167,7 @@ def test_fuzzed_sessions(vm: Vm, wire: Dial) -> None:
     assert vm.eval("return table.concat(reports, ';'):find('mqtt 128')") == (None,)
 
 
-def test_subscriber_that_does_not_read_delays_nobody(vm: Vm, wire: Dial) -> None:
+def test_a_blocked_subscriber_delays_no_others(vm: Vm, wire: Dial) -> None:
     stalled, healthy, writer = wire(4096).join(name="s"), wire().join(name="h"), wire().join(name="w")
     for one in (stalled, healthy):
         one.send(subscribe(4, "t"))
@@ -235,7 +235,7 @@ def test_client_that_goes_while_a_callback_waits(vm: Vm) -> None:
     vm.eval("broker:close()")
 
 
-def test_client_whose_activities_are_killed_is_forgotten(vm: Vm, wire: Dial, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_with_killed_activities_is_removed(vm: Vm, wire: Dial, caplog: pytest.LogCaptureFixture) -> None:
     ada = wire()
     ada.send(connect(4, "ada", flags=0x06, rest=text("will") + text("gone")) + subscribe(4, "#"))
     ada.receive(9)
@@ -296,7 +296,7 @@ def test_ports(vm: Vm, arguments: str, listeners: str) -> None:
     assert found == (listeners.encode(),)
 
 
-def test_shutdown_tells_clients_and_frees_the_port(vm: Vm, port: int, wire: Dial) -> None:
+def test_shutdown_notifies_clients_and_frees_the_port(vm: Vm, port: int, wire: Dial) -> None:
     old, new = wire().join(4, "old"), wire().join(5, "new")
     assert vm.eval("return broker:shutdown()") == (True,)
     assert split(new.rest())[0][1][0] == 0x8B
@@ -394,7 +394,7 @@ def test_local_client_that_says_no_leaves(vm: Vm, port: int) -> None:
     assert clients(vm) == 0
 
 
-def test_local_client_is_told_of_the_end(vm: Vm, port: int) -> None:
+def test_a_local_client_is_notified_of_close(vm: Vm, port: int) -> None:
     vm.eval(LOCAL)
     wait_until(lambda: vm.eval("return #seen") == (3,))
     vm.eval("broker:shutdown()")

@@ -47,7 +47,7 @@ def test_a_callback_ends_the_reading(server: AppServer):
     )
 
 
-def test_a_broken_form_is_told(server: AppServer):
+def test_a_broken_form_is_reported(server: AppServer):
     text = upload(server, PAGE.replace("STOP", "nil").replace("SIZE", ""), FORM[:-10])
     assert text.endswith("error\tthe form ends in the middle of a part\nnil\tOperation failed\t-1\n")
 
@@ -75,7 +75,7 @@ def test_another_body_is_415(server: AppServer, kind):
     assert "not multipart/form-data" in answer.text
 
 
-def test_another_body_raises_for_who_wants_to_know(server: AppServer):
+def test_other_bodies_raise_and_give_200_when_caught(server: AppServer):
     server.page("<?lsp print(pcall(request.multipart, request, {})) ?>")
     answer = server.ask("/page.lsp", "POST", b"x", headers={"Content-Type": "text/plain"})
     assert answer.status == 200

@@ -338,7 +338,7 @@ def test_commands_are_limited_with_other_children(vm: Vm, monkeypatch: pytest.Mo
     assert vm.eval("one:close() return os.execute 'true'") == (True, b"exit", 0)
 
 
-def test_default_files_of_one_application_are_not_those_of_another(vm: Vm) -> None:
+def test_default_files_are_separate_for_each_application(vm: Vm) -> None:
     one, other = AppScope(None), AppScope(None)
     with running_app(one):
         vm.eval("f = io.popen 'echo mine' io.input(f)")

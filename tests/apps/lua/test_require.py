@@ -65,7 +65,7 @@ def test_a_file_of_package_path_is_found(vm: Vm, tmp_path: object) -> None:
     assert (name, file) == (b"fromdisk", f"{tmp_path}/fromdisk.lua".encode())
 
 
-def test_a_missing_module_is_an_error_at_the_line_that_wanted_it(vm: Vm, modules: None) -> None:
+def test_a_missing_module_is_an_error_at_its_require(vm: Vm, modules: None) -> None:
     with pytest.raises(LuaError) as caught:
         vm.eval("\nrequire 'absent'", "@app/.preload")
     message = caught.value.message

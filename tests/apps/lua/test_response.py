@@ -78,7 +78,7 @@ def test_json_ends_the_page(server: AppServer):
     assert server.vm.eval("return after") == (None,)
 
 
-def test_json_goes_on_when_told(server: AppServer):
+def test_json_continues_on_request(server: AppServer):
     answer = server.page("<?lsp response:json({a = 1}, true) _G.after = response:valid() print'ignored' ?>")
     assert json.loads(answer.text) == {"a": 1}
     assert server.vm.eval("return after") == (False,)

@@ -57,7 +57,7 @@ def test_an_abandoned_response_ends_the_connection(server: AppServer, code):
         asking.get()
 
 
-def test_an_error_of_the_page_is_told_at_once(server: AppServer, caplog: pytest.LogCaptureFixture):
+def test_an_error_of_the_page_is_reported_at_once(server: AppServer, caplog: pytest.LogCaptureFixture):
     server.app(
         {
             ".preload": "ba.seterrh(function(message, env) told = {message, env.mark} end)",

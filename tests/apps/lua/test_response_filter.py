@@ -41,7 +41,7 @@ def test_a_function_gets_each_buffer_and_nil(server: AppServer):
     assert answer.text == "4\t30000\t1\n"
 
 
-def test_a_filter_nobody_ends_gets_the_rest_at_the_end(server: AppServer):
+def test_an_open_filter_gets_the_rest_at_the_end(server: AppServer):
     server.page("<?lsp _G.got = {} response:setresponse(function(text) got[#got + 1] = text or 'end' end) ?>written")
     answer = server.ask("/page.lsp")
     assert answer.text == ""

@@ -33,7 +33,7 @@ def test_a_session_begins_when_asked_for_and_stays(server: AppServer):
     assert server.ask("/page.lsp", headers={"Cookie": "smqrt_session=" + "x" * 24}).text == "false\n"
 
 
-def test_what_a_session_knows(server: AppServer):
+def test_session_attributes(server: AppServer):
     source = """<?lsp
       local s = request:session(true)
       s.a, s.b = 1, "x"
@@ -70,7 +70,7 @@ def test_a_session_of_a_url_becomes_the_requests(server: AppServer):
     assert server.ask(f"/page.lsp?id={ours}").text == f"1\tx/y\tfalse\ntrue\ttrue\tnil\nfalse\t{wrong}\n"
 
 
-def test_terminate_calls_onterminate_and_the_object_is_dead(server: AppServer):
+def test_terminate_calls_onterminate_and_invalidates_the_object(server: AppServer):
     source = """<?lsp
       local s = request:session(true)
       s.name = "ann"

@@ -217,7 +217,7 @@ def test_limits_count_over_all(make: Make):
     assert first.page("<?lsp print(#ba.sessions('eve')) ?>").text == "2\n"
 
 
-def test_who_logs_in_gets_another_id_everywhere(pair: tuple[AppServer, AppServer]):
+def test_a_login_changes_the_session_id_everywhere(pair: tuple[AppServer, AppServer]):
     first, second = pair
     old = begin(first)
     second.page("<?lsp request:session().kept = 1 ?>", headers=old)
@@ -227,7 +227,7 @@ def test_who_logs_in_gets_another_id_everywhere(pair: tuple[AppServer, AppServer
     assert second.page(show, headers=new).text.split() == ["eve", "1"]
 
 
-def test_a_new_worker_knows_all(make: Make):
+def test_a_new_worker_has_all_sessions(make: Make):
     first = make()
     mine = cookie(first.page("<?lsp request:login('eve') request:session().a = {1} ?>"))
     for _ in range(1100):  # more than one helping
@@ -273,7 +273,7 @@ def test_a_basic_login_is_one_session(logins: tuple[AppServer, AppServer]):
     assert len(sessions(logins[0])) == 1
 
 
-def test_the_file_tells_nothing(logins: tuple[AppServer, AppServer], tmp_path: Path):
+def test_the_file_reveals_nothing(logins: tuple[AppServer, AppServer], tmp_path: Path):
     mine = cookie(sign_in(logins[0], "/form/who.lsp", username="ann", password="secret"))
     written = b"".join(one.read_bytes() for one in tmp_path.glob("shared-*"))
     assert len(written) > 4096
@@ -282,7 +282,7 @@ def test_the_file_tells_nothing(logins: tuple[AppServer, AppServer], tmp_path: P
     assert os.stat(tmp_path).st_uid == os.getuid()
 
 
-def test_who_is_logged_in_is_the_same_person(pair: tuple[AppServer, AppServer]):
+def test_the_logged_in_user_is_the_same(pair: tuple[AppServer, AppServer]):
     first, second = pair
     session = sessions(first).create("10.0.0.1")
     identity = Identity("ann", ("staff", "admins"), Method.PASSWORD, expires_s=2e9, proof="$argon2id$")
@@ -321,7 +321,7 @@ def test_two_change_the_same_table(pair: tuple[AppServer, AppServer]):
     assert [one.page(show, headers=mine).text for one in pair] == ["1\n"] * 2
 
 
-def test_a_flood_holds_nobody(pair: tuple[AppServer, AppServer]):
+def test_a_flood_delays_no_others(pair: tuple[AppServer, AppServer]):
     first, second = (sessions(one) for one in pair)
     second.catch_up()
     made = [first.create(f"10.0.{at >> 8}.{at & 255}") for at in range(3000)]

@@ -163,7 +163,7 @@ def test_create_in_its_forms(lua, start_broker, recorder):
     assert seen(recorder, b"denied") == [(False, b"secret", 0, b"t", ids.subtopic2tid("t"))]
 
 
-def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(lua, start_broker, recorder):
+def test_names_resolved_earlier_are_still_subscribed_at_the_broker(lua, start_broker, recorder):
     broker = start_broker()
     lua(
         """
@@ -305,7 +305,7 @@ def test_a_callback_may_block_and_the_order_stays(lua, start_broker, recorder):
     assert seen(recorder, b"msg") == [(b"1",), (b"2",), (b"3",)]
 
 
-def test_an_error_in_a_callback_is_traced_with_file_and_line(lua, start_broker, recorder, caplog):
+def test_callback_errors_are_traced_with_file_and_line(lua, start_broker, recorder, caplog):
     lua(
         """
         local smq = connect()
@@ -344,7 +344,7 @@ def test_close_is_quiet_and_after_what_was_published(lua, start_broker, recorder
     assert seen(recorder, b"close") == []
 
 
-def test_wrong_arguments_are_errors_at_the_line_of_the_caller(lua, vm, recorder):
+def test_wrong_arguments_are_errors_at_the_caller_line(lua, vm, recorder):
     for source, word in [
         ("create(5.5, 5)", "create"),
         ("create('ftp://x/')", "ftp://x/"),
@@ -394,7 +394,7 @@ function onunload() smq:close() end
 """
 
 
-def test_an_application_of_a_server_is_a_client_of_another(serve, start_broker, tmp_path):
+def test_an_application_is_a_client_of_another_server(serve, start_broker, tmp_path):
     broker = start_broker()
     (tmp_path / ".preload").write_text(APPLICATION)
     served = serve(tmp_path, env={"BROKER": broker.ws_url})
@@ -498,7 +498,7 @@ def test_what_json_has_no_number_for_is_null(lua, start_broker, recorder):
     assert seen(recorder, b"msg") == [(b"null",), (b"null",), (b"null",), (b"[null,1]",), (b"false",), (b"null",)]
 
 
-def test_how_to_reach_a_self_signed_broker_is_told_once(lua, start_broker, recorder, caplog, tmp_path):
+def test_the_hint_for_self_signed_brokers_is_printed_once(lua, start_broker, recorder, caplog, tmp_path):
     broker = start_broker(context=server_context(*self_signed_pair("127.0.0.1", tmp_path)))
     lua(
         """

@@ -180,7 +180,7 @@ def test_refusals_are_texts(lua: Client, code: int) -> None:
         assert lua.told("close") == [(REFUSALS[code].encode(), code == 2, None)]
 
 
-def test_rubbish_is_a_protocol_error(lua: Client) -> None:
+def test_invalid_bytes_are_a_protocol_error(lua: Client) -> None:
     with ScriptedBroker(lambda c: (c.accept(), c.raw(b"\0\1"), c.wait_closed())) as broker:
         lua.run(broker.url, "connect().onclose = note 'close'")
         assert lua.told("close") == [(b"protocolerror", True, None)]
@@ -345,7 +345,7 @@ def test_methods(lua: Client, start_broker: Start, what: str) -> None:
     ]
 
 
-def test_what_the_broker_sends_in_its_onconnect_comes_to_the_client(lua: Client, start_broker: Start) -> None:
+def test_messages_sent_in_onconnect_reach_the_client(lua: Client, start_broker: Start) -> None:
     """Before any subscription exists; the sub-topic makes no difference."""
     broker = start_broker(onconnect=lambda etid, info, peer: broker.smq.publish("welcome", etid, "greeting"))
     lua.run(broker.url, "connect().onmsg = note 'msg'")
@@ -355,7 +355,7 @@ def test_what_the_broker_sends_in_its_onconnect_comes_to_the_client(lua: Client,
 
 
 @pytest.mark.parametrize("method", ["close", "disconnect"])
-def test_the_end_is_told_to_the_broker(lua: Client, method: str) -> None:
+def test_close_is_sent_to_the_broker(lua: Client, method: str) -> None:
     def script(conversation: Conversation) -> list[int]:
         conversation.accept()
         packets = []

@@ -190,7 +190,7 @@ def test_onclose_gets_the_finer_reason(lua: Callable[[str], LuaSite], name: str)
     assert site.come(1) == [(5, word, reason)]
 
 
-def test_onclose_tells_a_take_over_and_a_shutdown_from_each_other(lua: Callable[[str], LuaSite]) -> None:
+def test_onclose_distinguishes_takeover_and_shutdown(lua: Callable[[str], LuaSite]) -> None:
     site = lua('smq = require"smq.hub".create{onclose = function(...) record(select(4, ...)) end}')
     site.device()
     site.device()
@@ -215,7 +215,7 @@ CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose"
 
 @pytest.mark.parametrize("name", [*CALLBACKS, "onmsg", "handler", "observe"])
 @pytest.mark.parametrize("blocks", [False, True])
-def test_an_error_in_a_callback_is_traced_and_ends_nothing(
+def test_callback_errors_are_traced_and_close_nothing(
     lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture, name: str, blocks: bool
 ) -> None:
     option = f"{name} = broken" if name in (*CALLBACKS, "onmsg") else ""
@@ -396,7 +396,7 @@ def test_talking_to_clients(lua: Callable[[], LuaSite], kind: str) -> None:
     other.expect_end()
 
 
-def test_as_many_topics_as_strangers_like_can_be_listed(lua: Callable[[], LuaSite]) -> None:
+def test_any_number_of_topics_can_be_listed(lua: Callable[[], LuaSite]) -> None:
     """More than Lua's stack holds."""
     site = lua()
     device = site.device()
@@ -492,7 +492,7 @@ def test_json_of_every_kind_is_decoded(lua: Callable[[str], LuaSite]) -> None:
     assert site.come(len(NO_JSON)) == [(b"global", payload) for payload in NO_JSON]
 
 
-def test_what_publishes_scalars_is_heard_so(lua: Callable[[str], LuaSite]) -> None:
+def test_scalars_are_received_as_published(lua: Callable[[str], LuaSite]) -> None:
     site = lua("""
       smq = require"smq.hub".create()
       smq:subscribe("news", {onmsg = function(value) record(value) end, json = true})
@@ -501,7 +501,7 @@ def test_what_publishes_scalars_is_heard_so(lua: Callable[[str], LuaSite]) -> No
     assert site.come(4) == [(42,), (True,), (0.5,), (None,)]
 
 
-def test_pubon_knows_the_server(lua: Callable[[str], LuaSite]) -> None:
+def test_pubon_accepts_the_server(lua: Callable[[str], LuaSite]) -> None:
     site = lua("""
       smq = require"smq.hub".create()
       smq:subscribe("self", {onmsg = function(data, ptid) record(data, ptid) end})
@@ -610,7 +610,7 @@ def test_client_certificates(lua: Callable[[str], LuaSite], tmp_path: Path) -> N
     assert site.calls == [(True, b"alice"), (True, b"mallory"), (None, b"none")]
 
 
-def test_info_is_one_table_for_both_and_knows_the_session(lua: Callable[[str], LuaSite]) -> None:
+def test_info_is_one_table_for_both_with_the_session(lua: Callable[[str], LuaSite]) -> None:
     site = lua("""
       local seen
       smq = require"smq.hub".create{
@@ -671,9 +671,7 @@ def test_an_unknown_option_is_named_in_the_trace(
     assert "keepidle" not in caplog.text
 
 
-def test_an_unknown_option_of_subscribe_is_named_in_the_trace(
-    lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_subscribe_option_is_traced(lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     lua("\nsmq = require'smq.hub'.create()\nsmq:subscribe('x', {onmsg = print, typo = 1, json = true})")
     assert "root/.preload:3: smq.subscribe has no option 'typo'; it is ignored" in caplog.text
@@ -731,7 +729,7 @@ def test_the_deprecated_modules(lua: Callable[[str], LuaSite], caplog: pytest.Lo
     device.expect(publish(device.etid, etid, b"x"))
 
 
-def test_a_broker_that_nobody_keeps_is_collected(lua: Callable[[], LuaSite]) -> None:
+def test_an_unreferenced_broker_is_collected(lua: Callable[[], LuaSite]) -> None:
     site = lua()
     device = site.device()
     site.run("app.smq = nil smq = nil collectgarbage() collectgarbage()")

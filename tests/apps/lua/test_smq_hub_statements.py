@@ -173,7 +173,7 @@ def test_onconnect_comes_behind_connack(lua: Callable[[str], LuaSite]) -> None:
     device.expect(publish(device.etid, 1, b"welcome"))
 
 
-def test_onclose_comes_before_observers_hear_of_it(lua: Callable[[str], LuaSite]) -> None:
+def test_onclose_runs_before_observers_are_notified(lua: Callable[[str], LuaSite]) -> None:
     site = lua(
         CREATE
         + """{
@@ -218,7 +218,7 @@ def test_onpublish_and_ondrop_see_what_the_server_publishes(lua: Callable[[str],
     ]  # fmt: skip
 
 
-def test_ondrop_when_the_only_receiver_goes_before_the_message_comes(lua: Callable[[str], LuaSite]) -> None:
+def test_ondrop_when_the_only_receiver_left_before(lua: Callable[[str], LuaSite]) -> None:
     site = lua(
         CREATE
         + """{
@@ -298,7 +298,7 @@ def test_readtmo_by_default(lua: Callable[[], LuaSite]) -> None:
     assert lua().broker._admission.readtmo_ms == 4000
 
 
-def test_what_the_publish_queue_does_not_take_is_dropped_and_logged(lua: Callable[[str], LuaSite]) -> None:
+def test_messages_beyond_the_publish_queue_are_dropped_and_logged(lua: Callable[[str], LuaSite]) -> None:
     site = lua(
         CREATE
         + """{

@@ -173,7 +173,7 @@ def test_hubs_and_channels_of_the_same_name(pair: Site) -> None:
     assert pair.value("next(cluster1:nodes())") == "nil"
 
 
-def test_functions_that_wait_keep_the_order_and_errors_are_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_blocking_functions_keep_order_and_log_errors(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.run(TWO + """ channels("other")
     for at = 1, 2 do
       app["channel" .. at] = mtls[at]:open("slow", function(node, up) record("status", at, node, up) end, function(data)
@@ -306,7 +306,7 @@ def test_what_is_well_within_the_rules(site: Site) -> None:
         site.run("made:shutdown()")
 
 
-def test_options_that_mean_nothing_are_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_meaningless_options_are_reported(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "smqrt.trace"):
         site.run(CREATE_MTL + "('x', {nonsense = 1, ping = {silly = 2}}):shutdown()")
     assert "smq.mtl has no option 'nonsense'" in caplog.text
@@ -364,7 +364,7 @@ def test_objects_that_outlive_their_application(site: Site) -> None:
 # ---- pings
 
 
-def test_round_trips_are_told_in_milliseconds(site: Site) -> None:
+def test_round_trips_are_reported_in_milliseconds(site: Site) -> None:
     # Lua's least is a ping each 8 s; these links have the same functions and other times.
     site.run("node(1) node(2, {ping = {roundtripCB = function(...) record('trip', 2, ...) end},"
              " log = function(...) record('log', 2, ...) end}) join()")  # fmt: skip
@@ -429,7 +429,7 @@ def test_a_port_that_is_taken(site: Site) -> None:
     taken.close()
 
 
-def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
+def test_listening_nodes_are_notified_of_links(site: Site) -> None:
     status = "{onstatus = function(...) record('link', %d, ...) end, log = function(...) record('log', ...) end}"
     site.run(f"node(1, {status % 1}) node(2, {status % 2}) join()")
     wait_until(lambda: site.of("link", 1) and site.of("link", 2), "the link")
@@ -445,7 +445,7 @@ def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
     assert b"shutting down" in site.of("link", 1)[1][2]
 
 
-def test_of_an_address_that_is_listed_the_list_tells(site: Site) -> None:
+def test_status_of_a_listed_address_comes_from_the_list(site: Site) -> None:
     """Else each of two nodes that list each other would be told twice."""
     site.run("node(1, {onstatus = function(...) record('link', 1, ...) end}) node(2)")
     site.run(f"conns[1]:add('127.0.0.1', {free_port()}) join()")
@@ -454,7 +454,7 @@ def test_of_an_address_that_is_listed_the_list_tells(site: Site) -> None:
     assert [up for _, up, _ in site.of("link")] == [False] * len(site.of("link"))
 
 
-def test_nodes_that_list_each_other_are_told_once(site: Site) -> None:
+def test_nodes_that_list_each_other_are_reported_once(site: Site) -> None:
     status = "{onstatus = function(...) record('link', %d, ...) end}"
     site.run(f"node(1, {status % 1}) node(2, {status % 2}) join() conns[1]:add('127.0.0.1', conns[2].port)")
     wait_until(
@@ -476,7 +476,7 @@ def test_status_of_a_list(site: Site) -> None:
     wait_until(lambda: site.value("next(conns[2]:status()), mtls[2]:hascon('127.0.0.1')") == "nil false", "nobody")
 
 
-def test_a_cluster_with_links_of_its_own_and_one_with_those_of_the_server(site: Site) -> None:
+def test_a_cluster_with_own_links_and_one_with_shared(site: Site) -> None:
     site.run("own = require'smq.cluster'.create(hub.create(), 'its own password', {name = 'own'})")
     assert site.value("assert(require'smq.conn'.create(own, 0, {intf = '127.0.0.1'})).port > 0") == "true"
     site.run("servers = require'smq.cluster'.create(hub.create(), nil, {name = 'servers'})")

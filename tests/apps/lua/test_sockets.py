@@ -141,7 +141,7 @@ def test_event_starts_at_once_and_closes_at_the_end(vm: Vm, server: Any, recorde
     assert peer.recv(10) == b""
 
 
-def test_an_error_in_a_cosocket_is_logged_and_closes_it(
+def test_cosocket_errors_are_logged_and_close_it(
     vm: Vm, server: Any, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
@@ -193,7 +193,7 @@ def test_a_bare_cosocket_sleeps_and_becomes_a_connection(vm: Vm, server: Any, re
     ]
 
 
-def test_only_the_owner_reads_everybody_writes(vm: Vm, server: Any, recorder: Recorder) -> None:
+def test_only_the_owner_reads_all_write(vm: Vm, server: Any, recorder: Recorder) -> None:
     source = """
     s = ba.socket.connect("127.0.0.1", ...)
     s:event(function(me)
@@ -544,7 +544,7 @@ def test_a_killed_reader_leaves_the_socket_to_others(vm: Vm, server: Any) -> Non
     assert vm.eval("return s:read(1000)") == (b"for the next",)
 
 
-def test_whoever_waits_hears_of_the_shutdown(services: Services, vm: Vm, server: Any, recorder: Recorder) -> None:
+def test_waiting_calls_end_at_shutdown(services: Services, vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """
         local port = ...

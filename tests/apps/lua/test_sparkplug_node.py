@@ -215,9 +215,7 @@ def test_a_lost_connection_begins_a_new_session(
     assert lua("return node:status().bdseq") == (1,)
 
 
-def test_the_broker_publishes_the_death_of_a_node_that_is_cut(
-    lua: Callable[..., Any], mosquitto: Mosquitto, host: Host
-) -> None:
+def test_the_broker_publishes_death_of_a_cut_node(lua: Callable[..., Any], mosquitto: Mosquitto, host: Host) -> None:
     source = """
     local sock
     node = require "SparkplugB".create(function() sock = ba.socket.connect("127.0.0.1", port) return sock end,
@@ -254,7 +252,7 @@ def test_a_large_birth_keeps_the_order(lua: Callable[..., Any], mosquitto: Mosqu
     assert [known[f"metric {at}"] for at in range(1, 11)] == [-1, -2, -3, -4, -5, -6, -7, -8, -9, 10]
 
 
-def test_a_node_dies_with_its_application(
+def test_a_node_ends_with_its_application(
     server: AppServer, mosquitto: Mosquitto, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     preload = f"""node = require "SparkplugB".create("127.0.0.1", "plant", "press",

@@ -152,7 +152,7 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder) -> None:
     assert memory_bytes[-1] < memory_bytes[0] + 1_000_000  # tables shrink late; a KB an activity would be 1.6 MB
 
 
-def test_the_guard_of_these_tests_sees_a_switch_inside_a_call_from_lua(vm: Vm, violations: list[str]) -> None:
+def test_the_test_guard_detects_switches_inside_lua_calls(vm: Vm, violations: list[str]) -> None:
     vm.namespace("naughty", {"nap": lambda: gevent.sleep(0)}, source=b"local core, py = ... naughty = py")
     assert violations == []
     vm.eval("naughty.nap()")

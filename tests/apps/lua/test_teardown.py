@@ -45,7 +45,7 @@ print("ready")
 """
 
 
-def test_runtimes_end_quietly_in_the_middle_and_at_the_end_of_a_process() -> None:
+def test_runtimes_end_quietly_before_and_at_process_exit() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
     assert "Traceback" not in done.stderr

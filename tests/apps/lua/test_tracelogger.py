@@ -201,9 +201,7 @@ def test_a_callback_gets_what_is_traced(server: AppServer, caplog: pytest.LogCap
     assert "ended" not in heard(server)
 
 
-def test_a_callback_that_traces_and_blocks_is_not_called_for_that(
-    server: AppServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracing_callback_is_not_called_recursively(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "smqrt.trace")
     preload = """tl = ba.create.tracelogger() dir:insert(tl, true) calls, heard = 0, {}
     tl:ontrace(function(text)
@@ -235,7 +233,7 @@ def test_a_callback_that_fails_ends(server: AppServer, caplog: pytest.LogCapture
     assert server.page(text).text == "all\n"
 
 
-def test_lines_that_a_slow_callback_does_not_take_are_counted(
+def test_lines_missed_by_a_slow_callback_are_counted(
     server: AppServer, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(binding, "WAITING_BYTES", 4096)

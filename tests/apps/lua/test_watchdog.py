@@ -53,7 +53,7 @@ def test_a_loop_that_turns_is_not_reported(vm: Vm, reports: list[str]) -> None:
     assert reports == []
 
 
-def test_a_coroutine_of_the_application_is_named_with_those_around_it(vm: Vm, reports: list[str]) -> None:
+def test_errors_name_the_coroutine_and_its_callers(vm: Vm, reports: list[str]) -> None:
     source = (
         f"local function inner(...)\n{BUSY}\nend\ncoroutine.wrap(function(...)\ncoroutine.wrap(inner)(...)\nend)(...)"
     )

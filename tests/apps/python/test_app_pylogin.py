@@ -93,7 +93,7 @@ def test_a_form_protects_what_is_in_its_directory(app: AppServer) -> None:
     assert other.json("out?all") is True
 
 
-def test_users_that_a_function_knows(app: AppServer) -> None:
+def test_users_from_a_function(app: AppServer) -> None:
     browser = Browser(app)
     assert browser.ask("wsgi/").status == 401
     assert browser.ask("wsgi/", user="slow:blocks").text.split() == ["slow", "basic"]

@@ -139,7 +139,7 @@ dir.setfunc(serve)
 """
 
 
-def test_a_hub_knows_the_user_and_the_session_of_the_page(server: AppServer) -> None:
+def test_a_hub_has_user_and_session_of_the_page(server: AppServer) -> None:
     assert server.app({".preload.py": UNAME}).error is None
     cookie = server.ask("/login").headers["Set-Cookie"].partition(";")[0]
     session = cookie.partition("=")[2]

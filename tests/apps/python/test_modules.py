@@ -138,7 +138,7 @@ assert gevent.spawn(later).get()
 PROCESS_WIDE = "import sys\nsys.path.insert(0, io.realpath(''))\n" + PRELOAD + "assert 'store' in sys.modules\n" + LATER
 
 
-def test_a_folder_on_the_path_has_modules_of_the_process(server: AppServer) -> None:
+def test_modules_on_sys_path_belong_to_the_process(server: AppServer) -> None:
     application = loaded(server, "wide", {".preload.py": PROCESS_WIDE, "store.py": STORE % "wide", **PACKAGE})
     assert server.ask("/wide/late").text == "late wide tools.late"
     application.unload()

@@ -137,7 +137,7 @@ def test_the_methods_of_the_table(both: Both) -> None:
     )
 
 
-def test_the_hub_lives_as_long_as_python_says(both: Both) -> None:
+def test_python_controls_the_lifetime_of_the_hub(both: Both) -> None:
     smq = both.names.smq
     both.run("app.smq = nil app.other = nil collectgarbage() collectgarbage()")
     gc.collect()

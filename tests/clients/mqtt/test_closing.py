@@ -66,7 +66,7 @@ def test_disconnect_before_the_connection_stands_delivers(mosquitto: Mosquitto, 
     assert ear.count(b"x") == 3
 
 
-def test_a_block_without_a_broker_tells_what_was_lost() -> None:
+def test_a_block_without_a_broker_reports_losses() -> None:
     with (  # noqa: PT012
         pytest.raises(DeliveryError, match=r"3 messages or subscriptions.*Connection refused"),
         MqttClient("127.0.0.1:1") as client,
@@ -78,7 +78,7 @@ def test_a_block_without_a_broker_tells_what_was_lost() -> None:
         pass  # nothing was handed in, nothing is lost
 
 
-def test_a_refused_client_tells_why(scripted: Scripted) -> None:
+def test_a_refused_client_reports_the_reason(scripted: Scripted) -> None:
     client = MqttClient(scripted(code=0x87).address)
     client.publish("a", b"x")
     with pytest.raises(DeliveryError, match="not authorized"):
@@ -102,7 +102,7 @@ def test_nothing_is_taken_in_after_the_end(mosquitto: Mosquitto, connect: Connec
             use()
 
 
-def test_qos_0_is_only_delivered_when_the_broker_says_so(scripted: Scripted) -> None:
+def test_qos_0_is_delivered_only_after_broker_confirmation(scripted: Scripted) -> None:
     def deaf(wire: Any, first: int, _body: bytes) -> bool:
         return first == PINGREQ
 
@@ -187,7 +187,7 @@ def test_a_reason_that_is_none_is_refused_at_once(mosquitto: Mosquitto, connect:
     assert client.publish("a", b"x", 1).wait(5)
 
 
-def test_an_onstatus_that_still_thinks_does_not_hold_the_end_up(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_blocking_onstatus_does_not_delay_close(mosquitto: Mosquitto, connect: Connect) -> None:
     client = connect(mosquitto.address, lambda *_: gevent.sleep(3))
     item = client.publish("a", b"x", 1)
     client.close(2)
@@ -198,7 +198,7 @@ BAD_ANSWERS = {"text": "soon", "nan": float("nan"), "negative": -1, "ages": 1e30
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
-def test_a_nonsensical_answer_of_onstatus_is_told(
+def test_an_invalid_result_of_onstatus_is_reported(
     connect: Connect, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     client = connect("127.0.0.1:1", lambda *_: BAD_ANSWERS[name], wait=False)
@@ -227,7 +227,7 @@ def test_wait_connected_in_onstatus_returns_at_once(connect: Connect) -> None:
     assert answers == [False]
 
 
-def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect) -> None:
+def test_stream_end_errors_match_the_original_texts(connect: Connect) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     told: list[Any] = []
     client = connect(f"127.0.0.1:{listener.getsockname()[1]}", lambda *what: told.append(what[:2]), wait=False)
@@ -351,7 +351,7 @@ def test_a_callback_may_close_its_client(mosquitto: Mosquitto, which: str) -> No
     assert took_s[0] < 1
 
 
-def test_acknowledgements_that_nobody_takes_are_bounded(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_acknowledgements_are_bounded(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smqrt.clients.mqtt.connection.STUCK_S", 0.3)
     sent, messages = [0], publish("t", b"", 1, 7, properties=b"") * 5000
 

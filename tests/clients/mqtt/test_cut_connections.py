@@ -77,7 +77,7 @@ def test_cut_at_every_byte(version: int) -> None:
         session(version, offset)
 
 
-def test_a_ledger_that_lies_is_seen() -> None:
+def test_a_wrong_ledger_is_detected() -> None:
     sent = messages("up")
     faults: list[Callable[[list[tuple[int, bytes]]], object]] = [
         lambda ledger: ledger.remove((2, b"up-2-1")),

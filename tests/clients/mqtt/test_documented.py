@@ -120,7 +120,7 @@ def test_mqtt3c_create_speaks_3_1_1_with_bytes(scripted: Scripted, clients: Log)
     assert body == b"\0\x04MQTT\x04\xc6\0\x07\0\x02me\0\x04gone\0\x03bye\0\x04anna\0\x06secret"
 
 
-def test_what_is_no_address_is_told_to_onstatus() -> None:
+def test_invalid_addresses_are_reported_to_onstatus() -> None:
     for addr in (None, 5, "h:x", "mqtt://[::1", "no.such.host.invalid"):
         log: Log = []
         mqtt, err = mqttc.create(addr, lambda *what: log.append(what))  # noqa: B023
@@ -480,7 +480,7 @@ def test_what_a_callback_raises_ends_run(scripted: Scripted) -> None:
     wait_until(lambda: mqtt.status()[2])
 
 
-def test_a_client_that_is_not_run_closes_with_messages_waiting(scripted: Scripted) -> None:
+def test_an_unstarted_client_closes_with_messages_waiting(scripted: Scripted) -> None:
     broker = scripted(4, on_open=lambda wire: wire.send(publish("t", b"x" * 50) * 5000))
     mqtt, _ = mqtt3c.connect(broker.address, keep)
     assert mqtt is not None

@@ -45,7 +45,7 @@ def give_up(log: list[Any]) -> Callable[..., bool]:
 
 
 @pytest.mark.parametrize(("version", "code"), [(4, code) for code in V3_REFUSALS] + [(5, code) for code in V5_REFUSALS])
-def test_every_refusal_is_told(scripted: Scripted, connect: Connect, version: int, code: int) -> None:
+def test_every_refusal_is_reported(scripted: Scripted, connect: Connect, version: int, code: int) -> None:
     log: list[Any] = []
     properties = b"\x1f\0\x04away" if version == 5 else b""
     client = connect(scripted(version, code=code, properties=properties).address, give_up(log), version=version)
@@ -67,7 +67,7 @@ def test_what_time_may_cure_is_tried_again_by_itself(scripted: Scripted, connect
 
 
 @pytest.mark.parametrize("code", DISCONNECTS)
-def test_every_disconnect_of_the_broker_is_told(scripted: Scripted, connect: Connect, code: int) -> None:
+def test_every_disconnect_of_the_broker_is_reported(scripted: Scripted, connect: Connect, code: int) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(packet(DISCONNECT, bytes((code, 0)))))
     client = connect(broker.address, give_up(log))
@@ -121,7 +121,7 @@ def test_the_servers_keep_alive_counts(scripted: Scripted, connect: Connect) -> 
     assert silent.of_kind(PINGREQ) == []
 
 
-def test_a_slow_callback_is_no_dead_link(scripted: Scripted, connect: Connect) -> None:
+def test_a_slow_callback_does_not_lose_the_link(scripted: Scripted, connect: Connect) -> None:
     flood = [("in", 0, b"x")] * 2500
     broker = scripted(4, push=flood)
     got: list[bytes] = []
@@ -246,7 +246,7 @@ def test_what_is_too_large_for_the_broker_fails(scripted: Scripted, connect: Con
     assert [payload for _, payload in broker.received] == [b"x" * 40]
 
 
-def test_a_subscription_that_is_too_large_for_the_broker_is_refused(scripted: Scripted, connect: Connect) -> None:
+def test_a_subscription_above_the_broker_maximum_is_refused(scripted: Scripted, connect: Connect) -> None:
     broker = scripted(properties=b"\x27\0\0\0\x40")
     client = connect(broker.address)
     told: list[tuple[str, int]] = []
@@ -289,7 +289,7 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("what", RUBBISH)
-def test_rubbish_ends_the_connection(scripted: Scripted, connect: Connect, what: str) -> None:
+def test_invalid_bytes_close_the_connection(scripted: Scripted, connect: Connect, what: str) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(RUBBISH[what]))
     client = connect(broker.address, give_up(log))
@@ -312,7 +312,7 @@ def test_a_session_that_was_not_asked_for(scripted: Scripted, connect: Connect) 
     assert log[0][:2] == ("mqtt", "protocolerror")
 
 
-def test_a_refused_message_is_told(scripted: Scripted, connect: Connect) -> None:
+def test_a_refused_message_is_reported(scripted: Scripted, connect: Connect) -> None:
     def refuse(wire: Any, first: int, body: bytes) -> bool:
         if first & 0xF0 != PUBLISH:
             return False
@@ -368,7 +368,7 @@ def test_a_packet_identifier_is_used_again(scripted: Scripted, connect: Connect)
     assert got == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_end_of_the_process_is_told(scripted: Scripted, connect: Connect) -> None:
+def test_process_exit_is_reported(scripted: Scripted, connect: Connect) -> None:
     log: list[Any] = []
     broker = scripted()
     client = connect(broker.address, lambda *told: log.append(told) or True)

@@ -59,7 +59,7 @@ def test_by_default_publish_waits(scripted: Scripted, connect: Connect) -> None:
     assert client.refused == client.dropped == 0
 
 
-def test_who_waits_is_told_when_it_takes_too_long(connect: Connect) -> None:
+def test_calls_waiting_for_queue_space_time_out(connect: Connect) -> None:
     client = connect("127.0.0.1:1", lambda *_: 60, wait=False, queuesize=1, timeout=0.2)
     client.publish("t", b"x")
     with pytest.raises(QueueFullError, match="queuesize=1"):
@@ -69,7 +69,7 @@ def test_who_waits_is_told_when_it_takes_too_long(connect: Connect) -> None:
     assert client.refused == 2
 
 
-def test_who_waits_is_told_of_the_end(connect: Connect) -> None:
+def test_waiting_readers_are_notified_of_the_end(connect: Connect) -> None:
     client = connect("127.0.0.1:1", lambda *_: 60, wait=False, queuesize=1, timeout=30)
     client.publish("t", b"x")
     waiting = gevent.spawn(client.publish, "t", b"y")

@@ -26,7 +26,7 @@ def collect(queue):
     return lambda *arguments: queue.put(arguments)
 
 
-def test_connect_tells_etid_seed_and_address(url, make_client):
+def test_connect_reports_etid_seed_and_address(url, make_client):
     calls = Queue()
     client = make_client(url, onconnect=collect(calls))
     etid, seed, address = calls.get(timeout=5)
@@ -81,7 +81,7 @@ def test_subtopics_and_the_general_handler(url, make_client):
     assert client.tid2subtopic(stid) == "light"
 
 
-def test_json_and_text_are_decoded_or_given_to_the_general_handler(url, make_client):
+def test_json_and_text_are_decoded_or_handled_generally(url, make_client):
     values, texts, general = Queue(), Queue(), Queue()
     client = make_client(url, onmsg=collect(general))
     client.subscribe("j", onmsg=collect(values), datatype="json")
@@ -109,7 +109,7 @@ def test_request_and_reply_by_etid(url, make_client):
     assert (data, ptid, tid) == (b"42", server.gettid(), caller.gettid())
 
 
-def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(broker, url, make_client):
+def test_names_resolved_earlier_are_still_subscribed_at_the_broker(broker, url, make_client):
     received = Queue()
     client = make_client(url)
     client.create("a")
@@ -229,7 +229,7 @@ def test_callbacks_may_block_and_call_back(url, make_client):
     assert done.get(timeout=5) is True
 
 
-def test_an_error_in_a_callback_is_logged_and_the_next_one_runs(url, make_client, caplog):
+def test_callback_errors_are_logged_and_the_next_one_runs(url, make_client, caplog):
     received = Queue()
     client = make_client(url)
     client.subscribe("bad", onmsg=lambda *_: 1 / 0)
@@ -240,7 +240,7 @@ def test_an_error_in_a_callback_is_logged_and_the_next_one_runs(url, make_client
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_slow_callback_holds_the_reading_up_not_the_memory(url, make_client):
+def test_a_slow_callback_pauses_reading_within_bounded_memory(url, make_client):
     gate, count = Event(), [0]
     client, publisher = make_client(url), make_client(url, queue_bytes=1 << 25)
 

@@ -9,13 +9,13 @@ from smqrt.errors import CloseReason, StreamError
 from smqrt.wire.smq import ConnackCode
 
 
-def test_every_refusal_has_words_and_only_one_of_them_is_worth_coming_back_to() -> None:
+def test_every_refusal_has_text_and_one_is_retried() -> None:
     ends = [refused(code, "") for code in ConnackCode if code]
     assert all(end.word and end.code for end in ends)
     assert [end.code for end in ends if end.can_reconnect] == [ConnackCode.SERVER_UNAVAILABLE]
 
 
-def test_a_code_that_nobody_knows_and_a_text_that_steers_terminals() -> None:
+def test_unknown_codes_and_terminal_escapes_are_printable() -> None:
     end = refused(99, "\x1b[2J")
     assert end.word == "refused with code 99"
     assert str(end) == r"the broker refused the connection: refused with code 99 (\x1b[2J)"

@@ -83,7 +83,7 @@ def fail_after_publishing(client):
     raise ZeroDivisionError("mine")
 
 
-def test_with_raises_in_the_same_way_but_never_hides_an_error():
+def test_with_raises_alike_and_never_hides_errors():
     url = f"http://127.0.0.1:{free_port()}/"
     with pytest.raises(DeliveryError), SmqClient(url, reconnect=False) as client:
         client.publish("x", "t")
@@ -91,7 +91,7 @@ def test_with_raises_in_the_same_way_but_never_hides_an_error():
         fail_after_publishing(client)
 
 
-def test_a_refused_client_tells_what_was_lost(start_broker):
+def test_a_refused_client_reports_losses(start_broker):
     broker = start_broker(authenticate=lambda credentials, info: 3)
     with pytest.raises(DeliveryError, match="incorrect credentials"), SmqClient(broker.url) as client:
         client.publish("x", "t")
@@ -167,7 +167,7 @@ def test_a_client_that_ended_by_itself_takes_nothing_either(start_broker):
         client.publish("x", "t")
 
 
-def test_requests_that_were_not_answered_are_denied_at_the_end():
+def test_unanswered_requests_are_denied_at_close():
     acks = Queue()
     client = SmqClient(f"http://127.0.0.1:{free_port()}/", reconnect=False)
     client.create("t", lambda *ack: acks.put(ack))
@@ -191,7 +191,7 @@ def test_a_callback_may_close_its_client(broker, address, received):
     assert undisturbed_s() - started_s < 1
 
 
-def test_a_callback_that_never_returns_does_not_hold_the_end_up(broker, received):
+def test_a_callback_that_never_returns_does_not_delay_close(broker, received):
     client = SmqClient(broker.url)
     client.subscribe("self", onmsg=lambda *_: Event().wait())
     client.publish("go", "self")

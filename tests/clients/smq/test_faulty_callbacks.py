@@ -85,7 +85,7 @@ def test_the_next_callback_runs_after_one_that_raised(broker, make_client, error
     assert received.get(timeout=5)
 
 
-def test_a_timeout_that_a_callback_leaves_behind_hits_nobody_else(broker, make_client):
+def test_a_leftover_timeout_of_a_callback_hits_no_other(broker, make_client):
     received = Queue()
     client = make_client(broker.url)
     client.subscribe("bad", onmsg=lambda *_: gevent.Timeout(0.02).start())
@@ -97,7 +97,7 @@ def test_a_timeout_that_a_callback_leaves_behind_hits_nobody_else(broker, make_c
     assert received.get(timeout=5)
 
 
-def test_a_callback_that_waits_for_the_connection_does_not_keep_onclose_from_bringing_it(make_client):
+def test_onclose_reconnects_while_a_callback_waits_for_the_connection(make_client):
     waited = Queue()
 
     def drops(conversation):
@@ -120,7 +120,7 @@ def test_a_callback_that_waits_for_the_connection_does_not_keep_onclose_from_bri
         assert client.wait_connected(5)
 
 
-def test_a_callback_may_wait_for_the_broker_behind_a_flood(broker, make_client):
+def test_a_callback_may_wait_for_the_broker_during_floods(broker, make_client):
     """More arrives than the callbacks may pile up, and the answer that the first one waits for comes behind it."""
     done = Queue()
     client, publisher = make_client(broker.url), make_client(broker.url, queue_bytes=1 << 25)

@@ -44,7 +44,7 @@ def test_messages_are_decoded(datatype: str | None, data: bytes, value: object) 
 
 
 @pytest.mark.parametrize(("datatype", "data"), [("json", b"{"), ("json", b"[" * 100_000), ("text", b"\xff")])
-def test_what_can_t_be_decoded_goes_to_the_general_handler(
+def test_undecodable_messages_reach_the_general_handler(
     datatype: str, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     got: list[object] = []

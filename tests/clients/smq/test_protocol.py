@@ -117,7 +117,7 @@ def test_refusals_have_words(code, text, word, can_reconnect):
     "packet", [b"", b"\x63", bytes((Type.CONNECT,)), bytes((Type.SUBACK,)), b"\x08\0\0", b"\x10\0"]
 )
 @pytest.mark.parametrize("url", ["http://host/", "ws://host/"])
-def test_rubbish_ends_the_connection_and_nothing_is_raised(packet, url):
+def test_invalid_bytes_close_the_connection_without_raising(packet, url):
     protocol, wire = opened(url)
     *_, ended = protocol.receive(wire(packet))
     assert ended.end.word == "protocolerror"
@@ -177,7 +177,7 @@ def test_whatever_arrives_nothing_is_raised(data, websocket_url):
     ClientProtocol(URL).receive(data)
 
 
-def test_output_is_taken_in_pieces_that_can_still_be_counted():
+def test_output_is_read_in_countable_pieces():
     protocol, _ = opened()
     frame = smq.publish_frame(1, 99, 0, bytes(60000))
     for _ in range(10):
@@ -197,7 +197,7 @@ def test_output_on_a_websocket_is_masked_messages():
 
 
 @pytest.mark.parametrize("url", ["http://host/", "ws://host/"])
-def test_pongs_that_nobody_reads_do_not_pile_up(url):
+def test_unread_pongs_do_not_accumulate(url):
     """Nothing is taken, as by a broker that only writes."""
     protocol, _ = opened(url)
     ping = smq.frame(smq.PING) if url.startswith("http") else websocket.header(websocket.PING, 0)

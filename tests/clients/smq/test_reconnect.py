@@ -57,7 +57,7 @@ def test_the_first_connection_is_tried_again_too(start_broker, make_client):
     assert client.wait_connected(5)
 
 
-def test_delays_grow_while_it_fails_and_start_anew_after_success(make_client):
+def test_delays_grow_with_failures_and_reset_after_success(make_client):
     ends = Queue()
     drop = ScriptedBroker(lambda c: None, lambda c: None, lambda c: c.accept(), lambda c: None)
     with drop:
@@ -75,7 +75,7 @@ def test_onclose_decides(make_client):
         assert client.end.word == "socketclosed"
 
 
-def test_no_reconnect_when_told_so(make_client):
+def test_no_reconnect_when_disabled(make_client):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         client = make_client(broker.url, reconnect=False)
         client.wait_closed(5)
@@ -220,7 +220,7 @@ def test_a_connection_with_traffic_is_not_pinged(make_client):
         assert broker.results[0] == b"nothing"
 
 
-def test_rubbish_is_a_protocol_error(make_client, address):
+def test_invalid_bytes_are_a_protocol_error(make_client, address):
     ends = Queue()
 
     def script(conversation):
@@ -233,7 +233,7 @@ def test_rubbish_is_a_protocol_error(make_client, address):
         assert ends.get(timeout=5) == ("protocolerror", True)
 
 
-def test_a_broker_that_does_not_read_fills_the_queue_and_no_more(make_client):
+def test_a_broker_that_stops_reading_fills_only_the_queue(make_client):
     def deaf(conversation):
         conversation.accept()
         time.sleep(3)
@@ -286,7 +286,7 @@ def test_flush_fails_at_once_when_the_connection_is_lost(make_client):
         assert undisturbed_s() - started_s < 2
 
 
-def test_cleanstart_forgets_and_tells(start_broker, make_client):
+def test_cleanstart_discards_and_reports(start_broker, make_client):
     broker = start_broker()
     calls = Queue()
     client = make_client(broker.url, cleanstart=True, onconnect=lambda *_: calls.put(client.topic2tid("t")))

@@ -73,7 +73,7 @@ def other(data, ptid, tid, subtid):
     pass
 
 
-def test_create_asks_once_and_then_knows():
+def test_create_requests_a_number_only_once():
     session, answers = new_session(), []
     wire = Wire(session)
     session.create(b"a", answers.append)
@@ -127,7 +127,7 @@ def test_messages_leave_in_the_order_of_the_calls():
     assert wire.kinds(Type.CREATE) == [b"a", b"new"]
 
 
-def test_a_refused_topic_drops_only_its_messages_and_counts_them():
+def test_a_refused_topic_drops_and_counts_its_messages():
     session = new_session()
     wire = Wire(session, denied=(b"secret",))
     session.publish(b"1", b"secret", None)
@@ -140,7 +140,7 @@ def test_a_refused_topic_drops_only_its_messages_and_counts_them():
     assert session.waiting_bytes == 0
 
 
-def test_a_refused_subscription_does_not_stop_messages_to_its_topic():
+def test_a_refused_subscription_keeps_other_messages_to_its_topic():
     session = new_session()
     wire = Wire(session)
     session.subscribe(b"a", None, handler, ignore)
@@ -152,7 +152,7 @@ def test_a_refused_subscription_does_not_stop_messages_to_its_topic():
     assert wire.published() == [(7, 50, 0, b"1")]
 
 
-def test_routes_go_to_the_subtopic_then_the_topic_then_nowhere():
+def test_routes_prefer_subtopic_then_topic_then_none():
     session = new_session()
     wire = Wire(session)
     session.subscribe(b"a", b"s", handler, ignore)
@@ -207,7 +207,7 @@ def test_unsubscribe_before_the_answer_is_carried_out_after_it():
     assert session.route(9, 0) is None
 
 
-def test_unsubscribe_of_self_tells_the_broker_nothing():
+def test_unsubscribe_of_self_sends_nothing():
     session = new_session()
     wire = Wire(session)
     session.subscribe(SELF, None, handler, ignore)
@@ -229,7 +229,7 @@ def test_commands_before_the_connection_run_with_it():
     assert wire.kinds(Type.OBSERVE) == [number(777), number(100)]
 
 
-def test_after_a_reconnect_everything_is_asked_again_with_new_numbers():
+def test_a_reconnect_requests_everything_again_with_new_numbers():
     session, acks, counts = new_session(), [], []
     wire = Wire(session)
     session.create(b"created", acks.append)
@@ -250,7 +250,7 @@ def test_after_a_reconnect_everything_is_asked_again_with_new_numbers():
     assert session.route(again.numbers[b"a"], again.numbers[b"s"]) is handler
 
 
-def test_a_request_without_answer_is_asked_again_and_answered_once():
+def test_a_repeated_request_is_answered_once():
     session, acks = new_session(), []
     Wire(session)
     session.create(b"a", acks.append)
@@ -264,7 +264,7 @@ def test_a_request_without_answer_is_asked_again_and_answered_once():
     assert wire.published() == [(300, 50, 0, b"1")]
 
 
-def test_a_reconnect_that_is_lost_half_way_loses_nothing():
+def test_an_interrupted_reconnect_loses_nothing():
     session = new_session()
     wire = Wire(session)
     session.subscribe(b"a", b"s", handler, ignore)
@@ -311,7 +311,7 @@ def test_observing_oneself_is_let_be():
     assert wire.sent() == []
 
 
-def test_observing_a_topic_by_name_creates_it_and_goes_on_at_zero():
+def test_observing_a_name_creates_the_topic_with_zero():
     session, counts = new_session(), []
     wire = Wire(session)
     session.observe(b"room", counts.append)
@@ -358,7 +358,7 @@ def test_drained_waits_for_numbers_and_for_a_connection():
     assert drained == [1, 2]
 
 
-def test_an_answer_that_nobody_asked_for_is_let_be():
+def test_an_unrequested_answer_is_ignored():
     session = new_session()
     wire = Wire(session)
     for number_ in range(1000):
@@ -399,7 +399,7 @@ def test_refusals_cost_the_same_however_much_is_held():
     assert (session.dropped, session.waiting_bytes) == (count, 0)
 
 
-def test_many_subtopics_of_one_topic_cost_no_more_than_their_number():
+def test_subtopics_of_a_topic_cost_linear_time():
     session, count = new_session(), 10_000
     wire = Wire(session)
     for n in range(count):
@@ -414,7 +414,7 @@ def test_empty_messages_fill_the_queue_too():
     assert [session.publish(b"", b"a", None) for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_a_name_that_was_refused_can_be_asked_for_again():
+def test_a_refused_name_can_be_requested_again():
     session = new_session()
     wire = Wire(session)
     session.publish(b"1", b"slow", None)

@@ -276,7 +276,7 @@ def test_methods(start_broker: Start, make_client: Make, what: Callable[..., Non
                     for call in CASES[what]]  # fmt: skip
 
 
-def test_what_the_broker_sends_in_its_onconnect_comes_to_the_client(start_broker: Start, make_client: Make) -> None:
+def test_messages_sent_in_onconnect_reach_the_client(start_broker: Start, make_client: Make) -> None:
     """Before any subscription exists; the sub-topic makes no difference."""
     broker = start_broker(onconnect=lambda etid, info, peer: broker.smq.publish("welcome", etid, "greeting"))
     got = Queue[Any]()
@@ -286,7 +286,7 @@ def test_what_the_broker_sends_in_its_onconnect_comes_to_the_client(start_broker
 
 
 @pytest.mark.parametrize("end", [SMQClient.close, SMQClient.disconnect])
-def test_the_end_is_told_to_the_broker(make_client: Make, end: Callable[[SMQClient], None]) -> None:
+def test_close_is_sent_to_the_broker(make_client: Make, end: Callable[[SMQClient], None]) -> None:
     def script(conversation: Conversation) -> list[int]:
         conversation.accept()
         packets: list[int] = []

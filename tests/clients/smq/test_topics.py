@@ -30,7 +30,7 @@ def test_names_that_are_no_text_stay_bytes() -> None:
     assert (to_text(b"a"), to_text(b"\xff"), to_text(None)) == ("a", b"\xff", None)
 
 
-def test_a_table_knows_both_ways_until_it_is_emptied() -> None:
+def test_a_table_maps_both_directions_until_emptied() -> None:
     table = NameTable()
     assert table.add(b"a", 1)
     assert not table.add(b"a", 1), "no news"
@@ -66,7 +66,7 @@ def other(*message: object) -> None:
     """Another one."""
 
 
-def test_a_handler_is_found_when_its_topic_has_an_id() -> None:
+def test_a_handler_is_found_once_its_topic_is_numbered() -> None:
     numbers = Numbers()
     subscriptions = numbers.make()
     subscriptions.add(b"a", None, one)

@@ -118,7 +118,7 @@ def test_a_callback_that_raises_is_logged_and_counted(
     assert [record.exc_info is not None for record in caplog.records if "messages to bad" in record.message] == [True]
 
 
-def test_who_reads_much_gives_way(nats_server: NatsServer, client: Make) -> None:
+def test_heavy_readers_yield_to_others(nats_server: NatsServer, client: Make) -> None:
     one, two = client(nats_server.url), client(nats_server.url, ping_s=0.05, pong_s=0.3)  # it looks while much waits
     found: list[int] = []
 
@@ -208,7 +208,7 @@ def test_a_server_that_does_not_answer_is_left(start_nats: Callable[..., NatsSer
     assert flushing.get(timeout=10) is False
 
 
-def test_the_end_delivers_what_is_on_its_way(nats_server: NatsServer, client: Make) -> None:
+def test_close_delivers_messages_in_transit(nats_server: NatsServer, client: Make) -> None:
     one, two = client(nats_server.url), client(nats_server.url)
     states: list[NatsState] = []
     three = client(nats_server.url, on_state=lambda state, _: states.append(state))
@@ -228,7 +228,7 @@ def test_the_end_delivers_what_is_on_its_way(nats_server: NatsServer, client: Ma
     assert states == [NatsState.CONNECTED, NatsState.CLOSED]
 
 
-def test_a_member_of_a_group_ends_and_nothing_is_lost(nats_server: NatsServer, client: Make) -> None:
+def test_a_group_member_ends_without_loss(nats_server: NatsServer, client: Make) -> None:
     one, two, three = (client(nats_server.url) for _ in range(3))
     left, right = collect(two, "group", queue="g"), collect(three, "group", queue="g")
     count = 4000
@@ -297,7 +297,7 @@ def test_wrong_options_are_named(client: Make) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_nobody_there(client: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_server_answers(client: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "smqrt.nats")
     one = client("nats://127.0.0.1:1", wait=False, reconnect_s=0.01, longest_reconnect_s=0.01)
     wait_until(lambda: "cannotconnect" in one.reason)

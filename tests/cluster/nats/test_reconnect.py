@@ -59,7 +59,7 @@ def test_a_server_that_is_killed_and_started_again(start_nats: Start, client: Ma
     assert states[1][1].startswith(server.url)
 
 
-def test_a_connection_that_is_cut_again_and_again_is_made_at_once(
+def test_a_repeatedly_cut_connection_reconnects_at_once(
     start_nats: Start, client: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cable = Cable(start_nats().port)
@@ -231,7 +231,7 @@ def test_a_connection_that_goes_wrong(said: bytes, words: str, lying: Callable[.
 
 
 @pytest.mark.parametrize(("steady_s", "most", "least"), [(60, 12, 0), (0, 1000, 15)])
-def test_a_server_that_only_seems_to_work_is_tried_less(
+def test_a_server_with_brief_connections_is_tried_less(
     steady_s: float, most: int, least: int, lying: Callable[..., str], client: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("smqrt.cluster.nats.client.STEADY_S", steady_s)

@@ -113,7 +113,7 @@ def test_what_a_broken_connection_leaves(pair: Pair) -> None:
     assert pair.outbox.detach(LIMIT_BYTES) == 0
 
 
-def test_who_reads_no_answers_is_owed_one(pair: Pair) -> None:
+def test_clients_that_read_nothing_get_one_answer(pair: Pair) -> None:
     pair.attach()
     pair.outbox.add(message(0, 50_000))
     let_others_run()
@@ -126,7 +126,7 @@ def test_who_reads_no_answers_is_owed_one(pair: Pair) -> None:
     assert pair.read() == 2 * nats.PONG
 
 
-def test_a_connection_that_breaks_is_told(pair: Pair) -> None:
+def test_a_broken_connection_is_reported(pair: Pair) -> None:
     pair.attach()
     assert pair.far is not None
     pair.far.close()

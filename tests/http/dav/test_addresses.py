@@ -79,7 +79,7 @@ def test_its_methods_need_no_slash(dav: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "*", "/shop", "/shop/", "/shop/files", "/shop/files/", "//shop//"])
-def test_options_tell_of_it_above(dav: Client, path: str) -> None:
+def test_options_announce_dav_above(dav: Client, path: str) -> None:
     answer = dav("OPTIONS", path)
     assert answer.status in (200, 204)
     assert answer.headers.get_all("DAV") == ["1,2"]
@@ -106,7 +106,7 @@ def test_one_at_the_top(bench: Bench, tmp_path: Path, make: Callable[[str], DavD
     assert client("PROPFIND", "/sub", Depth="0").hrefs == ["/sub/"]
 
 
-def test_a_failing_application_above_still_tells(bench: Bench, tmp_path: Path) -> None:
+def test_a_failing_application_above_still_reports(bench: Bench, tmp_path: Path) -> None:
     bench.root.insert(DavDirectory("fs", io=DiskIo(tmp_path)))
     bench.handle(lambda request, relpath: request.response.error(405))
     answer = Client(bench, tmp_path)("OPTIONS", "/")

@@ -338,7 +338,7 @@ def test_header_fields_that_cost_time(dav: Client) -> None:
     assert dav("PUT", "/fs/", b"x").status == 405
 
 
-def test_methods_nobody_knows(dav: Client) -> None:
+def test_unknown_methods(dav: Client) -> None:
     for method in ("POST", "REPORT", "PATCH"):
         answer = dav(method, "/fs/a.txt", b"x")
         assert answer.status in (400, 405), method
@@ -404,7 +404,7 @@ def longest_turn_s(work: Callable[[], object]) -> float:
     return max(later - sooner for sooner, later in pairwise(ticks))
 
 
-def test_many_entries_hold_nobody(dav: Client) -> None:
+def test_many_entries_delay_no_others(dav: Client) -> None:
     for number in range(10_000):
         (dav.folder / f"{number:05}").touch()
     answers: list[Answer] = []
@@ -416,7 +416,7 @@ def test_many_entries_hold_nobody(dav: Client) -> None:
     assert dav("DELETE", "/fs/").status == 403
 
 
-def test_many_locks_and_names_hold_nobody(bench: Bench, folder: Path) -> None:
+def test_many_locks_and_names_delay_no_others(bench: Bench, folder: Path) -> None:
     """What one lock or one name adds comes with every entry."""
     bench.root.insert(DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK"))
     dav = Client(bench, folder)
@@ -463,7 +463,7 @@ def test_the_owner_sees_all(bench: Bench, folder: Path) -> None:
     assert dav("GET", "/fs/.preload", **ann).status == 404
 
 
-def test_who_was_not_asked_is_no_owner(bench: Bench, folder: Path) -> None:
+def test_unauthenticated_users_are_no_owners(bench: Bench, folder: Path) -> None:
     """The guard around a file server does not stand before prologues and what is public."""
     (folder / "x.lua").write_text("code")
     reader = ResourceReader("app", io=DiskIo(folder))
@@ -626,7 +626,7 @@ def test_an_acl_is_not_gone_around(bench: Bench, folder: Path) -> None:
     assert dav("MOVE", "/fs/free.txt", Destination="/fs/other.txt", **ann).status == 201
 
 
-def test_an_acl_around_a_file_server_is_not_gone_around(bench: Bench, folder: Path) -> None:
+def test_an_acl_of_a_file_server_cannot_be_bypassed(bench: Bench, folder: Path) -> None:
     users = UserTable({"ann": {"pwd": "secret", "roles": ["user"]}})
     rules = {"all": {"urls": ["/*"], "roles": ["user"]}, "sub": {"urls": ["/fs/sub/*"], "roles": ["admin"]}}
     outer = Directory("app")

@@ -35,7 +35,7 @@ EVERY_S = 0.002
     ("met", "number"),
     [("in both lists", 0), ("in both lists", 7), ("in the other's list", 7), ("through NATS", 7), ("through NATS", 0)],
 )
-def test_clients_of_a_node_stay_and_hear_those_of_others(
+def test_clients_of_a_node_stay_and_receive_from_others(
     serve_hot: Serve, tmp_path: Path, met: str, number: int
 ) -> None:
     """Both ways, every message once and in order, with files that change hands. Two restarts."""
@@ -76,7 +76,7 @@ smq = require "smq.hub".create {name = "main", cluster = "chat", keep = true}
 
 
 @pytest.mark.parametrize("met", ["in both lists", "through NATS"])
-def test_clients_that_are_kept_hear_those_of_others(serve_hot: Serve, tmp_path: Path, met: str) -> None:
+def test_kept_clients_receive_messages_of_others(serve_hot: Serve, tmp_path: Path, met: str) -> None:
     """The application of one node starts again three times: every message once and in order, both ways."""
     app, plain = (application(tmp_path / name, KEEPING % 0) for name in ("app", "plain"))
     with ExitStack() as ending:
@@ -99,7 +99,7 @@ def test_clients_that_are_kept_hear_those_of_others(serve_hot: Serve, tmp_path: 
         assert "Traceback" not in edited.output + other.output, edited.output + other.output
 
 
-def test_a_hub_whose_clients_were_kept_for_too_long_is_one_of_its_cluster(serve_hot: Serve, tmp_path: Path) -> None:
+def test_a_hub_whose_kept_clients_expired_joins_its_cluster(serve_hot: Serve, tmp_path: Path) -> None:
     app, plain = (application(tmp_path / name, KEEPING % 0) for name in ("app", "plain"))
     with ExitStack() as ending:
         folders = zip((app, plain), how_to_meet("in both lists", tmp_path, ending)(0), strict=True)

@@ -75,7 +75,7 @@ def echoes(device: Device, topic: int) -> None:
     assert heard(device)[1] == b"echo:x"
 
 
-def test_the_old_process_goes_on_whatever_becomes_of_the_new_one(server: HotServed, tmp_path: Path) -> None:
+def test_the_old_process_continues_whenever_the_new_one_fails(server: HotServed, tmp_path: Path) -> None:
     device = server.device()
     echo = device.create(b"echo")
     path = tmp_path / "r.sock"
@@ -95,7 +95,7 @@ def test_the_old_process_goes_on_whatever_becomes_of_the_new_one(server: HotServ
     wait_until(lambda: not server.output.count("Traceback"), server.lines)
 
 
-def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotServed, tmp_path: Path) -> None:
+def test_a_new_process_that_fails_is_abandoned(server: HotServed, tmp_path: Path) -> None:
     device = server.device()
     echo = device.create(b"echo")
     path = tmp_path / "r.sock"
@@ -129,7 +129,7 @@ def reachable() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_strangers_at_the_socket_are_refused(serve_hot: Serve, tmp_path: Path, reachable: Path) -> None:
+def test_foreign_connections_at_the_socket_are_refused(serve_hot: Serve, tmp_path: Path, reachable: Path) -> None:
     path = reachable / "r.sock"
     server = serve_hot(application(tmp_path / "app"), "--restart-socket", path)
     assert server.port
@@ -235,7 +235,7 @@ def test_the_new_process_when_the_old_one_is_gone(serve_hot: Serve, make_site: A
     old.close()
 
 
-def test_take_over_needs_somebody(tmp_path: Path) -> None:
+def test_take_over_needs_a_running_server(tmp_path: Path) -> None:
     app = application(tmp_path / "app")
     command = [sys.executable, "-m", "smqrt", "serve", "--port", "0", str(app), "--take-over"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -63,7 +63,7 @@ def test_clients_go_on_with_their_sessions(serve_hot: Serve, tmp_path: Path) -> 
     assert [heard(listener) for _ in range(2)] in ([(met, b"false"), (met, b"left")], [(met, b"left"), (met, b"false")])
 
 
-def test_what_is_under_way_goes_along(serve_hot: Serve, tmp_path: Path) -> None:
+def test_unfinished_input_is_transferred(serve_hot: Serve, tmp_path: Path) -> None:
     """Half a frame, half a WebSocket message in fragments, PubFrag packets, a request for a page, a queue."""
     served = serve_hot(application(tmp_path / "app", hello="hello"))
     reader, raw, ws, frag = (
@@ -107,7 +107,7 @@ def test_what_is_under_way_goes_along(serve_hot: Serve, tmp_path: Path) -> None:
     assert received == [number.to_bytes(2, "big") for number in range(16)]
 
 
-def test_the_old_process_goes_on_when_the_new_one_fails(serve_hot: Serve, tmp_path: Path) -> None:
+def test_the_old_process_continues_when_the_new_fails(serve_hot: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app")
     served = serve_hot(app, "--restart-load-s", "15")
     device = served.device()
@@ -154,6 +154,6 @@ def test_a_handshake_under_way_finishes_at_the_old_process(serve_hot: Serve, tmp
     assert heard(waiting) == (topic, b"here")
 
 
-def test_ended_processes_are_told_apart() -> None:
+def test_ended_processes_are_distinguished() -> None:
     assert has_ended(1 << 22)
     assert not has_ended(os.getpid())

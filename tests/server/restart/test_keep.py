@@ -89,7 +89,7 @@ def test_clients_stay_while_an_application_is_edited(serve_hot: Serve, tmp_path:
     assert again.subscribe(b"news")
 
 
-def test_a_server_that_stops_keeps_nobody(serve_hot: Serve, tmp_path: Path) -> None:
+def test_a_stopping_server_closes_all_clients(serve_hot: Serve, tmp_path: Path) -> None:
     served = serve_hot(application(tmp_path / "app", LUA % 1))
     client = served.device()
     served.end()

@@ -70,7 +70,7 @@ def test_the_command_says_how_it_went_and_systemd_follows(serve_hot: Serve, tmp_
     assert "No server selected" in smqrt("restart").stderr
 
 
-def test_a_server_whose_parent_does_not_ask_for_its_exit_code_has_ended() -> None:
+def test_a_zombie_server_has_ended() -> None:
     """A supervisor that is slow, or a container whose first process asks for none: the server is a zombie then."""
     server = subprocess.Popen(["sleep", "60"])  # the signal ends it
     ran = smqrt("restart", "--pid", str(server.pid), "--wait-s", "20")

@@ -93,7 +93,7 @@ class Publisher:
         self._greenlet.join()
 
 
-def test_clients_over_tls_hear_others_until_they_are_closed(serve_hot: Serve, tmp_path: Path) -> None:
+def test_tls_clients_receive_messages_until_they_are_closed(serve_hot: Serve, tmp_path: Path) -> None:
     served = serve_hot(application(tmp_path / "app"), *WINDOW)
     devices = [served.device(b"to-" + kind.encode(), kind) for kind in (RAW, TLS, WSS)]
     topic = [one.subscribe(b"news") for one in devices][0]
@@ -220,7 +220,7 @@ def test_what_changes_meanwhile(serve_hot: Serve, tmp_path: Path) -> None:
     assert (len(told), set(told)) == (2, changes)
 
 
-def test_the_new_process_does_not_wait_for_the_old_one(serve_hot: Serve, tmp_path: Path) -> None:
+def test_the_new_process_does_not_wait_for_the_old(serve_hot: Serve, tmp_path: Path) -> None:
     """The old process is stopped while it keeps a client: what is published for that one has a bound."""
     served = serve_hot(application(tmp_path / "app"), *WINDOW[:-1], "4")
     raw, tls = served.device(b"raw-01"), served.device(b"tls-01", TLS)

@@ -86,7 +86,7 @@ def message(payload: bytes = b"x", qos: int = 0, topic: bytes = b"t") -> Outgoin
 # ---- aliases
 
 
-def test_a_topic_of_a_message_that_was_too_large_has_no_alias_yet() -> None:
+def test_a_too_large_message_sets_no_topic_alias() -> None:
     client, _ = client_of(use_aliases=True)
     open_client(client, {"topicaliasmaximum": 2, "maximumpacketsize": 40})
     client.send(message(b"x" * 100))
@@ -111,7 +111,7 @@ def test_aliases_end_with_their_connection() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_the_alias_of_a_message_that_is_refused_for_its_properties_counts(before: bool) -> None:
+def test_aliases_of_messages_refused_for_properties_count(before: bool) -> None:
     client, events = client_of()
     open_client(client, connect={"topicaliasmaximum": 2})
     give(client, PublishPacket("old", b"1", properties={"topicalias": 1}))
@@ -122,7 +122,7 @@ def test_the_alias_of_a_message_that_is_refused_for_its_properties_counts(before
     assert events.messages == [("old", b"1"), ("new", b"3")]
 
 
-def test_a_message_without_an_alias_may_be_refused_for_its_properties_too() -> None:
+def test_messages_without_alias_are_refused_for_properties_too() -> None:
     client, events = client_of()
     open_client(client, connect={"topicaliasmaximum": 2})
     give(client, PublishPacket("new", b"2", 2, 7, {"u": ["v"] * (MAX_PROPERTIES + 10)}))
@@ -134,7 +134,7 @@ def test_a_message_without_an_alias_may_be_refused_for_its_properties_too() -> N
 # ---- signs of life
 
 
-def test_pauses_of_the_reading_do_not_lose_what_a_ping_confirms() -> None:
+def test_read_pauses_do_not_lose_ping_confirmations() -> None:
     client, _ = client_of()
     open_client(client, keepalive_s=10)
     client.send(message())
@@ -151,7 +151,7 @@ def test_pauses_of_the_reading_do_not_lose_what_a_ping_confirms() -> None:
     assert client.unconfirmed == 0
 
 
-def test_a_broker_that_sends_is_alive_although_the_answer_to_the_ping_is_late() -> None:
+def test_data_of_a_broker_replaces_a_late_ping_response() -> None:
     client, _ = client_of()
     open_client(client, keepalive_s=10)
     client.ping(10.0)
@@ -162,7 +162,7 @@ def test_a_broker_that_sends_is_alive_although_the_answer_to_the_ping_is_late() 
     assert failure.value.code == Reason.KEEP_ALIVE_TIMEOUT
 
 
-def test_the_keep_alive_of_a_server_ends_with_its_connection() -> None:
+def test_server_keep_alive_ends_with_its_connection() -> None:
     client, _ = client_of()
     open_client(client, {"serverkeepalive": 4}, keepalive_s=60)
     assert client.ping_s == 2
@@ -209,7 +209,7 @@ def test_a_request_of_an_earlier_connection_holds_no_identifier() -> None:
     assert not events.answers
 
 
-def test_what_is_larger_than_the_broker_takes_is_not_asked() -> None:
+def test_requests_above_the_broker_maximum_are_not_sent() -> None:
     client, _ = client_of()
     open_client(client, {"maximumpacketsize": 40})
     for ask in (lambda: client.subscribe("t" * 40, 0, {}), lambda: client.unsubscribe("t" * 40, {})):
@@ -235,7 +235,7 @@ def test_qos_2_over_a_reconnect() -> None:
     assert client.can_send(0)
 
 
-def test_a_receive_maximum_that_was_never_told_does_not_count() -> None:
+def test_an_unsent_receive_maximum_does_not_count() -> None:
     client, events = client_of(4)
     open_client(client, connect={"receivemaximum": 1}, version=4)
     for number in (1, 2):
@@ -243,7 +243,7 @@ def test_a_receive_maximum_that_was_never_told_does_not_count() -> None:
     assert len(events.messages) == 2
 
 
-def test_messages_that_wait_for_pubrel_leave_a_new_connection_its_receive_maximum() -> None:
+def test_messages_awaiting_pubrel_keep_the_new_receive_maximum() -> None:
     client, events = client_of()
     open_client(client, connect={"receivemaximum": 1})
     give(client, PublishPacket("a", b"1", 4, 1))
@@ -255,7 +255,7 @@ def test_messages_that_wait_for_pubrel_leave_a_new_connection_its_receive_maximu
         give(client, PublishPacket("a", b"3", 4, 3))
 
 
-def test_a_new_session_on_a_broker_that_can_do_less_gets_less() -> None:
+def test_a_new_session_on_a_limited_broker_is_limited() -> None:
     client, _ = client_of()
     open_client(client)
     items = [OutgoingMessage(b"t", b"x", qos, True, b"") for qos in (2, 1)]
@@ -270,7 +270,7 @@ def test_a_new_session_on_a_broker_that_can_do_less_gets_less() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_refusal_is_told_although_it_claims_a_session(version: int) -> None:
+def test_a_refusal_with_session_flag_is_reported(version: int) -> None:
     client, events = client_of(version)
     told: list[int] = []
     events.on_connack = lambda code, *_: told.append(code)  # type: ignore[attr-defined]
@@ -302,14 +302,14 @@ CONNECT = ConnectPacket(5, "c", keepalive_s=10, will=WillMessage("w", b"dead"))
 
 
 @pytest.mark.parametrize("decide", ["refuse", "later"])
-def test_a_client_that_was_not_let_in_has_no_will(decide: str) -> None:
+def test_a_rejected_client_has_no_will(decide: str) -> None:
     server = ServerEvents(decide).endpoint
     give(server, CONNECT)
     server.abort()
     assert server.will is None
 
 
-def test_a_client_that_was_let_in_has_one_until_it_disconnects() -> None:
+def test_an_accepted_client_has_a_will_until_it_disconnects() -> None:
     server = ServerEvents("accept").endpoint
     give(server, CONNECT)
     assert server.will == WillMessage("w", b"dead")
@@ -336,7 +336,7 @@ def test_a_client_is_not_read_while_the_server_decides() -> None:
     assert not server.is_congested
 
 
-def test_a_client_with_the_largest_receive_maximum_leaves_identifiers_free() -> None:
+def test_the_largest_receive_maximum_leaves_identifiers_free() -> None:
     server = ServerEvents("accept").endpoint
     give(server, CONNECT)
     while server.can_send(1):

@@ -95,7 +95,7 @@ def test_acknowledgements_of_another_kind_are_ignored(number: int) -> None:
     assert session.in_flight_bytes == 4
 
 
-def test_what_is_in_flight_is_sent_again_in_its_order() -> None:
+def test_messages_in_flight_are_resent_in_order() -> None:
     session = MqttSession()
     messages = begun(session, 3)
     session.acknowledged(2, 0)
@@ -119,7 +119,7 @@ def test_a_kept_session_goes_on_where_it_was() -> None:
     assert message.is_released
 
 
-def test_a_lost_session_ends_what_was_taken_over_and_begins_the_rest_anew() -> None:
+def test_a_lost_session_ends_received_and_restarts_other_messages() -> None:
     session = MqttSession()
     taken, open_message = begun(session, 2, qos=2)
     session.received(1, 0)
@@ -131,7 +131,7 @@ def test_a_lost_session_ends_what_was_taken_over_and_begins_the_rest_anew() -> N
     assert not open_message.is_dup
 
 
-def test_what_a_new_session_never_got_is_no_duplicate_in_it() -> None:
+def test_undelivered_messages_are_no_duplicates_in_a_new_session() -> None:
     session = MqttSession()
     (message,) = begun(session, 1)
     session.resume(False)  # and this connection breaks before it was sent again
@@ -142,7 +142,7 @@ def test_what_a_new_session_never_got_is_no_duplicate_in_it() -> None:
     assert message.is_dup
 
 
-def test_what_is_settled_while_it_waits_is_not_sent_again() -> None:
+def test_settled_messages_are_not_resent() -> None:
     session = MqttSession()
     (message,) = begun(session, 1)
     session.resume(True)

@@ -72,7 +72,7 @@ def test_routes() -> None:
     assert routes.find("a/b", {}) == [two]
 
 
-def test_a_subscription_that_the_broker_names_often_gets_a_message_once() -> None:
+def test_repeated_subscription_identifiers_deliver_a_message_once() -> None:
     routes = Routes()
     one, other = (routes.add(topic, lambda *_: None) for topic in ("a", "b"))
     assert len(routes.find("a", {"subscriptionidentifier": [one] * 1000 + [other]})) == 2
