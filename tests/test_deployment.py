@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.cli.test_serve import SMQ_PAGE, application
 from tests.conftest import Served, free_port
+from tests.support.applications import SMQ_PAGE, application
 from tests.support.device import WS_HEADERS
 from tests.support.pki import Authority
 

@@ -12,12 +12,10 @@ from smqrt import hub
 from smqrt.broker.state import Hooks
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
-from tests.apps.lua.test_smq_hub import LuaSite, lua
+from tests.apps.lua.lua_hub import LuaSite
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, Engine
 from tests.support.waiting import wait_until
-
-__all__ = ["lua"]  # a fixture
 
 Event = tuple[int, str, str]
 LUA = """

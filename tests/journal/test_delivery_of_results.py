@@ -21,10 +21,10 @@ from smqrt.journal.record import Flag
 from smqrt.journal.settings import parse
 from smqrt.journal.writer import JournalWriter
 from smqrt.wire import smq as wire
-from tests.cli.test_serve import application
 from tests.cluster.engines import TcpEngine, pair
 from tests.conftest import Served
 from tests.smq.test_slow_consumers import stalled
+from tests.support.applications import application
 from tests.support.device import RAW, WS, Device, Site
 from tests.support.waiting import wait_until
 

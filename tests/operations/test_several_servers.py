@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_serve import application
 from tests.conftest import Served
+from tests.support.applications import application
 
 pytestmark = pytest.mark.servers
 

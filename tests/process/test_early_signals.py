@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.server.restart.hot import HotServed
+from tests.support.applications import application
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers

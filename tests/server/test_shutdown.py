@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Command
-from tests.cli.test_serve import SMQ_PAGE, application, packet, smq_client
 from tests.conftest import Served
+from tests.support.applications import SMQ_PAGE, application, packet, smq_client
 
 Serve = Callable[..., Served]
 

@@ -21,8 +21,8 @@ import requests
 from smqrt.errors import StartError
 from smqrt.server import systemd
 from tests.cli.commands import Command
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 
 Serve = Callable[..., Served]
 unit = Command("systemd-unit")

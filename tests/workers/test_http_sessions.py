@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Served
 from tests.support.waiting import wait_until
-from tests.workers.test_workers import command, workers_of
+from tests.workers.served import command, workers_of
 
 pytestmark = pytest.mark.servers
 

@@ -19,10 +19,7 @@ from smqrt.wire.smq import Type, with_id
 from tests.conftest import Served, free_port
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operator_commands import asked
-from tests.workers.test_workers import app, payload, they_hear_each_other, workers_of
-
-__all__ = ["app"]
+from tests.workers.served import asked, payload, they_hear_each_other, workers_of
 
 pytestmark = pytest.mark.servers
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire.smq import Type
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 from tests.support.device import RAW, Device
 from tests.support.waiting import wait_until
-from tests.workers.test_workers import PAGES, workers_of
+from tests.workers.served import PAGES, workers_of
 
 pytestmark = pytest.mark.servers
 Serve = Callable[..., Served]

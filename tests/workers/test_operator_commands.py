@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,7 @@ from smqrt.operations import all_workers
 from tests.conftest import Served
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_workers import app, workers_of
-
-__all__ = ["app"]
+from tests.workers.served import asked, workers_of
 
 pytestmark = pytest.mark.servers
 
@@ -29,15 +25,6 @@ pytestmark = pytest.mark.servers
 def served(serve: Callable[..., Served], app: Path) -> Served:
     """A server with two workers."""
     return serve(app, "--workers", "2", "--hosts", "*")
-
-
-def asked(served: Served, path: str, body: object = None) -> Any:
-    """What the admin listener answers."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{served.admin_url}/{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        text = answer.read().decode()
-    return json.loads(text) if path.startswith("api") else text
 
 
 def test_workers_answer_as_one_server(served: Served) -> None:

@@ -13,11 +13,11 @@ import gevent
 import pytest
 
 from smqrt.wire import smq as wire
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operator_commands import asked
+from tests.workers.served import asked
 
 pytestmark = pytest.mark.servers
 

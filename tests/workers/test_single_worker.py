@@ -16,8 +16,7 @@ import pytest
 from tests.conftest import Served
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operator_commands import asked
-from tests.workers.test_workers import workers_of
+from tests.workers.served import asked, workers_of
 
 pytestmark = pytest.mark.servers
 

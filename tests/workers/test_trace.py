@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.apps.lua.websocket_client import Client
-from tests.cli.test_serve import application
 from tests.conftest import Served
+from tests.support.applications import application
 from tests.support.waiting import wait_until
 from tests.workers import visit
-from tests.workers.test_workers import command, workers_of
+from tests.workers.served import command, workers_of
 
 pytestmark = pytest.mark.servers
 

@@ -7,11 +7,9 @@ import socket
 import pytest
 import trustme
 
-from tests.apps.lua.test_smq_mtl import TWO, Site, site
+from tests.apps.lua.cluster_site import TWO, Site
 from tests.conftest import free_port
 from tests.support.waiting import wait_until
-
-__all__ = ["site"]
 
 JOINED = """
 app.events, app.got = {}, {}

@@ -12,11 +12,9 @@ from gevent import socket
 
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.apps.lua.test_smq_hub import LuaSite, lua
+from tests.apps.lua.lua_hub import LuaSite
 from tests.support.device import RAW_HEADERS, WS_HEADERS, Ack, Device, connect_packet, publish, request
 from tests.support.waiting import wait_until
-
-__all__ = ["lua"]
 
 CREATE = 'smq = require"smq.hub".create'
 

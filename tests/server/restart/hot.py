@@ -8,8 +8,9 @@ import re
 import signal
 from pathlib import Path
 
-from tests.cli import test_serve
+from smqrt.wire import smq as wire
 from tests.conftest import START_S, Served
+from tests.support import applications
 from tests.support.device import RAW, Device
 from tests.support.waiting import wait_until
 
@@ -28,7 +29,7 @@ PAGE = "<?lsp app.smq:connect(request) ?>"
 
 def application(folder: Path, preload: str = PRELOAD, **pages: str) -> Path:
     """Makes an application with a hub at `/smq.lsp`."""
-    return test_serve.application(folder, preload, **{"smq": PAGE, **pages})
+    return applications.application(folder, preload, **{"smq": PAGE, **pages})
 
 
 class HotServed(Served):
@@ -102,3 +103,9 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def heard(device: Device) -> tuple[int, bytes]:
+    """Destination and payload of the next message."""
+    tid, _, _, payload = wire.unpack_publish(wire.frame(device.receive()))
+    return tid, payload

@@ -13,8 +13,7 @@ import pytest
 from smqrt.smq.session_migration import KEEP_S
 from tests.cluster.nats.server import NatsServer
 from tests.conftest import free_port
-from tests.server.restart.hot import HotServed, application
-from tests.server.restart.test_hot_restart import heard
+from tests.server.restart.hot import HotServed, application, heard
 from tests.support.device import Device
 from tests.support.waiting import wait_until
 

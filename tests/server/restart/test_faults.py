@@ -20,8 +20,7 @@ from smqrt.server.restart.control_socket import VERSION
 from smqrt.smq.session_migration import FrozenHub, address_of
 from smqrt.wire.smq import Type
 from smqrt.workers.worker_rpc import FdChannel, Message
-from tests.server.restart.hot import HotServed, application
-from tests.server.restart.test_hot_restart import heard
+from tests.server.restart.hot import HotServed, application, heard
 from tests.support.device import Device, Site
 from tests.support.waiting import wait_until
 

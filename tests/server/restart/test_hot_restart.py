@@ -14,19 +14,13 @@ import pytest
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.server.restart.hot import HotServed, application, has_ended
+from tests.server.restart.hot import HotServed, application, has_ended, heard
 from tests.support.device import RAW, WS, Device, connect_packet, masked, publish
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
 Serve = Callable[..., HotServed]
-
-
-def heard(device: Device) -> tuple[int, bytes]:
-    """Destination and payload of the next message."""
-    tid, _, _, payload = wire.unpack_publish(wire.frame(device.receive()))
-    return tid, payload
 
 
 def test_clients_go_on_with_their_sessions(serve_hot: Serve, tmp_path: Path) -> None:

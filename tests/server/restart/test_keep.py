@@ -9,8 +9,7 @@ import pytest
 
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.server.restart.hot import HotServed, application
-from tests.server.restart.test_hot_restart import heard
+from tests.server.restart.hot import HotServed, application, heard
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire.smq import Type
-from tests.server.restart.hot import PRELOAD, HotServed, application
-from tests.server.restart.test_hot_restart import heard
+from tests.server.restart.hot import PRELOAD, HotServed, application, heard
 from tests.support.device import Device
 from tests.support.waiting import wait_until
 

@@ -13,8 +13,7 @@ import pytest
 
 from smqrt.client import SmqClient
 from tests.conftest import REPOSITORY
-from tests.server.restart.hot import PRELOAD, HotServed, application
-from tests.server.restart.test_hot_restart import heard
+from tests.server.restart.hot import PRELOAD, HotServed, application, heard
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers

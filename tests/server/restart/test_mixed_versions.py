@@ -16,9 +16,8 @@ from smqrt.journal import readers
 from smqrt.journal.reader import Journal
 from smqrt.journal.verification import verify
 from tests.conftest import START_S, free_port
-from tests.server.restart.hot import HotServed, application, has_ended
+from tests.server.restart.hot import HotServed, application, has_ended, heard
 from tests.server.restart.test_cluster import Publisher
-from tests.server.restart.test_hot_restart import heard
 from tests.support.device import RAW, TLS, WS
 from tests.support.last_release import Release, release
 from tests.support.waiting import wait_until
