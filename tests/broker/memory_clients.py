@@ -40,15 +40,17 @@ class Ear(Outbox):
 
 
 class Crowd:
-    """A hub and a way to get connected clients."""
+    """A hub and a way to get connected clients; its first random numbers are `drawn`, which a test may extend."""
 
-    def __init__(self, hooks: Hooks | None = None, limits: HubLimits | None = None) -> None:
+    def __init__(self, hooks: Hooks | None = None, limits: HubLimits | None = None, queue_size: int = 200) -> None:
         numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
+        self.drawn: list[int] = []
         self.broker = Broker(
             hooks or Hooks(),
-            random_u32=numbers.__next__,
+            random_u32=lambda: self.drawn.pop(0) if self.drawn else next(numbers),
             encode=bytes,
             clock=lambda: 0.0,
+            queue_size=queue_size,
             limits=limits or HubLimits(client_names=100_000, subscriptions=100_000, observes=100_000),
         )
         self._uids = itertools.count(100000)

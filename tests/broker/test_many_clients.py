@@ -186,7 +186,7 @@ def test_an_etid_is_not_reused_before_its_removal() -> None:
     session, _ = leaver(crowd)
     etid = session.etid  # type: ignore[attr-defined]
     session.disconnect(CloseReason.PEER_CLOSED)
-    crowd.broker.topic_table._random_u32 = iter([etid, etid, 77, etid]).__next__
+    crowd.drawn += [etid, etid, 77, etid]
     assert crowd.client().etid == 77 != etid
     settle()
     assert crowd.client().etid == etid

@@ -218,9 +218,8 @@ def test_messages_wait_in_the_publish_queue_while_onpublish_does() -> None:
         answers.append(Deferred())
         return answers[-1]
 
-    crowd = Crowd(Hooks(onpublish=onpublish))
+    crowd = Crowd(Hooks(onpublish=onpublish), queue_size=2)
     broker, outbox = crowd.broker, Ear()
-    broker.server._queue_size = 2
     broker.topic_table.named(b"lamp").add(outbox)
     assert [broker.publish(data, b"lamp") for data in (b"1", b"2", b"3", b"4")] == [0, 1, 2, 2]
     assert (broker.queuesize(), broker.stats.drops[Drop.QUEUE_FULL]) == ((0, 2), 1)

@@ -30,12 +30,12 @@ class Machine:
 
     def __init__(self, path: Path, port: int, nodes: tuple[str, ...], count: int, patch: pytest.MonkeyPatch) -> None:
         path.mkdir(mode=0o700)
-        self._path, self._port, self._nodes, self._count, self._patch = path, port, nodes, count, patch
+        self._path, self._port, self._nodes, self.count, self._patch = path, port, nodes, count, patch
         self._secret = path.name.encode().ljust(32)
         self.workers: dict[int, ProcessCluster] = {}
 
     def start(self, number: int) -> ProcessCluster:
-        place = WorkerPlace(number, self._count, self._secret, self._path) if self._count > 1 else WorkerPlace()
+        place = WorkerPlace(number, self.count, self._secret, self._path) if self.count > 1 else WorkerPlace()
         self._patch.setattr(process_cluster, "worker_place", lambda: place)
         one = self.workers[number] = ProcessCluster()
         listen = f"127.0.0.1:{self._port}"
@@ -131,7 +131,7 @@ def test_a_server_with_fewer_workers_leaves_no_fault(start: Start, tmp_path: Pat
     wait_until(lambda: is_whole(machines), "all are linked")
     for number in range(3):
         machines[1].stop(number)
-    machines[1]._count = 1
+    machines[1].count = 1
     machines[1].start(0)
     wait_until(lambda: is_whole(machines), "all are linked")
     assert len(meshes(machines)[0].dialers) == 2

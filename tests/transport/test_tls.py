@@ -234,9 +234,8 @@ def test_a_foreign_client_certificate_ends_the_handshake(pair: Any, authority: A
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", bytes(100)])
 def test_unfinished_handshakes_time_out(pair: Any, first: bytes) -> None:
     accepted: list[Any] = []
-    listener = Listener("127.0.0.1", 0, lambda transport, address: accepted.append(transport), server_context(*pair))
-    listener._handshakes = HandshakeQueue(server_context(*pair), print, timeout_s=0.1)
-    listener._on_accept = listener._handshakes.begin
+    context = server_context(*pair)
+    listener = Listener("127.0.0.1", 0, lambda transport, _: accepted.append(transport), context, handshake_s=0.1)
     listener.start()
     clients = [socket.create_connection(listener.address, timeout=2) for _ in range(200)]
     for client in clients:
@@ -251,6 +250,7 @@ def test_unfinished_handshakes_time_out(pair: Any, first: bytes) -> None:
         client.close()
     assert undisturbed_s() - begin_s < 1
     assert accepted == []
+    assert listener._handshakes is not None
     assert not listener._handshakes._open
     listener.close()
 
