@@ -39,8 +39,11 @@ import hypothesis
 import pytest
 
 IN_PROCESS = ["tests/properties", "tests/conformance"]
-OF_HUBS = [str(path) for path in sorted(Path("tests").glob("test_hub*.py"))]
-OF_CONNECTIONS = ["connection", "last_values", "moving", "namestore", "publish_limits", "slow", "slow_policies"]
+OF_HUBS = [f"tests/hub/test_{name}.py" for name in ("documented_forms", "hub", "objects", "statements")]
+OF_CONNECTIONS = [
+    *("connection", "handshake", "last_values", "persist_file", "publish_limits", "receivers", "session_migration"),
+    *("slow_consumer_policies", "slow_consumers"),
+]
 STORAGE = [
     *("arrow", "columns", "commit", "committed", "compact", "durability", "files", "manifest", "parquet_files"),
     *("record", "recovery", "retention", "segment", "verification", "writer"),
@@ -49,11 +52,17 @@ STORAGE = [
 GROUPS = {
     "broker": (
         ["smqrt/broker"],
-        ["tests/broker", *IN_PROCESS, *OF_HUBS, *(f"tests/net/test_{name}.py" for name in OF_CONNECTIONS)],
+        ["tests/broker", *IN_PROCESS, *OF_HUBS, *(f"tests/smq/test_{name}.py" for name in OF_CONNECTIONS)],
     ),
     "wire": (
         ["smqrt/wire"],
-        ["tests/wire", "tests/mqtt", *IN_PROCESS, "tests/net/test_proxy.py", "tests/cluster/test_channels.py"],
+        [
+            "tests/wire",
+            "tests/clients/mqtt",
+            *IN_PROCESS,
+            "tests/transport/test_outgoing_proxy.py",
+            "tests/cluster/test_channels.py",
+        ],
     ),
     "journal": ([f"smqrt/journal/{name}.py" for name in STORAGE], ["tests/journal"]),
 }

@@ -28,7 +28,19 @@ PROCESSES = {
 }
 """Fixtures, classes and words of a command line that say that a test starts `smqrt`."""
 ALWAYS = ("tests/test_architecture.py",)
-COMMON = {"", "smqrt", "tests", "apps", "lib", "static", "index.html", "index.lsp", ".preload", ".preload.py"}
+COMMON = {
+    "",
+    "smqrt",
+    "tests",
+    "apps",
+    "examples",
+    "lib",
+    "static",
+    "index.html",
+    "index.lsp",
+    ".preload",
+    ".preload.py",
+}
 """Names of files and folders that say nothing about who uses them."""
 ROOTS = "smqrt", "tests", "app_preload", "scripts"
 
@@ -147,13 +159,13 @@ def affected(changed: Iterable[str], sources: dict[str, str], most: int | None =
     found = {path: 0 for path in ALWAYS if path in sources}
     tests = {path: text for path, text in sources.items() if Path(path).name.startswith("test_")}
     for path in changed:
-        if path.endswith(".py") and not path.startswith("tests/apps/"):
+        if path.endswith(".py") and not path.startswith("tests/apps/examples/"):
             modules.add(module_of(path))
             continue
         folders = [str(folder) for folder in Path(path).parents]
         if package := next((one for one in folders if one != "smqrt" and f"{one}/__init__.py" in sources), None):
             modules |= {name for name, at in imports.paths.items() if at.startswith(f"{package}/")}
-        if path.startswith("tests/") and not path.startswith("tests/apps/"):
+        if path.startswith("tests/") and not path.startswith("tests/apps/examples/"):
             beside = next(one for one in folders if any(str(Path(test).parent) == one for test in tests))
             found |= {test: 0 for test in tests if test.startswith(f"{beside}/")}
         words = {Path(one).name for one in (path, *folders)} - COMMON

@@ -51,7 +51,7 @@ LONGEST = [
     "pipeline/test_beside",
     "pipeline/test_ui",
     "bench/test_journal_scale",
-    "restart/test_load",
+    "server/restart/test_load",
     "pipeline/test_testing",
     "pipeline/test_processors",
     "pipeline/test_iceberg",

@@ -41,7 +41,7 @@ SOURCES = {
         ("smqrt/gone.py", []),
         ("smqrt/lua/lib/core.lua", ["test_vm"]),
         ("tests/lua/rows.json", ["test_app", "test_vm"]),
-        ("tests/apps/shop/.preload", ["test_app"]),
+        ("tests/apps/examples/shop/.preload", ["test_app"]),
         ("README.md", []),
     ],
 )
@@ -75,4 +75,4 @@ def test_changed_files(tmp_path: Path) -> None:
 
 def test_every_module_of_this_tree_can_be_read() -> None:
     found = affected(["smqrt/wire/nats.py"], read_sources())
-    assert {"tests/wire/test_nats.py", "tests/nats/test_nats_client.py", "tests/test_architecture.py"} <= {*found}
+    assert {"tests/wire/test_nats.py", "tests/cluster/nats/test_client.py", "tests/test_architecture.py"} <= {*found}

@@ -30,7 +30,7 @@ def said(word: str) -> list[str]:
     return [rest for one, rest in instructions() if one == word]
 
 
-def test_the_image_runs_without_rights_and_knows_its_settings() -> None:
+def test_the_image_runs_unprivileged_with_its_settings() -> None:
     assert {word for word, _ in instructions()} <= INSTRUCTIONS
     assert said("USER") == ["9357:9357"]
     assert said("STOPSIGNAL") == ["SIGTERM"]

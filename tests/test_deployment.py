@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.cli.test_serve import SMQ_PAGE, application
 from tests.conftest import Served, free_port
+from tests.support.applications import SMQ_PAGE, application
 from tests.support.device import WS_HEADERS
 from tests.support.pki import Authority
 
@@ -170,7 +170,7 @@ def test_pages_see_the_client(proxied: Proxied, proxy: str) -> None:
     assert redirect.headers["location"] == f"{base}/folder/"
 
 
-def test_without_a_trusted_proxy_nothing_is_believed(proxied: Proxied) -> None:
+def test_without_a_trusted_proxy_headers_are_ignored(proxied: Proxied) -> None:
     url = f"http://127.0.0.1:{proxied.server.port}/tell.lsp"
     # From an address of this machine that is not in proxy.trusted.
     with socket.create_connection(("127.0.0.1", proxied.server.port), 20, ("127.0.0.5", 0)) as sock:

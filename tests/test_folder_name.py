@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
-TESTS = ("tests/broker/test_calls.py", "tests/test_architecture.py")
+TESTS = ("tests/broker/test_call_counts.py", "tests/test_architecture.py")
 
 
 def test_a_clone_in_a_folder_named_smqrt(tmp_path: Path) -> None:

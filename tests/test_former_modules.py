@@ -12,7 +12,7 @@ from smqrt.former_modules import FORMER
 
 
 @pytest.mark.parametrize("former", FORMER)
-def test_a_former_name_gives_the_same_module_and_a_warning(former: str) -> None:
+def test_a_former_name_imports_the_module_with_a_warning(former: str) -> None:
     program = (
         f"import {former} as module, sys, importlib\n"
         f"assert module is importlib.import_module({FORMER[former]!r})\n"

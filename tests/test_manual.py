@@ -172,9 +172,7 @@ def environment(page: Path, request: pytest.FixtureRequest) -> str:
 @pytest.mark.servers
 @pytest.mark.timeout(400)  # the first one makes the environment
 @pytest.mark.parametrize("page", with_commands(), ids=name)
-def test_a_page_read_from_top_to_bottom_does_what_it_shows(
-    page: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     (tmp_path / "app_preload").symlink_to(REPOSITORY / "app_preload")
     terminal = Terminal(tmp_path, environment(page, request))
     try:
@@ -265,7 +263,7 @@ def documented(page: str) -> list[str]:
     return re.findall(r"^### (\w+)$", page_text(page), re.MULTILINE)
 
 
-def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
+def test_hub_methods_are_documented_in_one_order() -> None:
     methods = {method for method, _ in inspect.getmembers(hub.Smq, inspect.isfunction) if not method.startswith("_")}
     lua = (REPOSITORY / "smqrt/apps/lua/lib/smq/hub.lua").read_text("utf-8")
     methods |= set(re.findall(r"^function smq\.(\w+)", lua, re.MULTILINE))

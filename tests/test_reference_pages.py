@@ -1,7 +1,7 @@
 """The reference pages and the code have the same names: methods, options, callbacks and attributes, in both directions.
 
 What `create` of hubs takes, their methods, and tables of options that are made of the code are compared elsewhere
-(`test_manual.py`, `test_settings.py`).
+(`test_manual.py`, `settings/test_server_settings.py`).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_what_applications_import_is_in_python_api() -> None:
     assert [name for name in app.__all__ if not re.search(rf"\b{name}\b", text)] == []
 
 
-def test_the_cluster_modules_of_python_have_the_names_of_lua() -> None:
+def test_cluster_modules_of_python_have_lua_names() -> None:
     for file, owner, kinds in (
         ("mtl", "mtl", mtl.Mtl),
         ("mtl", "channel", mtl.Channel),

@@ -13,7 +13,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from tests.mqtt.mosquitto import Mosquitto
+from tests.clients.mqtt.mosquitto import Mosquitto
 
 CONTESTANTS = ("paho", "python", "lua")
 SHARE_BAR = 0.8

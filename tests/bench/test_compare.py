@@ -39,7 +39,7 @@ def test_only_ours_speaks_websocket(tmp_path: Path) -> None:
     assert list(report["websocket"]) == ["smqrt"]
 
 
-def test_ten_thousand_subscribed_clients_are_held_within_three_kilobytes_each(tmp_path: Path) -> None:
+def test_ten_thousand_subscribers_use_three_kilobytes_each(tmp_path: Path) -> None:
     _, report = compare(tmp_path, "--only", "idle", "--brokers", "smqrt")
     run = report["idle"]["smqrt"][0]
     assert run["ready"] == 10_000

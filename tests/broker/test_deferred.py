@@ -61,7 +61,7 @@ def test_the_first_end_counts(first: int) -> None:
     assert (deferred.done, deferred.released, seen) == (True, 1, before)
 
 
-def test_cancelled_it_calls_nobody() -> None:
+def test_a_cancelled_deferred_calls_no_callback() -> None:
     deferred = Guarded()
     seen = seen_by(deferred)
     deferred.cancel()

@@ -91,12 +91,12 @@ def test_frames_of_one_size_and_subtopic_give_the_last(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("byte", range(4))
-def test_each_byte_of_a_subtopic_tells_frames_apart(topic: Topic, byte: int) -> None:
+def test_each_byte_of_a_subtopic_distinguishes_frames(topic: Topic, byte: int) -> None:
     frames = [frame(topic, b"x", 0), frame(topic, b"x", 1 << 8 * byte)]
     assert list(module.newest_frames(b"".join(frames))) == frames
 
 
-def test_frames_whose_sizes_add_up_are_taken_apart(topic: Topic) -> None:
+def test_frames_with_matching_total_size_are_split(topic: Topic) -> None:
     """The run is three times as long as its first frame, and holds two others."""
     first = frame(topic, b"x" * 10)
     others = [frame(topic, b"y" * 5), frame(topic, b"z" * 15)]
@@ -263,7 +263,7 @@ def test_removed_values_beyond_the_limit_are_forgotten(
     assert list(of_topic.deleted) == [stid(1), stid(4)], "3 is no longer among those removed"
 
 
-def test_a_forgotten_removal_is_told_to_the_disk(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
+def test_a_forgotten_removal_is_written_to_disk(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
     store = Store()
     values.keep_in(store)
     of_topic.take_frame(frame(topic, b"", 1), None)
@@ -335,7 +335,7 @@ def test_a_subscriber_gets_what_its_publishers_may_still_say(
     assert values.initial_frames(table.named(b"site/none")) == b""
 
 
-def test_any_publisher_is_heard_by_default(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
+def test_any_publisher_is_accepted_by_default(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
     of_topic.take_frame(frame(topic, b"x"), ANN)
     assert values.initial_frames(topic) == frame(topic, b"x")
 

@@ -53,9 +53,7 @@ def test_one_client_has_so_many_subscriptions(make_site: Callable[..., Site], ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_client_observes_so_much_and_is_told_the_present_number_of_more(
-    make_site: Callable[..., Site], kind: str
-) -> None:
+def test_a_client_above_the_observe_limit_gets_current_counts(make_site: Callable[..., Site], kind: str) -> None:
     site = make_site(clientnames=2)
     tids = [site.smq.create(name) for name in ("a", "b", "c")]
     device, other = site.device(b"uid-a1", kind), site.device(b"other-1", kind)
@@ -159,7 +157,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_of_the_core_that_raises_ends_the_client(site: Site, kind: str, name: str, late: bool) -> None:
+def test_an_exception_in_a_core_hook_closes_the_client(site: Site, kind: str, name: str, late: bool) -> None:
     """The bindings catch what an application raises; this is about whatever gets past them."""
 
     def fails(*arguments: Any) -> Any:
@@ -174,7 +172,7 @@ def test_a_hook_of_the_core_that_raises_ends_the_client(site: Site, kind: str, n
     assert list(site.state.sessions) == [other.etid]
 
 
-def test_onclose_of_the_core_that_raises_keeps_nobody(site: Site) -> None:
+def test_a_failing_core_onclose_blocks_no_client(site: Site) -> None:
     def fails(session: Any, reason: CloseReason) -> None:
         raise RuntimeError("on purpose")
 

@@ -82,7 +82,7 @@ def test_what_fits_the_budget_waits() -> None:
     assert (slow.queue, slow.queued_bytes, slow.drops) == ([MESSAGE] * 3, 300, [])
 
 
-def test_past_the_budget_whole_messages_are_dropped_the_newest_first() -> None:
+def test_beyond_the_budget_the_newest_messages_are_dropped() -> None:
     slow = Slow(350)
     slow.put(MESSAGE * 2)
     slow.put(MESSAGE * 4)
@@ -103,7 +103,7 @@ def test_all_blocked_queues_together_have_a_limit(monkeypatch: pytest.MonkeyPatc
     assert second.queue == [MESSAGE]
 
 
-def test_control_packets_are_never_dropped_but_end_who_lets_too_many_wait() -> None:
+def test_too_many_waiting_control_packets_close_the_client() -> None:
     slow, packet = Slow(0), smq.frame(smq.PONG)
     slow.put(packet)
     assert (slow.queue, slow.drops, slow.is_overloaded) == ([packet], [], False)
@@ -128,7 +128,7 @@ def test_one_outbox_is_flushed_once_a_turn() -> None:
     assert order == ["a"]
 
 
-def test_who_gets_little_is_flushed_before_who_gets_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_queues_are_flushed_before_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSHED_AT_ONCE", 2)
     order: list[str] = []
     outboxes = {name: Ready(order, name) for name in ("much", "more", "little")}
@@ -138,7 +138,7 @@ def test_who_gets_little_is_flushed_before_who_gets_much(monkeypatch: pytest.Mon
     assert order == ["little", "much", "more"]
 
 
-def test_what_takes_too_long_goes_on_in_the_next_turn() -> None:
+def test_long_work_continues_in_the_next_turn() -> None:
     order: list[str] = []
     outboxes = [Ready(order, str(number)) for number in range(20)]
     for outbox in outboxes:
@@ -191,7 +191,7 @@ def test_ways_to_other_nodes_are_flushed_first() -> None:
     assert order[4:] == ["way", "client", "link"], "nothing is ahead any more"
 
 
-def test_a_blocked_way_is_left_alone() -> None:
+def test_a_blocked_client_is_not_flushed() -> None:
     order: list[str] = []
     blocked, idle = Ready(order, "blocked"), Ready(order, "idle")
     blocked.queue.append(MESSAGE)
@@ -256,7 +256,7 @@ def test_small_portions_are_flushed_between_looks_at_the_clock() -> None:
     assert len(backlog) == 2
 
 
-def test_the_frame_of_a_message_tells_topic_and_subtopic() -> None:
+def test_the_frame_of_a_message_has_topic_and_subtopic() -> None:
     assert Outbox.topic_key(MESSAGE) == b"\0\0\0\7"
     run = smq.publish_frame(0x01020304, 8, 0x05060708, b"")
     assert Outbox.latest_key(run) == bytes(range(1, 9))
@@ -283,7 +283,7 @@ def test_chores_are_done_in_order_a_portion_a_turn() -> None:
     assert done == ["a"] * 3 + ["b"] * 3
 
 
-def test_a_chore_that_fails_keeps_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_task_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
 
     def fails() -> Iterator[None]:

@@ -13,7 +13,7 @@ from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, heard, observe, settle, subscribe
+from tests.broker.memory_clients import Crowd, Ear, heard, observe, settle, subscribe
 
 
 class Rights:

@@ -24,7 +24,7 @@ from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Journal:
@@ -95,7 +95,7 @@ def test_the_route_to_a_topic_is_the_topic() -> None:
     assert way.route() is way.topic
 
 
-def test_what_nobody_receives_is_counted_and_shown_to_ondrop() -> None:
+def test_undelivered_messages_are_counted_and_reach_ondrop() -> None:
     shown: list[tuple[Any, ...]] = []
     way = NodeSendQueue(Hooks(ondrop=lambda *call: shown.append(call)))
     route = way.route(4711)
@@ -118,14 +118,14 @@ def test_a_run_is_recorded_before_it_is_delivered() -> None:
     assert journal.held == [way.publisher]
 
 
-def test_what_nobody_receives_is_recorded_as_that() -> None:
+def test_undelivered_messages_are_recorded_as_such() -> None:
     journal = Journal()
     way = NodeSendQueue(journal=journal)
     way.route(4711).deliver(way.run)
     assert journal.calls == [("unrouted", way.run)]
 
 
-def test_what_the_journal_does_not_want_is_counted_by_it() -> None:
+def test_messages_refused_by_the_journal_are_counted() -> None:
     journal = Journal(selected=False)
     way = NodeSendQueue(journal=journal)
     route = way.route()
@@ -134,7 +134,7 @@ def test_what_the_journal_does_not_want_is_counted_by_it() -> None:
     assert (journal.calls, way.subscriber.queue) == ([("skipped", way.run)], [way.run])
 
 
-def test_nobody_receives_what_the_disk_has_not() -> None:
+def test_only_synced_messages_are_delivered() -> None:
     journal = Journal(waits_for_disk=True)
     way = NodeSendQueue(journal=journal)
     route = way.route()
@@ -146,7 +146,7 @@ def test_nobody_receives_what_the_disk_has_not() -> None:
     assert way.subscriber.queue == [way.run]
 
 
-def test_who_publishes_to_handlers_that_are_behind_waits() -> None:
+def test_publishers_wait_for_slow_handlers() -> None:
     way = NodeSendQueue()
     server = way.broker.server
     server.subscribe(way.topic, None)
@@ -218,9 +218,8 @@ def test_messages_wait_in_the_publish_queue_while_onpublish_does() -> None:
         answers.append(Deferred())
         return answers[-1]
 
-    crowd = Crowd(Hooks(onpublish=onpublish))
+    crowd = Crowd(Hooks(onpublish=onpublish), queue_size=2)
     broker, outbox = crowd.broker, Ear()
-    broker.server._queue_size = 2
     broker.topic_table.named(b"lamp").add(outbox)
     assert [broker.publish(data, b"lamp") for data in (b"1", b"2", b"3", b"4")] == [0, 1, 2, 2]
     assert (broker.queuesize(), broker.stats.drops[Drop.QUEUE_FULL]) == ((0, 2), 1)
@@ -266,7 +265,7 @@ def test_a_route_that_fails_late_resumes_the_publisher(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("as_view", [False, True])
-def test_a_full_journal_holds_who_does_not_wait_already(as_view: bool) -> None:
+def test_a_full_journal_blocks_publishers_not_yet_waiting(as_view: bool) -> None:
     journal = Journal()
     way = NodeSendQueue(None, journal)
 

@@ -14,7 +14,7 @@ from smqrt.broker.server_client import Arrived, HandlerQueue, ServerClient
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Handler:
@@ -193,7 +193,7 @@ def test_a_message_without_a_handler_is_logged() -> None:
     assert len(handler.got) == 1
 
 
-def test_answers_to_the_server_go_to_who_asked(server: ServerClient) -> None:
+def test_answers_to_the_server_reach_the_requester(server: ServerClient) -> None:
     handler, asked = Handler(), list[Any]()
     server.on_message(handler)
     server.answers = lambda data, ptid, stid: bool(asked.append((data, ptid, stid))) or data == b"answer"

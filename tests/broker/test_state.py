@@ -16,7 +16,7 @@ from smqrt.broker.state import LOG_INTERVAL_S, Hooks
 from smqrt.broker.topics import NAMES, Topic
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
-from tests.broker.crowd import Crowd, Ear, settle
+from tests.broker.memory_clients import Crowd, Ear, settle
 
 
 class Cluster:
@@ -89,7 +89,7 @@ def test_a_successor_with_the_uid_stays_listed(broker: Broker) -> None:
     assert list(broker.sessions) == [new.etid]
 
 
-def test_a_hook_that_fails_at_the_end_keeps_nobody(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_failing_at_close_blocks_no_client(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     def fail(session: Any, reason: Any) -> None:
         raise ValueError("broken")
 
@@ -105,7 +105,7 @@ def test_a_hook_that_fails_at_the_end_keeps_nobody(broker: Broker, caplog: pytes
     assert broker.topic_table.get(session.etid) is None
 
 
-def test_a_cluster_is_told_of_clients_and_topics(broker: Broker) -> None:
+def test_a_cluster_is_notified_of_clients_and_topics(broker: Broker) -> None:
     cluster: Any = Cluster()
     cluster.holder = lambda uid: None
     broker.cluster = cluster
@@ -143,7 +143,7 @@ def test_every_change_of_a_count_is_reported(broker: Broker) -> None:
     assert seen == [own, topic, topic, own]
 
 
-def test_observers_are_told_once_a_turn(broker: Broker) -> None:
+def test_observers_are_notified_once_a_turn(broker: Broker) -> None:
     topic, observer, ears = broker.topic_table.named(b"t"), Observer(), [Ear(), Ear()]
     broker.add_observer(topic, observer)
     for ear in ears:

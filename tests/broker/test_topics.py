@@ -88,12 +88,12 @@ def test_a_wanted_number_is_given_when_it_is_free(table: Topics) -> None:
     assert table.named(b"b", 7).id != 7
 
 
-def test_drawn_numbers_that_are_taken_or_reserved_are_drawn_again() -> None:
+def test_used_or_reserved_numbers_are_drawn_again() -> None:
     table = Topics(iter([0, 1, 5, 5, 6]).__next__, encoded)
     assert [table.named(name).id & LOCAL_MASK for name in (b"a", b"b")] == [5, 6]
 
 
-def test_an_etid_carries_the_node_and_a_topic_is_out_of_their_range() -> None:
+def test_etids_contain_the_node_and_topics_are_outside() -> None:
     table = Topics(lambda: 0xFFFFFFFF, encoded)
     table.node = 3
     assert node_of(table.ephemeral().id) == 3
@@ -131,7 +131,7 @@ def test_subtopics_have_numbers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_who_subscribes_receives(table: Topics, count: int) -> None:
+def test_subscribers_receive(table: Topics, count: int) -> None:
     topic = table.named(b"lamp")
     raw, web = [Outbox() for _ in range(count)], [WebSocketOutbox() for _ in range(count)]
     for outbox in raw + web:
@@ -144,7 +144,7 @@ def test_who_subscribes_receives(table: Topics, count: int) -> None:
     assert all(one.queue[0] is web[0].queue[0] for one in web), "encoded once"
 
 
-def test_who_left_receives_no_more(table: Topics) -> None:
+def test_closed_clients_receive_nothing(table: Topics) -> None:
     topic, (first, second, third) = table.named(b"lamp"), (Outbox(), Outbox(), WebSocketOutbox())
     for outbox in (first, second, third):
         topic.add(outbox)
@@ -176,7 +176,7 @@ def test_the_sole_raw_subscriber(table: Topics) -> None:
 
 
 @pytest.mark.parametrize("count", [2, FLUSHED_AT_ONCE + 1])
-def test_a_view_is_copied_before_its_memory_is_used_again(table: Topics, count: int) -> None:
+def test_a_view_is_copied_before_its_memory_is_reused(table: Topics, count: int) -> None:
     topic, outboxes = table.named(b"lamp"), [Outbox() for _ in range(count)]
     for outbox in outboxes:
         topic.add(outbox)
@@ -187,7 +187,7 @@ def test_a_view_is_copied_before_its_memory_is_used_again(table: Topics, count: 
     assert all(outbox.queue == [b"run"] for outbox in outboxes)
 
 
-def test_routes_are_forgotten_when_somebody_joins_or_leaves(table: Topics) -> None:
+def test_routes_are_removed_on_join_or_leave(table: Topics) -> None:
     topic, cache, outbox = table.named(b"lamp"), Cache(), Outbox()
     for change in (topic.add, topic.discard):
         topic.cached = {cache}
@@ -387,7 +387,7 @@ def test_names_have_bytes(table: Topics) -> None:
 # ---- who observes
 
 
-def test_an_observer_is_told_a_number_once(table: Topics) -> None:
+def test_an_observer_gets_a_count_once(table: Topics) -> None:
     topic, observer = table.named(b"lamp"), Observer()
     topic.observe(observer)
     topic.notify(observer)
@@ -401,7 +401,7 @@ def test_an_observer_is_told_a_number_once(table: Topics) -> None:
     assert observer.told == [1]
 
 
-def test_observers_hear_of_subscribers_elsewhere(table: Topics) -> None:
+def test_observers_are_notified_of_subscribers_elsewhere(table: Topics) -> None:
     topic, observer = table.named(b"lamp"), Observer()
     topic.elsewhere = 2
     topic.add(Outbox())

@@ -13,7 +13,7 @@ from smqrt.broker.routes import Trace, TracedRoute
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.broker.crowd import Crowd, Ear, observe, settle, subscribe
+from tests.broker.memory_clients import Crowd, Ear, observe, settle, subscribe
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_of_a_bulk_sender_the_rest_is_counted(crowd: Crowd) -> None:
     assert rest == {"event": "more", "etid": session.etid, "uid": "device", "topic": "t", "bytes": 2 * len(frame)}
 
 
-def test_events_nobody_reads_are_counted(monkeypatch: pytest.MonkeyPatch, crowd: Crowd) -> None:
+def test_unread_events_are_counted(monkeypatch: pytest.MonkeyPatch, crowd: Crowd) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 2)
     trace, woken = started(crowd, uid=b"device")
     for _ in range(5):
@@ -158,7 +158,7 @@ def test_only_concerned_routes_are_traced(crowd: Crowd) -> None:
     assert (events(trace), events(by_topic)) == (["publish"], ["publish"])
 
 
-def test_a_traced_route_delivers_and_says_who_waits(crowd: Crowd) -> None:
+def test_a_traced_route_delivers_and_reports_waiting_publishers(crowd: Crowd) -> None:
     got: list[bytes] = []
 
     class Waits:

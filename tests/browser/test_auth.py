@@ -28,7 +28,7 @@ def test_a_wrong_password_or_name_is_refused(served_demos: Served, new_page: Cal
     expect(page.get_by_role("status").first).to_have_text("signed in")
 
 
-def test_the_keeper_moves_the_door_and_the_guest_sees_it(served_demos: Served, new_page: Callable[..., Any]) -> None:
+def test_the_keeper_moves_the_door_for_the_guest(served_demos: Served, new_page: Callable[..., Any]) -> None:
     keeper = sign_in(new_page(served_demos.url + "/auth/"), "keeper", "sesame")
     guest = sign_in(new_page(served_demos.url + "/auth/", phone=True), "guest", "welcome")
     move = keeper.locator("#move")

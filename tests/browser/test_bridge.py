@@ -14,8 +14,8 @@ import paho.mqtt.client as paho
 import pytest
 from playwright.sync_api import expect
 
+from tests.clients.mqtt.mosquitto import Mosquitto
 from tests.conftest import REPOSITORY, Served
-from tests.mqtt.mosquitto import Mosquitto
 
 
 @pytest.fixture

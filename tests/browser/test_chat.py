@@ -44,7 +44,7 @@ def test_two_people_see_each_other_come_speak_and_go(served_demos: Served, new_p
     expect(people(ada)).to_have_text(["Ada (you)"])
 
 
-def test_a_newcomer_alone_is_told_to_open_a_second_window(served_demos: Served, new_page: Callable[..., Any]) -> None:
+def test_a_single_visitor_is_asked_to_open_another_window(served_demos: Served, new_page: Callable[..., Any]) -> None:
     first = new_page(served_demos.url + "/chat/")
     hint = first.get_by_role("link", name="Open this page in a second window")
     expect(hint).to_be_visible()
@@ -70,7 +70,7 @@ def test_a_device_takes_part(served_demos: Served, new_page: Callable[..., Any],
     expect(page.get_by_role("log")).to_contain_text("Clock left")
 
 
-def test_the_device_knows_who_came_after_it(
+def test_the_device_is_notified_of_later_clients(
     served_demos: Served, new_page: Callable[..., Any], device: Callable[..., Any]
 ) -> None:
     device("chat/device.py", served_demos.url + "/chat/smq.lsp")

@@ -47,7 +47,7 @@ def served(request: pytest.FixtureRequest, serve: Callable[..., Served], tmp_pat
     return serve(REPOSITORY / "app_preload", "--workers", str(request.param), env=own)
 
 
-def test_both_nodes_know_who_is_where_and_one_is_killed(
+def test_both_nodes_know_all_clients_until_one_is_killed(
     served: Served, new_page: Callable[..., Any], device: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page(served, new_page)

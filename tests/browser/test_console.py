@@ -83,7 +83,7 @@ def figure(page: Any, name: str) -> Any:
     return page.locator(".figure").filter(has_text=name).locator(".value")
 
 
-def test_the_overview_is_live_and_its_charts_survive_a_reload(shop: Shop, new_page: Callable[..., Any]) -> None:
+def test_the_overview_is_live_and_charts_survive_reload(shop: Shop, new_page: Callable[..., Any]) -> None:
     page = opened(new_page, shop)
     expect(figure(page, "Peers")).to_have_text("2")
     third = RawDevice(shop.served.port, "/shop/smq", b"third one")
@@ -187,7 +187,7 @@ def test_messages_are_published_and_shown(shop: Shop, new_page: Callable[..., An
     assert shop.lamp.receive(Type.PUBLISH)[1:5] == struct.pack("!I", etid)
 
 
-def test_names_of_strangers_stay_text(shop: Shop, new_page: Callable[..., Any]) -> None:
+def test_names_from_clients_stay_text(shop: Shop, new_page: Callable[..., Any]) -> None:
     page = opened(new_page, shop, "peers")
     expect(page.locator("tbody")).to_contain_text("<img src=x onerror=")
     page.get_by_role("button", name="<img src=x").click()
@@ -280,7 +280,7 @@ def test_a_viewer_looks_and_changes_nothing(
     context.close()
 
 
-def test_a_lost_connection_is_told(serve: Callable[..., Served], chromium: Any, tmp_path: Path) -> None:
+def test_a_lost_connection_is_reported(serve: Callable[..., Served], chromium: Any, tmp_path: Path) -> None:
     (tmp_path / "index.html").touch()
     served = serve(tmp_path)
     context = chromium.new_context()

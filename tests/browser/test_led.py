@@ -29,9 +29,7 @@ def open_lamp(served: Served, new_page: Callable[..., Any]) -> tuple[Any, str]:
     return lamp, lamp.get_by_role("heading").inner_text()
 
 
-def test_a_switch_works_the_lamp_in_the_server_for_all_to_see(
-    served_demos: Served, new_page: Callable[..., Any]
-) -> None:
+def test_a_switch_changes_the_lamp_in_every_window(served_demos: Served, new_page: Callable[..., Any]) -> None:
     one, other = open_switch(served_demos, new_page), open_switch(served_demos, new_page, phone=True)
     before = led(one, "Lamp in the server", "red").get_attribute("aria-checked")
     after = "false" if before == "true" else "true"

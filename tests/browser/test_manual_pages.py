@@ -81,7 +81,7 @@ def test_search_by_keyboard(served_demos: Served, new_page: NewPage) -> None:
     expect(page).to_have_url(f"{served_demos.url}/help/hot-restart")
 
 
-def test_a_result_names_page_heading_and_line_and_leads_there(served_demos: Served, new_page: NewPage) -> None:
+def test_a_result_names_and_links_page_heading_and_line(served_demos: Served, new_page: NewPage) -> None:
     page = new_page(f"{served_demos.url}/help/")
     page.get_by_role("searchbox").fill("setkeepalive")
     first = page.locator(".results").get_by_role("link").first
@@ -144,7 +144,7 @@ def test_copy_works_without_a_secure_connection(served_demos: Served, new_page: 
 # ---- contents lists
 
 
-def test_the_contents_list_leads_to_headings_and_shows_the_place(served_demos: Served, new_page: NewPage) -> None:
+def test_contents_lists_link_headings_and_mark_the_current(served_demos: Served, new_page: NewPage) -> None:
     page = new_page(f"{served_demos.url}/help/hub-api")
     page.set_viewport_size({"width": 1280, "height": 800})
     contents = page.get_by_role("navigation", name="On this page")
@@ -156,7 +156,7 @@ def test_the_contents_list_leads_to_headings_and_shows_the_place(served_demos: S
     assert page.locator(".contents a.current").count() == 1
 
 
-def test_the_contents_list_of_a_phone_is_closed_at_first(served_demos: Served, new_page: NewPage) -> None:
+def test_on_phones_the_contents_list_starts_closed(served_demos: Served, new_page: NewPage) -> None:
     page = new_page(f"{served_demos.url}/help/hub-api", phone=True)
     link = page.get_by_role("link", name="setkeepalive")
     expect(link).to_be_hidden()

@@ -99,7 +99,7 @@ def anew(served: Served, app: Path) -> None:
     wait_until(lambda: len(re.findall(ok, served.output)) == begun + WORKERS, served.lines, WAIT_S)
 
 
-def test_everybody_comes_back(
+def test_every_client_reconnects(
     serve: Callable[..., Served], page: Any, device: Callable[..., Any], tmp_path: Path
 ) -> None:
     apps = tmp_path / "apps"

@@ -60,7 +60,7 @@ def telemetry(serve: Callable[..., Served]) -> str:
     return serve(REPOSITORY / "app_preload" / "telemetry").url
 
 
-def test_every_sensor_has_a_card_with_what_it_measures_now(telemetry: str, new_page: Callable[..., Any]) -> None:
+def test_every_sensor_has_a_card_with_current_values(telemetry: str, new_page: Callable[..., Any]) -> None:
     page = opened(new_page(telemetry))
     expect(page.get_by_role("heading", level=2)).to_have_text([*NAMES, "Alerts"])
     for name in NAMES[:3]:  # the roof rests now and then
@@ -102,7 +102,7 @@ def test_alerts_are_raised_and_cleared(telemetry: str, new_page: Callable[..., A
     expect(page.get_by_text("Nothing to report.")).to_be_hidden()
 
 
-def test_who_comes_later_sees_what_has_been(telemetry: str, new_page: Callable[..., Any]) -> None:
+def test_later_visitors_see_earlier_values(telemetry: str, new_page: Callable[..., Any]) -> None:
     first = opened(new_page(telemetry))
     minute(first, "roof", 1, 20.0)
     minute(first, "roof", 0, 22.5, readings=30)
@@ -114,7 +114,7 @@ def test_who_comes_later_sees_what_has_been(telemetry: str, new_page: Callable[.
     expect(later.get_by_role("log", name="Alerts").locator("li")).to_have_count(1)
 
 
-def test_without_a_pipeline_the_page_says_how_to_start_it(telemetry: str, new_page: Callable[..., Any]) -> None:
+def test_the_page_says_how_to_start_a_pipeline(telemetry: str, new_page: Callable[..., Any]) -> None:
     page = opened(new_page(telemetry))
     expect(page.locator("#hint")).to_be_hidden()
     expect(page.locator("#hint")).to_be_visible()
@@ -122,7 +122,7 @@ def test_without_a_pipeline_the_page_says_how_to_start_it(telemetry: str, new_pa
     expect(page.locator("#hint")).to_be_hidden()
 
 
-def test_a_lost_connection_is_shown_and_what_was_missed_comes(serve: Callable[..., Served], chromium: Any) -> None:
+def test_a_lost_connection_is_shown_and_missed_messages_arrive(serve: Callable[..., Served], chromium: Any) -> None:
     application = REPOSITORY / "app_preload" / "telemetry"
     served = serve(application)
     port = served.port
@@ -142,7 +142,7 @@ def test_a_lost_connection_is_shown_and_what_was_missed_comes(serve: Callable[..
         context.close()
 
 
-def test_a_second_server_of_the_application_goes_without_a_journal(
+def test_a_second_server_of_an_application_has_no_journal(
     serve: Callable[..., Served], new_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     shutil.copytree(

@@ -90,7 +90,7 @@ def test_a_backup_is_taken_and_restored(written: tuple[Path, subprocess.Popen[st
     assert json.loads(smqrt("journal", "stats", restored, "--json").stdout)["rows"] >= published - 1000
 
 
-def test_what_can_not_be_copied_is_told(tmp_path: Path) -> None:
+def test_uncopyable_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     database = tmp_path / "app" / "names.db"
     with sqlite3.connect(database) as connection:
@@ -106,7 +106,7 @@ def test_what_can_not_be_copied_is_told(tmp_path: Path) -> None:
     assert f"{database} is damaged: " in made.stderr or f"Cannot copy {database}: " in made.stderr
 
 
-def test_the_torn_end_of_a_busy_journal_is_cut_off_in_the_copy(tmp_path: Path) -> None:
+def test_torn_ends_are_cut_off_in_the_copy(tmp_path: Path) -> None:
     """A hub writes batch and index while they are copied: neither need be whole, nor as far as the other."""
     cuts = [(0, 0, 90), (20, 0, 80), (64, 0, 80), (0, 100, 80), (30, 100, 80), (640, 0, 90)]
     for number, (cut_index, cut_data, left) in enumerate(cuts):

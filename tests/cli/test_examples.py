@@ -15,8 +15,8 @@ import click
 import pytest
 
 from smqrt.cli import cli
+from tests.clients.mqtt.mosquitto import Mosquitto
 from tests.conftest import Served
-from tests.mqtt.mosquitto import Mosquitto
 
 pytestmark = pytest.mark.servers
 

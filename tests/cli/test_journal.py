@@ -48,7 +48,7 @@ def app(tmp_path: Path) -> Path:
 # ---- tail
 
 
-def test_a_stranger_steers_no_terminal(app: Path) -> None:
+def test_client_text_does_not_control_the_terminal(app: Path) -> None:
     evil = "\x1b[2J\x9b31m\u202e\n"
     odd = row(2002, NOON_US + 2_000_000_002, "a" + evil, evil.encode(), subtopic=evil, uid=evil)
     write(app / ".journal", [odd])
@@ -221,7 +221,7 @@ def test_compact_again_and_again(app: Path) -> None:
         assert process.wait(10) == 130
 
 
-def test_who_watches_goes_on_after_an_error(app: Path) -> None:
+def test_watching_continues_after_an_error(app: Path) -> None:
     data = segment.paths(app / ".journal" / "wal" / "n1")[0]
     whole = data.read_bytes()
     data.write_bytes(whole[:-100])

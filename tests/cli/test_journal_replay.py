@@ -40,7 +40,7 @@ def test_distances_in_time_are_kept(speed: float | None, waits: list[float]) -> 
     assert clock.waits == pytest.approx(waits)
 
 
-def test_who_is_late_catches_up() -> None:
+def test_late_replay_catches_up() -> None:
     clock = Clock()
     due = []
     for one in paced(recorded(0, 1_000_000, 2_000_000, 3_000_000), 1.0, clock.wait, clock):

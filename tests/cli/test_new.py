@@ -19,7 +19,7 @@ def new(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.servers
-def test_it_makes_every_file_and_touches_no_folder_in_use(tmp_path: Path) -> None:
+def test_every_file_is_made_and_used_folders_stay(tmp_path: Path) -> None:
     made = new(tmp_path / "app")
     assert made.returncode == 0
     assert "smqrt serve --reload" in made.stdout

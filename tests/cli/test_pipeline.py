@@ -174,7 +174,7 @@ def test_status_as_a_table(smqrt: Callable[..., Result], app: Path) -> None:
     ]
 
 
-def test_status_names_who_has_been_silent_for_long(smqrt: Callable[..., Result], app: Path) -> None:
+def test_status_names_long_silent_queries(smqrt: Callable[..., Result], app: Path) -> None:
     keep(app, STATUS)
     journal = Recorded(app / ".journal").add(30).seal().path
     commit.report_progress(locations.HubAddress.of(journal), "means", "means", {"n1": 10})
@@ -196,7 +196,7 @@ def test_status_as_json(smqrt: Callable[..., Result], app: Path) -> None:
     assert len(smqrt("status", "--json").output.splitlines()) == 2
 
 
-def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], app: Path) -> None:
+def test_status_reports_failed_and_killed_queries(smqrt: Callable[..., Result], app: Path) -> None:
     keep(app, replace(STATUS, state="failed", error="plant.py:10: means: no such column"))
     result = smqrt("status")
     assert result.exit_code == 1
@@ -207,7 +207,7 @@ def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], ap
     assert result.output.splitlines()[1].split()[:2] == ["means", "dead"]
 
 
-def test_status_tells_what_grows_for_ever(smqrt: Callable[..., Result], app: Path) -> None:
+def test_status_reports_unbounded_state(smqrt: Callable[..., Result], app: Path) -> None:
     keep(app, replace(STATUS, warning="its state grows without bound: groupBy by device string has no watermark."))
     result = smqrt("status")
     assert "means: its state grows without bound: groupBy by device string has no watermark." in result.output
@@ -218,7 +218,7 @@ STEERING = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
 
 
-def test_what_strangers_sent_does_not_steer_the_terminal(smqrt: Callable[..., Result], app: Path) -> None:
+def test_received_text_does_not_control_the_terminal(smqrt: Callable[..., Result], app: Path) -> None:
     """A message of a stranger stands in the error of the query that it broke, and its time in the watermark."""
     keep(app, replace(STATUS, state="failed", error=f"bad value {STEERING}", watermark=STEERING))
     output = smqrt("status").output
@@ -293,7 +293,7 @@ def test_watching_goes_on_until_ctrl_c(app: Path) -> None:
 # ---- stop
 
 
-def test_stop_ends_one_query_of_a_process_and_then_the_process(
+def test_stop_ends_one_query_then_the_process(
     smqrt: Callable[..., Result], queries: Callable[..., subprocess.Popen[str]], app: Path
 ) -> None:
     both = queries("hot", "cold")
@@ -305,7 +305,7 @@ def test_stop_ends_one_query_of_a_process_and_then_the_process(
     assert both.wait(5) == 0
 
 
-def test_stop_waits_no_longer_than_it_is_told(
+def test_stop_waits_at_most_the_set_time(
     smqrt: Callable[..., Result], queries: Callable[..., subprocess.Popen[str]]
 ) -> None:
     stuck = queries("hot")
@@ -318,9 +318,7 @@ def test_stop_waits_no_longer_than_it_is_told(
 # ---- reset
 
 
-def test_reset_forgets_the_checkpoint_the_table_and_the_mark_in_the_journal(
-    smqrt: Callable[..., Result], app: Path
-) -> None:
+def test_reset_removes_checkpoint_table_and_journal_mark(smqrt: Callable[..., Result], app: Path) -> None:
     keep(app, replace(STATUS, name="kept"))
     keep(app, replace(STATUS, name="kept.dead_letters"))
     for folder in ("silver/readings", "silver/readings@3f2a", "silver/other"):
@@ -405,7 +403,7 @@ def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> Non
 # ---- doctor, submit, run
 
 
-def test_doctor_tells_each_thing_and_ends_with_1(smqrt: Callable[..., Result], app: Path) -> None:
+def test_doctor_reports_each_finding_and_exits_with_1(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("doctor", "--no-spark")
     assert result.exit_code == 1
     lines = {text.split()[1]: text for text in result.output.splitlines()}
@@ -550,7 +548,7 @@ def test_a_narrow_terminal_shows_fewer_columns(width: int, left_out: int) -> Non
     assert status_table([STATUS], width).columns[0].header == "query"
 
 
-def test_a_name_that_looks_like_markup_is_shown_as_it_is() -> None:
+def test_names_with_markup_are_escaped() -> None:
     assert [str(cell) for cell in status_table([Status("[bold]hot")]).columns[0].cells] == ["[bold]hot"]
 
 
@@ -730,7 +728,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
         (["other"], "declared: "),
     ],
 )
-def test_wrong_options_are_told_before_spark_starts(
+def test_wrong_options_are_reported_before_spark_starts(
     smqrt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
 ) -> None:
     monkeypatch.setattr("smqrt.pipeline.session.start_spark", lambda *_: pytest.fail("it starts"))

@@ -57,7 +57,7 @@ def test_a_message_from_the_command_line(url):
     assert subscriber.end() == (b"on\n", "", 0)
 
 
-def test_lines_of_the_standard_input_arrive_whole_and_in_order(url):
+def test_standard_input_lines_arrive_whole_and_in_order(url):
     lines = b"".join(b"%d\n" % n for n in range(20000))
     subscriber = Subscriber(url, "n", "--count", "20001")
     assert smqrt("pub", "ws" + url.removeprefix("http"), "n", stdin=lines + b"no newline").returncode == 0
@@ -86,7 +86,7 @@ class OnTerminal(Subscriber):
         return shown
 
 
-def test_a_stranger_steers_no_terminal(url):
+def test_client_text_does_not_control_the_terminal(url):
     """A pipe gets what came: it may be a picture."""
     terminal, raw = OnTerminal(url, "e", "-v", "--count", "1"), OnTerminal(url, "e", "--raw", "--count", "1")
     pipe, as_json = Subscriber(url, "e", "--count", "1"), Subscriber(url, "e", "--json", "--count", "1")
@@ -163,7 +163,7 @@ def test_failures_are_one_clear_sentence_and_an_exit_code(url, arguments, code, 
     assert "Traceback" not in result.stderr.decode()
 
 
-def test_the_broker_of_an_application_is_found_below_its_address(server, url):
+def test_an_application_broker_is_found_below_its_address(server, url):
     """`smq.lsp` is the page; `nothing/` has none, and says what was tried."""
     subscriber = Subscriber(f"{server.url}/", "lamp", "--count", "1")
     assert smqrt("pub", server.url, "lamp", "on").returncode == 0

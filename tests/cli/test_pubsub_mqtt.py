@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mqtt.mosquitto import Mosquitto, tls_listener
+from tests.clients.mqtt.mosquitto import Mosquitto, tls_listener
 from tests.support.pki import Authority
 
 pytestmark = pytest.mark.servers

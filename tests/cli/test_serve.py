@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import stat
-import struct
 import subprocess
 import sys
 import zipfile
@@ -19,6 +18,7 @@ import pytest
 import requests
 
 from tests.conftest import Served
+from tests.support.applications import SMQ_PAGE, application, packet, smq_client
 
 Serve = Callable[..., Served]
 
@@ -28,16 +28,6 @@ HUB = """
 smq = require"smq.hub".create()
 function onunload() trace"onunload ran" end
 """
-SMQ_PAGE = "<?lsp app.smq:connect(request) ?>"
-
-
-def application(folder: Path, preload: str | None = None, **pages: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    if preload is not None:
-        (folder / ".preload").write_text(preload)
-    for name, text in (pages or {"index": f"<h1>{folder.name}</h1>"}).items():
-        (folder / f"{name}.lsp").write_text(text)
-    return folder
 
 
 def refused(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
@@ -70,7 +60,7 @@ def test_without_argument_the_applications_of_app_preload_are_listed(serve: Serv
     assert requests.get(f"{served.url}/nothing.html").status_code == 404
 
 
-def test_a_failing_application_is_told_with_its_line_and_the_others_go_on(serve: Serve, tmp_path: Path) -> None:
+def test_a_failing_application_is_reported_with_its_line(serve: Serve, tmp_path: Path) -> None:
     application(tmp_path / "apps" / "broken", "local x = 1\nerror('no luck')")
     application(tmp_path / "apps" / "wrong", "x = = 1")
     application(tmp_path / "apps" / "well")
@@ -92,7 +82,7 @@ def test_several_arguments_and_mounts(serve: Serve, tmp_path: Path) -> None:
     ]
 
 
-def test_a_zip_file_is_an_application_and_may_hold_several(serve: Serve, tmp_path: Path) -> None:
+def test_a_zip_file_has_one_application_or_several(serve: Serve, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
         archive.writestr(".preload", "name = 'zipped'")
         archive.writestr("index.lsp", "<?lsp= app.name ?>")
@@ -165,7 +155,7 @@ def test_tls_with_a_given_pair(serve: Serve, tmp_path: Path) -> None:
     assert requests.get(f"https://127.0.0.1:{served.tls_port}", verify=cert).text == "<h1>app</h1>"
 
 
-def test_who_is_answered_and_what_is_shown_are_settings(serve: Serve, tmp_path: Path) -> None:
+def test_allowed_hosts_and_shown_errors_are_settings(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", index="<?lsp error 'the secret' ?>")
     (app / "tool.py").write_text("code")
 
@@ -275,7 +265,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
     assert status() == 200
 
 
-def test_sigusr1_tells_what_everybody_waits_for(serve: Serve, tmp_path: Path) -> None:
+def test_sigusr1_prints_all_stacks(serve: Serve, tmp_path: Path) -> None:
     preload = """
 ba.thread.run(function()
    ba.sleep(60000)
@@ -335,21 +325,6 @@ def test_python_applications_find_the_standard_library_patched(serve: Serve, tmp
     serve(app).wait_for("^app app at /: ok$")
 
 
-def smq_client(port: int, uid: bytes = b"test-id") -> socket.socket:
-    """Returns a raw SMQ connection after its Connack."""
-    sock = socket.create_connection(("127.0.0.1", port), 5)
-    sock.sendall(b"GET /smq.lsp HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\n\r\n")
-    assert packet(sock)[0] == 1
-    sock.sendall(struct.pack("!HBBB", 6 + len(uid), 2, 1, len(uid)) + uid + b"\0")
-    assert packet(sock)[:2] == b"\x03\x00"
-    return sock
-
-
-def packet(sock: socket.socket) -> bytes:
-    head = sock.recv(2, socket.MSG_WAITALL)
-    return sock.recv(int.from_bytes(head, "big") - 2, socket.MSG_WAITALL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unloads_closes_and_exits_0(serve: Serve, tmp_path: Path, number: int) -> None:
     served = serve(application(tmp_path / "app", HUB, smq=SMQ_PAGE))
@@ -377,7 +352,7 @@ def test_a_signal_while_a_preload_blocks_stops_too(serve: Serve, tmp_path: Path)
     assert served.stop() == 0
 
 
-def test_who_is_asked_twice_stops_at_once(serve: Serve, tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(serve: Serve, tmp_path: Path) -> None:
     served = serve(application(tmp_path / "app", "function onunload() trace'asleep' ba.sleep(60000) end"))
     assert served.port
     served.process.terminate()
@@ -433,7 +408,7 @@ def test_reload_restarts_the_application_with_onunload_first(serve: Serve, tmp_p
     assert requests.get(served.url).text == "second"
 
 
-def test_reload_keeps_the_old_application_when_the_new_does_not_compile(serve: Serve, tmp_path: Path) -> None:
+def test_reload_keeps_the_old_application_on_syntax_errors(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", "name = 'first'", index="<?lsp= app.name ?>")
     served = serve(app, "--reload")
     assert requests.get(served.url).text == "first"
@@ -487,7 +462,7 @@ def test_help_shows_every_option() -> None:
         assert option in text
 
 
-def test_a_reader_that_has_seen_enough_ends_the_server_quietly(tmp_path: Path) -> None:
+def test_a_closed_output_ends_the_server_quietly(tmp_path: Path) -> None:
     """`smqrt serve | head -1`; what applications print meets the same end."""
     application(tmp_path / "one", 'print"loaded" ba.timer(function() print"later" return true end):set(50)')
     command = f"'{sys.executable}' -m smqrt serve --port 0 one | head -1; echo ${{PIPESTATUS[0]}}"

@@ -14,7 +14,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import StartError
 from smqrt.server.runtime import Server
 from smqrt.settings.server_settings import AuthSettings, Settings
-from tests.identity.conftest import USERS, user_line
+from tests.auth.conftest import USERS, user_line
 
 PRELOAD = """\
 local users = ba.create.serverusers()
@@ -113,7 +113,7 @@ def test_one_identity_everywhere(operated: Any, tmp_path: Path) -> None:
         ({"users": "users.txt"}, "users.txt: other users may read or change it; run: chmod 600 users.txt."),
     ],
 )
-def test_a_server_that_cannot_tell_who_is_who_does_not_start(
+def test_a_server_with_ambiguous_identities_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -181,7 +181,7 @@ def test_pipelines_run_beside_the_server_and_end_before_it(serve_beside: Serve, 
     assert "two |" not in served.output
 
 
-def test_a_failing_pipeline_starts_again_and_the_server_goes_on(serve_beside: Serve, tmp_path: Path) -> None:
+def test_a_failing_pipeline_restarts_and_the_server_continues(serve_beside: Serve, tmp_path: Path) -> None:
     app = with_journal(tmp_path / "app", a="fail")
     served = serve_beside(app)
     served.wait_for(r"^pipelines of app \| Error: something is wrong$")

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.lua.lua_hub import lua
 from tests.cluster.engines import ENGINES, Engine, opened
+
+__all__ = ["engine", "lua"]
 
 
 @pytest.fixture(params=[pytest.param(one, marks=pytest.mark.servers if one == "nats" else ()) for one in ENGINES])

@@ -1,6 +1,6 @@
 """The engines of clusters behind one interface, so that one suite of tests runs on each.
 
-A node has a hub and clients without sockets (`tests.broker.crowd`); between nodes are the real links of the engine.
+A node has a hub and clients without sockets (`tests.broker.memory_clients`); between nodes are the real links.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from smqrt.cluster.node import Node as ClusterNode
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.broker.crowd import Ear
+from tests.broker.memory_clients import Ear
 from tests.cluster.cut import Cable
 from tests.cluster.memory_links import MemoryNetwork
-from tests.nats.server import NatsServer
+from tests.cluster.nats.server import NatsServer
 from tests.support.waiting import PATIENCE_S, wait_until
 
 KEY = b"k" * 32

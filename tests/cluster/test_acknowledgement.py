@@ -19,7 +19,7 @@ def link(place: Place, engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["tcp", "unix", pytest.param("nats", marks=pytest.mark.servers)])
-def test_all_that_was_worked_off_is_acknowledged_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_exactly_the_processed_bytes_are_acknowledged(name: str, tmp_path: Path) -> None:
     with opened(name, tmp_path) as engine:
         one, other = pair(engine)
         sending, receiving = link(one, engine), link(other, engine)

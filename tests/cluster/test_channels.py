@@ -62,7 +62,7 @@ def ends(engine: Engine, name: bytes = b"chat") -> tuple[End, End]:
     return one, other
 
 
-def test_each_side_is_told_who_is_there_and_gets_messages_of_it(engine: Engine) -> None:
+def test_both_sides_get_peers_and_their_messages(engine: Engine) -> None:
     one, other = ends(engine)
     assert one.said == [(other.number, True, "")]
     assert list(one.channel.nodes()) == [other.number]
@@ -77,7 +77,7 @@ def test_each_side_is_told_who_is_there_and_gets_messages_of_it(engine: Engine) 
     assert one.channel.counts() == {"sent": 2, "received": 1, "refused": 0, "lost": 0, "dropped": 0}
 
 
-def test_messages_of_a_node_come_in_order_whoever_else_sends(engine: Engine) -> None:
+def test_messages_of_a_node_arrive_in_order(engine: Engine) -> None:
     places = [engine.place(name) for name in ("a", "b", "c")]
     engine.joined(*places)
     sides = [End(engine, place) for place in places]
@@ -94,7 +94,7 @@ def test_messages_of_a_node_come_in_order_whoever_else_sends(engine: Engine) -> 
             assert got == ([] if sender is side else list(range(200)))
 
 
-def test_who_opens_later_is_told_and_gets_nothing_of_before(engine: Engine) -> None:
+def test_a_late_open_is_notified_without_earlier_messages(engine: Engine) -> None:
     places = pair(engine)
     one = End(engine, places[0])
     engine.settle()
@@ -132,7 +132,7 @@ def test_a_hub_of_the_same_name_beside_it(engine: Engine) -> None:
     assert other.ups == [True, False, True]
 
 
-def test_a_partition_is_told_once_and_so_is_the_heal(engine: Engine) -> None:
+def test_a_partition_and_its_end_are_reported_once(engine: Engine) -> None:
     one, other = ends(engine)
     one.channel.send(b"before")
     engine.until(lambda: other.got, "the message")
@@ -150,7 +150,7 @@ def test_a_partition_is_told_once_and_so_is_the_heal(engine: Engine) -> None:
     assert (one.ups, other.ups) == ([True, False, True],) * 2
 
 
-def test_what_is_on_the_way_when_a_link_breaks_arrives_or_is_counted_by_the_sender(engine: Engine) -> None:
+def test_messages_on_a_broken_link_arrive_or_are_counted(engine: Engine) -> None:
     one, other = ends(engine)
     engine.silence(one.place, other.place)
     for count in range(100):
@@ -163,7 +163,7 @@ def test_what_is_on_the_way_when_a_link_breaks_arrives_or_is_counted_by_the_send
     assert other.data == [b"%d" % count for count in range(len(other.got))]
 
 
-def test_a_dead_node_is_told(engine: Engine) -> None:
+def test_a_lost_node_is_reported(engine: Engine) -> None:
     one, other = ends(engine)
     engine.kill(other.place)
     engine.until(lambda: one.ups == [True, False], "the death is told")
@@ -216,7 +216,7 @@ def test_a_second_open_of_the_same_name_is_refused(engine: Engine) -> None:
     engine.until(lambda: other.got, "the message")
 
 
-def test_too_large_a_message_is_refused_and_the_largest_arrives(engine: Engine) -> None:
+def test_too_large_messages_are_refused_the_largest_arrives(engine: Engine) -> None:
     one, other = ends(engine)
     largest = bytes(range(256)) * (MAX_PAYLOAD_BYTES // 256 + 1)
     with pytest.raises(ArgumentError, match="65521 bytes; a message carries at most 65520, split it"):
@@ -227,7 +227,7 @@ def test_too_large_a_message_is_refused_and_the_largest_arrives(engine: Engine) 
     assert set(other.data) == {largest[:MAX_PAYLOAD_BYTES]}
 
 
-def test_who_does_not_keep_up_is_told_of_and_holds_nobody(engine: Engine) -> None:
+def test_a_slow_node_is_reported_and_delays_no_other(engine: Engine) -> None:
     one, other = ends(engine)
     other.answer = waits = Deferred[None]()
     taken = 0
@@ -270,7 +270,7 @@ def test_all_channels_together_leave_room_for_hubs(engine: Engine) -> None:
     assert engine.node_of(one).links_lost == 0
 
 
-def test_an_error_in_a_function_does_not_end_the_link(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_a_function_keeps_the_link(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     places = pair(engine)
     got: list[bytes] = []
 
@@ -321,7 +321,7 @@ def test_functions_may_close_send_and_open(engine: Engine) -> None:
     assert made[0].received == 1
 
 
-def test_who_comes_and_goes_faster_than_told_is_told_in_pairs(engine: Engine) -> None:
+def test_fast_joins_and_leaves_are_reported_in_pairs(engine: Engine) -> None:
     one, other = ends(engine)
     one.answer = waits = Deferred[None]()
     other.channel.send(b"blocks")
@@ -361,7 +361,7 @@ def test_names_have_a_size(engine: Engine, name: bytes) -> None:
         End(engine, engine.place("one"), name)
 
 
-def test_any_bytes_are_a_name_and_what_is_said_at_the_end_has_a_size(engine: Engine) -> None:
+def test_names_are_any_bytes_and_disconnect_texts_bounded(engine: Engine) -> None:
     one, other = ends(engine, b"\0\xff" * 500)
     with pytest.raises(ArgumentError, match="msg: 1001 bytes; the text of close has at most 1000"):
         one.channel.close(b"x" * 1001)
@@ -383,7 +383,7 @@ def test_there_are_so_many_channels(tmp_path: Path) -> None:
     End(engine, one, b"one more")
 
 
-def test_whoever_opens_and_closes_all_there_may_be_keeps_the_link(tmp_path: Path) -> None:
+def test_opening_and_closing_every_channel_keeps_the_link(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = pair(engine)
     for _ in range(3):
@@ -396,7 +396,7 @@ def test_whoever_opens_and_closes_all_there_may_be_keeps_the_link(tmp_path: Path
     assert engine.node_of(other).links_lost == engine.node_of(one).links_lost == 0
 
 
-def test_a_small_queue_for_a_node_takes_one_message_at_least(tmp_path: Path) -> None:
+def test_a_small_node_queue_takes_at_least_one_message(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
     engine.node_of(one.place).queue_bytes = 1 << 16
@@ -441,7 +441,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_what_no_node_sends_on_a_channel_ends_the_link(tmp_path: Path, why: str) -> None:
+def test_invalid_channel_packets_close_the_link(tmp_path: Path, why: str) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
     (peer,) = one.channel._peers.values()
@@ -451,7 +451,7 @@ def test_what_no_node_sends_on_a_channel_ends_the_link(tmp_path: Path, why: str)
     assert why in other.said[-1][2]
 
 
-def test_who_sends_more_than_the_other_side_holds_loses_the_link(tmp_path: Path) -> None:
+def test_sending_beyond_the_window_closes_the_link(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
     other.answer = Deferred[None]()
@@ -465,7 +465,7 @@ def test_who_sends_more_than_the_other_side_holds_loses_the_link(tmp_path: Path)
     assert "a node sent more than 1048576 bytes on a channel before they were handled" in other.said[-1][2]
 
 
-def test_runs_are_told_message_by_message(tmp_path: Path) -> None:
+def test_batches_are_reported_message_by_message(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     _, other = ends(engine)
     (peer,) = other.channel._peers.values()
@@ -486,7 +486,7 @@ def test_more_is_never_handled_than_was_sent(tmp_path: Path) -> None:
     assert back._unhandled_bytes == back.send_queue.link.unhandled_bytes == 0
 
 
-def test_a_node_that_knows_no_such_channels_takes_one_for_a_hub_that_it_does_not_have(tmp_path: Path) -> None:
+def test_older_nodes_treat_channels_as_hubs_they_lack(tmp_path: Path) -> None:
     """What it gets is an Open of before with a name that no hub has; of its answers none is new."""
     engine = MemoryEngine(tmp_path)
     one, other = pair(engine)

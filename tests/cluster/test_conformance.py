@@ -30,7 +30,7 @@ def test_a_message_reaches_the_subscribers_of_all_nodes_once(engine: Engine) -> 
     assert [one.messages for one in subscribers] == [[(number, publisher.etid, 7, b"hello")]] * 6
 
 
-def test_order_is_that_of_the_publisher_over_topics_and_direct_messages(engine: Engine) -> None:
+def test_topics_and_direct_messages_keep_the_publisher_order(engine: Engine) -> None:
     one, other = pair(engine)
     publisher, subscriber = one.client(), other.client()
     for name in (b"x", b"y"):
@@ -58,7 +58,7 @@ def test_interest_comes_and_goes(engine: Engine) -> None:
     assert len(one.member.interest) == 0
 
 
-def test_who_joins_later_is_told_all_there_is(engine: Engine) -> None:
+def test_late_nodes_get_the_full_state(engine: Engine) -> None:
     one = engine.place("one")
     old = one.client(b"the-old-client")
     for count in range(500):
@@ -99,7 +99,7 @@ def test_a_hub_with_other_numbers_is_translated(engine: Engine) -> None:
     assert {(tid, stid) for tid, _, stid, _ in there.messages} == {(other.hub.create(b"topic"), 5)}
 
 
-def test_a_hub_that_ran_alone_translates_its_clients_until_they_are_gone(engine: Engine) -> None:
+def test_a_hub_joined_later_translates_its_earlier_clients(engine: Engine) -> None:
     clients: list[Client] = []
 
     def ran_alone(broker: Broker) -> None:
@@ -146,7 +146,7 @@ def test_messages_to_an_etid_and_to_servers(engine: Engine) -> None:
     assert got == [(b"to the other server", b.etid), (b"to all servers", server_of(other.member.number))]
 
 
-def test_observers_of_an_etid_hear_once_that_it_went(engine: Engine) -> None:
+def test_observers_of_an_etid_get_one_departure_notification(engine: Engine) -> None:
     one, other = pair(engine)
     watcher, watched = one.client(), other.client()
     engine.until(lambda: one.member.phantom(watched.etid), "the phantom")
@@ -221,7 +221,7 @@ def test_onpublish_and_ondrop_are_asked_at_the_origin(engine: Engine) -> None:
 # ---- the end
 
 
-def test_a_hub_that_ends_ends_nobody_elsewhere(engine: Engine) -> None:
+def test_closing_a_hub_closes_no_clients_of_others(engine: Engine) -> None:
     one, other = pair(engine)
     watcher, leaving = one.client(), other.client()
     engine.until(lambda: one.member.phantom(leaving.etid), "the phantom")
@@ -234,7 +234,7 @@ def test_a_hub_that_ends_ends_nobody_elsewhere(engine: Engine) -> None:
     assert one.member.phantom(etid) is None
 
 
-def test_shutdown_of_one_client_of_one_hub_and_of_all(engine: Engine) -> None:
+def test_shutdown_of_one_client_one_hub_and_all(engine: Engine) -> None:
     one, other = pair(engine)
     here, there, third = one.client(), other.client(), other.client()
     engine.until(lambda: one.member.phantom(there.etid), "the phantom")
@@ -266,7 +266,7 @@ def test_a_hub_that_leaves_goes_on_alone(engine: Engine) -> None:
     assert not other.member.phantoms
 
 
-def test_a_hub_that_comes_back_over_the_same_link_is_joined_again(engine: Engine) -> None:
+def test_a_recreated_hub_rejoins_over_the_same_link(engine: Engine) -> None:
     one, other = pair(engine)
     theirs = other.client()
     theirs.subscribe(b"topic")
@@ -312,7 +312,7 @@ def test_partition_and_heal(engine: Engine) -> None:
     assert one.interest() == {b"topic", b"second topic"}
 
 
-def test_the_same_uid_in_both_parts_is_settled_by_the_heal(engine: Engine) -> None:
+def test_a_uid_in_both_parts_is_settled_after_partition(engine: Engine) -> None:
     one, other = pair(engine)
     engine.cut(one, other)
     engine.until(lambda: not one.member.remotes and not other.member.remotes, "both notice")
@@ -327,7 +327,7 @@ def test_the_same_uid_in_both_parts_is_settled_by_the_heal(engine: Engine) -> No
     assert old.goodbye == CloseReason.TAKEN_OVER.value.encode()
 
 
-def test_what_is_on_the_way_when_a_link_breaks_is_delivered_or_counted(engine: Engine) -> None:
+def test_messages_on_broken_links_are_delivered_or_counted(engine: Engine) -> None:
     one, other = pair(engine)
     subscriber, publisher = other.client(), one.client()
     subscriber.subscribe(b"topic")
@@ -349,7 +349,7 @@ def test_what_is_on_the_way_when_a_link_breaks_is_delivered_or_counted(engine: E
     assert len(subscriber.data) == len(set(subscriber.data))
 
 
-def test_a_dead_node_is_forgotten_at_once_with_all_its_clients(engine: Engine) -> None:
+def test_lost_nodes_and_their_clients_are_removed_at_once(engine: Engine) -> None:
     one, other = pair(engine)
     clients = [other.client() for _ in range(50)]
     for client in clients:
@@ -366,7 +366,7 @@ def test_a_dead_node_is_forgotten_at_once_with_all_its_clients(engine: Engine) -
     assert sorted(watcher.changes) == sorted((client.etid, 0) for client in clients)
 
 
-def test_a_node_that_starts_again_with_the_same_number_takes_its_own_place(engine: Engine) -> None:
+def test_a_restarted_node_replaces_its_former_self(engine: Engine) -> None:
     one, other = engine.place("one"), engine.place("other", number=77)
     engine.joined(one, other)
     other.client(b"of the old one")
@@ -390,7 +390,7 @@ def lost(place: Place) -> dict[Drop, int]:
     return {reason: place.hub.stats.drops[reason] for reason in (Drop.LINK_SLOW, Drop.LINK_LOST)}
 
 
-def test_a_slow_node_is_dropped_counted_and_told_all_anew(engine: Engine) -> None:
+def test_a_slow_node_is_dropped_counted_and_resynchronized(engine: Engine) -> None:
     options: dict[str, object] = {"queue_bytes": SLOW_QUEUE_BYTES, "silence_s": 20.0}
     one, slow, quick = (engine.place(name, **options) for name in ("one", "slow", "quick"))
     engine.joined(one, slow, quick)
@@ -431,7 +431,7 @@ def test_a_slow_node_is_dropped_counted_and_told_all_anew(engine: Engine) -> Non
     assert len(there.data) == len(set(there.data)) == sent + 2
 
 
-def test_a_node_that_has_more_to_say_than_its_queue_holds_is_told_all(engine: Engine) -> None:
+def test_state_larger_than_a_node_queue_is_sent_completely(engine: Engine) -> None:
     one = engine.place("one", queue_bytes=1 << 18)
     talkative = [one.client() for _ in range(10)]
     for number in range(3000):
@@ -447,7 +447,7 @@ def test_a_node_that_has_more_to_say_than_its_queue_holds_is_told_all(engine: En
 # ---- one link to each node
 
 
-def test_two_that_connect_to_each_other_at_once_keep_one_link(engine: Engine) -> None:
+def test_nodes_that_dial_each_other_keep_one_link(engine: Engine) -> None:
     one, other = engine.place("one"), engine.place("other")
     engine.meet(one, other)
     engine.joined(one, other)
@@ -458,7 +458,7 @@ def test_two_that_connect_to_each_other_at_once_keep_one_link(engine: Engine) ->
     assert len(one.member.remotes) == len(other.member.remotes) == 1
 
 
-def test_a_second_link_takes_the_place_of_the_first_or_goes(engine: Engine) -> None:
+def test_a_second_link_replaces_the_first_or_closes(engine: Engine) -> None:
     one, other = pair(engine)
     subscriber, publisher = other.client(), one.client()
     subscriber.subscribe(b"topic")
@@ -492,14 +492,14 @@ def refused(engine: Engine, one: Place, other: Place, why: Refusal) -> bool:
     return bool(engine.node_of(one).refused[why] and engine.node_of(other).refused[why])
 
 
-def test_another_password_joins_nobody(engine: Engine) -> None:
+def test_another_password_links_no_node(engine: Engine) -> None:
     one, stranger = engine.place("one"), engine.place("stranger", key=b"x" * 32)
     engine.until(lambda: refused(engine, one, stranger, Refusal.PASSWORD), "the refusal")
     assert not one.member.remotes
     assert not stranger.member.remotes
 
 
-def test_another_cluster_name_joins_nobody(engine: Engine) -> None:
+def test_another_cluster_name_links_no_node(engine: Engine) -> None:
     one, other = engine.place("one", hub="chat"), engine.place("other", hub="game")
     engine.until(lambda: engine.node_of(one).links and engine.node_of(other).links, "a link")
     engine.settle()
@@ -507,7 +507,7 @@ def test_another_cluster_name_joins_nobody(engine: Engine) -> None:
     assert not other.member.remotes
 
 
-def test_another_version_joins_nobody(engine: Engine) -> None:
+def test_another_version_links_no_node(engine: Engine) -> None:
     one, other = engine.place("one"), engine.place("other", versions=(2, 3))
     engine.until(lambda: refused(engine, one, other, Refusal.VERSION), "the refusal")
     assert not one.member.remotes

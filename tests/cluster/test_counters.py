@@ -71,7 +71,7 @@ def test_a_run_is_counted_whole(engine: Engine) -> None:
     assert traffic(other).messages == traffic(other).bytes == 0
 
 
-def test_a_topic_whose_first_subscriber_here_came_later(engine: Engine) -> None:
+def test_a_topic_subscribed_here_later(engine: Engine) -> None:
     one, other = pair(engine)
     there = other.client()
     there.subscribe(b"topic")

@@ -21,7 +21,7 @@ def _echo(sock: Any, address: object) -> None:
         sock.sendall(data)
 
 
-def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_echo_is_not_always_taken_for_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what this node has said, so that it seems to be found at its own address."""
     monkeypatch.setattr(module, "SELF_RETRY_S", 0.1)
     echo = StreamServer(("127.0.0.1", 0), _echo)
@@ -42,7 +42,7 @@ def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyP
         other.close()
 
 
-def test_two_nodes_with_the_same_fixed_number_are_told_so() -> None:
+def test_equal_fixed_node_numbers_are_reported() -> None:
     one, other = Mesh(KEY, 7), Mesh(KEY, 7)
     try:
         dialer = one.dial("127.0.0.1", other.listen("127.0.0.1", 0).address[1])
@@ -58,7 +58,7 @@ OUTAGE_S = 6.5
 HEALS_S = 5.0
 
 
-def test_after_a_long_outage_nodes_are_linked_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_link_within_five_seconds_after_long_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "uniform", lambda least, most: most)
     one, other = Mesh(KEY), Mesh(KEY)
     cable = Cable(other.listen("127.0.0.1", 0).address[1])

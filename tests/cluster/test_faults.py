@@ -9,7 +9,7 @@ from tests.cluster.faults import FAULTS, run
 pytestmark = pytest.mark.servers
 
 
-def test_between_nodes_that_are_well_everything_arrives_once_and_in_order() -> None:
+def test_healthy_nodes_deliver_everything_once_and_in_order() -> None:
     said: list[str] = []
     run(list(FAULTS), 1, 150, say=said.append)
     assert len(said) == len(FAULTS) + 1

@@ -67,7 +67,7 @@ def test_what_was_published_while_nodes_were_apart_wins(engine: Engine, later: b
     engine.until(lambda: values(both[0]) == values(both[1]) == due, "the newest is everywhere")
 
 
-def test_of_two_that_were_published_apart_the_newer_one_wins(engine: Engine) -> None:
+def test_of_values_published_apart_the_newer_wins(engine: Engine) -> None:
     both = places(engine, 2)
     clients = [one.client() for one in both]
     engine.cut(*both)
@@ -81,7 +81,7 @@ def test_of_two_that_were_published_apart_the_newer_one_wins(engine: Engine) -> 
     publish(engine, clients[1], b"then", both)  # what comes from now on is newer still
 
 
-def test_a_node_that_missed_a_message_does_not_bring_the_old_value_back(engine: Engine) -> None:
+def test_a_node_that_missed_messages_restores_no_old_value(engine: Engine) -> None:
     """Stamps are the publisher's: a node that heard of the old value late does not take it for a newer one."""
     one, other, apart = places(engine, 3)
     client = one.client()
@@ -110,7 +110,7 @@ def test_clocks_that_are_set_change_nothing(engine: Engine, monkeypatch: pytest.
     engine.until(lambda: values(both[1]) == {0: b"new"}, "the newest is everywhere")
 
 
-def test_nodes_of_the_version_before_are_told_values_without_stamps(engine: Engine) -> None:
+def test_older_nodes_get_values_without_stamps(engine: Engine) -> None:
     both = [engine.place("new", prepare=keeps), engine.place("old", prepare=keeps, abilities=())]
     engine.joined(*both)
     clients = [one.client() for one in both]
@@ -124,7 +124,7 @@ def test_nodes_of_the_version_before_are_told_values_without_stamps(engine: Engi
     publish(engine, clients[1], b"", both)
 
 
-def test_nodes_whose_numbers_of_before_differ_have_the_newest_value(engine: Engine) -> None:
+def test_nodes_with_changed_numbers_have_the_newest_value(engine: Engine) -> None:
     """Names of a file have other numbers than those of the cluster, and than those of another file."""
 
     def prepare(number: int, data: bytes) -> Callable[[Broker], None]:
@@ -147,7 +147,7 @@ def test_nodes_whose_numbers_of_before_differ_have_the_newest_value(engine: Engi
         engine.until(lambda place=place, due=due: values(place) == due, (number, values(place)))
 
 
-def test_the_places_whose_values_were_taken_away_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_records_of_removed_values_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(last_values, "MAX_DELETIONS", 3)
     with opened("memory", tmp_path) as engine:
         [place] = places(engine, 1)

@@ -189,7 +189,7 @@ def test_every_copy_arrives_or_is_counted(engine: Engine) -> None:
         ledger.must_add_up(name)
 
 
-def test_a_link_that_breaks_under_way_counts_what_is_not_confirmed(engine: Engine) -> None:
+def test_a_broken_link_counts_unconfirmed_messages(engine: Engine) -> None:
     ledger = Ledger(engine)
     most = dict.fromkeys(NAMES, 0)
     for one, other in (("a", "b"), ("b", "c"), ("a", "c")):

@@ -16,10 +16,10 @@ from smqrt.cli.admin import AdminClient, AdminError
 from smqrt.client import SmqClient
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.cluster.nats.server import NatsServer
 from tests.cluster.test_status import SOON, smqrt_cluster, status
 from tests.conftest import Served, free_port
-from tests.nats.server import NatsServer
-from tests.restart.hot import HotServed, application
+from tests.server.restart.hot import HotServed, application
 from tests.support import last_release
 from tests.support.device import Device, publish
 from tests.support.factory import Factory
@@ -256,7 +256,7 @@ def test_channels_of_applications_are_joined(pair: Pair) -> None:
         wait_until(lambda there=there, due=due: seen(there)["data"] == due, due)
 
 
-def test_the_state_of_the_cluster_is_told_right(pair: Pair) -> None:
+def test_the_state_of_the_cluster_is_correct(pair: Pair) -> None:
     for here, there in pair.both_ways():
         (link,) = row(here)["links"]
         assert link["node"] == row(there)["node"]
@@ -264,7 +264,7 @@ def test_the_state_of_the_cluster_is_told_right(pair: Pair) -> None:
         assert (shown.returncode, shown.stderr) == (0, ""), "the command is of this version, the server of either"
 
 
-def test_what_a_server_of_an_older_release_does_not_know_is_told_so(pair: Pair) -> None:
+def test_commands_unknown_to_older_servers_are_reported(pair: Pair) -> None:
     client = AdminClient(pair.old.admin_url)
     with pytest.raises(AdminError, match="runs an older release without new. Upgrade it first"):
         client.post("new", on=True)
@@ -272,7 +272,7 @@ def test_what_a_server_of_an_older_release_does_not_know_is_told_so(pair: Pair) 
         client.get("new")
 
 
-def test_publishers_do_not_wait_for_slow_clients_of_the_other_version(pair: Pair) -> None:
+def test_publishers_ignore_slow_clients_of_other_versions(pair: Pair) -> None:
     """That is what the older one does not know. What comes meanwhile is kept beyond the budget, and nobody is lost."""
     count = 10_000
     for here, there in pair.both_ways():
@@ -298,7 +298,7 @@ def looked(served: Served, uid: str) -> Any:
     return found
 
 
-def test_without_history_a_copy_of_the_tree_stands_for_the_last_release(tmp_path: Path) -> None:
+def test_without_history_the_tree_replaces_the_last_release(tmp_path: Path) -> None:
     last_release.unpack(tmp_path, "0" * 40)
     with pytest.warns(UserWarning, match="this tree without what is new on links stands for the last release"):
         found = last_release.found(tmp_path)

@@ -12,12 +12,10 @@ from smqrt import hub
 from smqrt.broker.state import Hooks
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
+from tests.apps.lua.lua_hub import LuaSite
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, Engine
-from tests.lua.test_smq_hub import LuaSite, lua
 from tests.support.waiting import wait_until
-
-__all__ = ["lua"]  # a fixture
 
 Event = tuple[int, str, str]
 LUA = """
@@ -53,7 +51,7 @@ def test_a_node_joins_is_lost_is_back_and_leaves(engine: Engine) -> None:
     assert told[-1][:2] == (number, "left")
 
 
-def test_who_leaves_the_cluster_is_told_nothing(engine: Engine) -> None:
+def test_a_leaving_node_gets_no_events(engine: Engine) -> None:
     told: list[str] = []
     one = engine.place("one", hooks=Hooks(onnode=lambda node, event, why: told.append(event)))
     other = engine.place("other", hooks=Hooks(onnode=lambda node, event, why: told.append(event)))

@@ -33,7 +33,7 @@ class Pinged:
         (link or self.link).pings.check(self.network.now_s, PING_S, SILENCE_S)
 
 
-def test_each_answer_is_told() -> None:
+def test_each_answer_is_reported() -> None:
     pinged = Pinged()
     pinged.network.pass_time(3.1)
     assert len(pinged.told) == 3
@@ -46,7 +46,7 @@ def test_each_answer_is_told() -> None:
     assert pinged.link.round_trip_s == pinged.told[3]
 
 
-def test_an_answer_that_comes_too_late_is_told_as_none_and_once() -> None:
+def test_a_late_pong_is_reported_once_as_none() -> None:
     pinged = Pinged()
     pinged.look(PING_S)
     pinged.link.heard(pinged.network.now_s)
@@ -72,7 +72,7 @@ def test_pings_of_a_link_that_ends_have_no_answer() -> None:
     assert pinged.told == [None]
 
 
-def test_a_link_that_is_lost_by_silence_tells_none_once() -> None:
+def test_a_link_lost_by_silence_reports_none_once() -> None:
     pinged = Pinged()
     pinged.network.swallow(pinged.link)
     pinged.look(PING_S)
@@ -81,7 +81,7 @@ def test_a_link_that_is_lost_by_silence_tells_none_once() -> None:
     assert pinged.told == [None]
 
 
-def test_who_is_told_may_end_the_link() -> None:
+def test_notified_callbacks_may_close_the_link() -> None:
     pinged = Pinged()
     node = pinged.link.node
     node.on_round_trip = lambda link, seconds: node.close()

@@ -18,9 +18,9 @@ from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.transport.tls_contexts import ClientTls
 from tests.cluster.cut import Cable
 from tests.cluster.engines import Client
+from tests.cluster.nats.server import NatsServer
+from tests.cluster.nats.server import cluster as nats_cluster
 from tests.conftest import free_port
-from tests.nats.server import NatsServer
-from tests.nats.server import cluster as nats_cluster
 from tests.support.pki import Authority
 from tests.support.waiting import wait_until
 
@@ -59,7 +59,7 @@ def why(one: ProcessCluster) -> str:
     return dialer.why
 
 
-def test_processes_that_share_a_directory_keep_the_link_that_the_later_one_made(
+def test_processes_sharing_a_directory_keep_the_later_link(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh, "SCAN_S", 0.05)
@@ -126,7 +126,7 @@ def test_both_sides_show_a_certificate_of_the_authority(start: Start, tmp_path: 
     assert links(first) == 1
 
 
-def test_who_has_a_certificate_of_somebody_else_is_no_node(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_is_refused(start: Start, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     authority, other, address = Authority(tmp_path), Authority(tmp_path / "other"), f"127.0.0.1:{free_port()}"
     first = start(listen=address, **files(authority, "first"))
@@ -138,7 +138,7 @@ def test_who_has_a_certificate_of_somebody_else_is_no_node(start: Start, tmp_pat
     assert links(first) == links(stranger) == links(intruder) == 0
 
 
-def test_nodes_meet_through_three_servers_of_nats_that_want_tls_and_a_password(start: Start, tmp_path: Path) -> None:
+def test_nodes_link_through_three_nats_servers_with_tls(start: Start, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.pair("nats")
     tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{authority.path}", verify: true }}'

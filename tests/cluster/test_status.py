@@ -44,7 +44,7 @@ def looked(served: Served) -> Any:
     return row
 
 
-def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Path) -> None:
+def test_the_api_shows_nodes_links_interest_and_missing_links(tmp_path: Path) -> None:
     (tmp_path / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'chat'}\n" + CHANNEL)
     (tmp_path / "smq.lsp").write_text(PAGE)
     there, nowhere = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -81,7 +81,7 @@ def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Pat
         assert looked(other)["links_lost"] == 1
 
 
-def test_clients_of_a_node_that_is_drained_go_to_another_one(tmp_path: Path) -> None:
+def test_clients_of_a_drained_node_reconnect_elsewhere(tmp_path: Path) -> None:
     (tmp_path / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'chat'}")
     (tmp_path / "smq.lsp").write_text(PAGE)
     there, settings = f"127.0.0.1:{free_port()}", {"SMQRT_CLUSTER__PASSWORD": "of the test"}

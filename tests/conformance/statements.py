@@ -23,7 +23,7 @@ class Statement(NamedTuple):
     Attributes:
         section: what part of the API it is about.
         says: the statement, in our words.
-        lua, python: the tests that hold it in this language, such as "tests/test_hub.py::test_pubon".
+        lua, python: the tests that hold it in this language, such as "tests/hub/test_hub.py::test_pubon".
     """
 
     section: str

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.apps.lua.hub_site import LuaHubSite
 from tests.conformance.script import Case, Player, read
-from tests.lua.hub_site import LuaHubSite
 from tests.support.device import RAW, WS, Authority, Site, bounded, expect_clean
 
 CASES = [case for path in sorted(Path(__file__).parent.glob("*.smq")) for case in read(path)]

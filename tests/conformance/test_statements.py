@@ -20,5 +20,5 @@ def test_the_page_shows_the_list() -> None:
 
 def test_what_is_missing_is_noticed() -> None:
     """A row without a test, of a file or of a name that does not exist."""
-    for lua in ([], ["tests/nowhere.py::test_x"], ["tests/test_hub.py::test_nothing"]):
-        assert len(list(missing(Statement("", "x", lua, ["tests/test_hub.py::test_pubon"])))) == 1
+    for lua in ([], ["tests/nowhere.py::test_x"], ["tests/hub/test_hub.py::test_nothing"]):
+        assert len(list(missing(Statement("", "x", lua, ["tests/hub/test_hub.py::test_pubon"])))) == 1

@@ -31,7 +31,7 @@ from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
 from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import NameNumbers
-from tests.broker.crowd import Ear
+from tests.broker.memory_clients import Ear
 from tests.fuzz import connections
 
 KEY = b"k" * 32

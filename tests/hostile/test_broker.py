@@ -78,7 +78,7 @@ def test_a_flood(besieged: Besieged, name: str) -> None:
         device.flood(data, attack)
 
 
-def test_twenty_thousand_changes_of_a_topic_that_five_hundred_observe(besieged: Besieged) -> None:
+def test_twenty_thousand_changes_with_five_hundred_observers(besieged: Besieged) -> None:
     with crowd(besieged, 500) as watchers:
         fickle = Stranger(besieged, b"fickle")
         tid = fickle.subscribe(b"observed")

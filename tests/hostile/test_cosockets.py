@@ -11,7 +11,7 @@ from tests.hostile.conftest import APPS, Besieged
 CROWD = 800
 
 
-def test_a_crowd_that_asks_at_once(besiege: Callable[..., Besieged]) -> None:
+def test_many_simultaneous_requests(besiege: Callable[..., Besieged]) -> None:
     server = besiege(APPS / "lines")
     port = int(urlopen(f"http://127.0.0.1:{server.port}/lines/port.lsp").read())
     crowd = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(CROWD)]

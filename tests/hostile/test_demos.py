@@ -56,7 +56,7 @@ NONSENSE = [
 ]
 
 
-def test_readings_of_strangers_leave_the_page_of_the_others_alone(
+def test_foreign_readings_do_not_change_pages_of_others(
     besiege: Callable[..., Besieged], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.copytree(REPOSITORY / "app_preload/telemetry", tmp_path / "telemetry")

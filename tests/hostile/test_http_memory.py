@@ -48,7 +48,7 @@ def answer_of(sock: socket.socket) -> bytes:
         return b""
 
 
-def test_sessions_that_nobody_uses(besieged: Besieged) -> None:
+def test_unused_sessions(besieged: Besieged) -> None:
     request = b"GET /lua/session.lsp HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % besieged.port
     last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with besieged.attack("3,000 sessions", grows_bytes=16 << 20) as attack:

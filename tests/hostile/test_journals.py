@@ -135,7 +135,7 @@ def test_many_bodies_that_do_not_end(stranger: Stranger, action: str) -> None:
         wait_until(lambda: "200" in stranger.commit(rows, attack), "there is room again")
 
 
-def test_staged_parts_that_are_committed_by_many_at_a_time(stranger: Stranger) -> None:
+def test_staged_parts_committed_concurrently(stranger: Stranger) -> None:
     """A request without a body has 4 MiB of rows; they count like a body. In memory they are up to three times that: as
     they were read, as rows, and on their way into the journal.
     """
@@ -208,7 +208,7 @@ def test_a_token_for_some_topics(tmp_path: Path, besiege: Callable[..., Besieged
             )
 
 
-def test_a_long_manifest_that_is_asked_for_again_and_again(tmp_path: Path, besiege: Callable[..., Besieged]) -> None:
+def test_a_long_manifest_requested_repeatedly(tmp_path: Path, besiege: Callable[..., Besieged]) -> None:
     app = tmp_path / "app"
     app.mkdir()
     (app / ".preload.py").write_text(APPLICATION)

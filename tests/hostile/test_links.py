@@ -168,7 +168,7 @@ def many(port: Port, count: int) -> list[socket.socket]:
 # ---- strangers
 
 
-def test_strangers_that_say_nothing_keep_no_node_out(port: Port, start_node: Callable[..., Served]) -> None:
+def test_silent_connections_block_no_node(port: Port, start_node: Callable[..., Served]) -> None:
     stop = threading.Event()
 
     def come_again() -> None:
@@ -194,7 +194,7 @@ def test_strangers_that_say_nothing_keep_no_node_out(port: Port, start_node: Cal
     assert len(port.lines()) <= MAX_LINES
 
 
-def test_who_dribbles_has_no_more_time(port: Port) -> None:
+def test_slow_handshakes_get_no_extra_time(port: Port) -> None:
     peer, began_s = port.peer(), time.monotonic()
     with port.besieged.attack("links: a Hello, a byte every 0.2 s") as attack:
         for byte in smq.frame(peer.own):
@@ -207,7 +207,7 @@ def test_who_dribbles_has_no_more_time(port: Port) -> None:
     assert 4 < time.monotonic() - began_s < 7
 
 
-def test_who_says_too_much_is_ended_at_once(port: Port) -> None:
+def test_clients_sending_too_much_are_closed_at_once(port: Port) -> None:
     peer = port.peer()
     with port.besieged.attack("links: a frame of 64 KiB before the password") as attack:
         peer.sock.sendall(b"\xff\xff" + b"x" * 20_000)
@@ -231,7 +231,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_what_is_no_node_is_ended_without_a_word_of_it(kept_port: Port, case: str) -> None:
+def test_connections_of_other_programs_are_closed_silently(kept_port: Port, case: str) -> None:
     rng, lost = random.Random(case), kept_port.status()["links_lost"]
     with kept_port.besieged.attack(f"links: 300 times {case}", grows_bytes=16 << 20) as attack:
         for _ in range(300):
@@ -268,7 +268,7 @@ def test_wrong_passwords_do_not_fill_the_log(port: Port) -> None:
     assert 1 <= len([line for line in port.lines() if "passwords" in line]) <= MAX_LINES
 
 
-def test_a_stranger_writes_no_line_of_its_own_into_the_log(port: Port) -> None:
+def test_unauthenticated_clients_write_no_log_line_of_their_own(port: Port) -> None:
     peer = port.peer()
     peer.say(bytes((Packet.REFUSED, Refusal.PASSWORD)) + b"evil\nERROR a forged line")
     assert peer.ended()
@@ -307,7 +307,7 @@ def test_a_proof_is_for_one_connection_and_one_direction(port: Port) -> None:
     assert port.status()["links"] == []
 
 
-def test_a_node_that_connects_is_not_taken_in_by_its_own_words(besiege: Callable[..., Besieged]) -> None:
+def test_a_node_does_not_accept_its_own_messages(besiege: Callable[..., Besieged]) -> None:
     """An echo, and somebody who sends the node's own proof back to it."""
     echo, mirror = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     nodes = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (echo, mirror))
@@ -474,7 +474,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize("case", FLOODS)
-def test_a_broken_node_holds_nobody_up(pair: Port, case: str) -> None:
+def test_a_broken_node_delays_no_other(pair: Port, case: str) -> None:
     frames, times = FLOODS[case]()
     peer = pair.peer().joined()
     if "opens and closes" in case:
@@ -498,7 +498,7 @@ def test_a_node_that_acknowledges_what_was_never_sent(kept_pair: Port) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[0], [1024], [65_535], [7, 65_535], []])
-def test_a_node_whose_number_is_none(kept_pair: Port, numbers: list[int]) -> None:
+def test_a_node_without_a_number(kept_pair: Port, numbers: list[int]) -> None:
     peer = kept_pair.peer().proved()
     peer.say(wire.numbers(Packet.NODE, numbers))
     assert peer.ended(SOON_S)
@@ -667,7 +667,7 @@ def strangers_in(folder: Path, count: int) -> list[socket.socket]:
     return sockets
 
 
-def test_strangers_at_a_unix_socket_keep_no_process_out(folder: Path, start_in: Callable[..., InAFolder]) -> None:
+def test_foreign_connections_do_not_block_a_unix_socket(folder: Path, start_in: Callable[..., InAFolder]) -> None:
     first = start_in(folder)
     sockets = strangers_in(folder, 3 * MAX_UNAUTHENTICATED)
     second = start_in(folder)
@@ -676,7 +676,7 @@ def test_strangers_at_a_unix_socket_keep_no_process_out(folder: Path, start_in: 
     assert len(sockets) == 3 * MAX_UNAUTHENTICATED
 
 
-def test_a_unix_socket_rests_when_there_are_no_more_files(folder: Path, start_in: Callable[..., InAFolder]) -> None:
+def test_a_unix_socket_pauses_without_free_descriptors(folder: Path, start_in: Callable[..., InAFolder]) -> None:
     one = start_in(folder, 60)
     sockets = strangers_in(folder, 100)
     wait_until(lambda: one.said[1] > 20, "it has taken some")

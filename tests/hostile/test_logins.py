@@ -59,7 +59,7 @@ def a_challenge(besieged: Besieged) -> dict[str, str]:
 
 
 def test_a_thousand_guesses_a_second(besiege: Callable[..., Besieged]) -> None:
-    besieged = besiege(REPOSITORY / "tests/apps/logins")
+    besieged = besiege(REPOSITORY / "tests/apps/examples/logins")
     challenge = a_challenge(besieged)
 
     def basic(name: str, password: str) -> bytes:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.apps.lua.mqtt_packets import PINGREQ, connect, packet, publish, subscribe, text, varint
 from tests.hostile.conftest import APPS, Attack, Besieged
-from tests.lua.mqtt_packets import PINGREQ, connect, packet, publish, subscribe, text, varint
 from tests.support.waiting import wait_until
 
 SMALLEST = b"\x26\0\0\0\0"
@@ -89,7 +89,7 @@ PACKETS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", PACKETS)
-def test_strangers_of_the_broker(server: Besieged, name: str) -> None:
+def test_unauthenticated_clients_of_the_broker(server: Besieged, name: str) -> None:
     data = PACKETS[name]()
     with server.attack(name) as attack:
         stranger = Stranger(server, attack)
@@ -107,7 +107,7 @@ def test_overlapping_subscriptions(server: Besieged) -> None:
         stranger.close()
 
 
-def test_many_who_subscribe_to_everything(server: Besieged) -> None:
+def test_many_subscribers_of_everything(server: Besieged) -> None:
     filters = ["/".join(one) + "/+" * 40 for one in itertools.islice(itertools.product("a+", repeat=7), 100)]
     with server.attack("MQTT broker: 40 clients whose filters fill the tree, and messages") as attack:
         strangers = [Stranger(server, attack, name=f"s{number}") for number in range(40)]

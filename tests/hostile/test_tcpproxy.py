@@ -1,4 +1,4 @@
-"""Applications that copy from socket to socket, as the TCP proxy in tests/apps: both sides do their worst."""
+"""Applications that copy from socket to socket, as the TCP proxy in tests/apps/examples: both sides do their worst."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def target(speaks: bool = False, reads: bool = False) -> Iterator[Target]:
 
 @pytest.fixture
 def server(besiege: Callable[..., Besieged]) -> Besieged:
-    return besiege(REPOSITORY / "tests/apps/tcpproxy")
+    return besiege(REPOSITORY / "tests/apps/examples/tcpproxy")
 
 
 def proxy_port(server: Besieged, target_port: int) -> int:
@@ -132,7 +132,7 @@ def test_a_hundred_pairs(server: Besieged, name: str) -> None:
     assert other.came_bytes > 1 << 20 or not reads
 
 
-def test_a_crowd_that_comes_and_goes(server: Besieged) -> None:
+def test_many_clients_connect_and_leave(server: Besieged) -> None:
     with target(reads=True) as other:
         port = proxy_port(server, other.port)
         with server.attack("socket to socket in Lua: 2,000 connections that come and go") as attack:
@@ -143,7 +143,7 @@ def test_a_crowd_that_comes_and_goes(server: Besieged) -> None:
                     sock.close()
 
 
-def test_a_crowd_when_the_target_refuses(server: Besieged) -> None:
+def test_many_clients_when_the_target_refuses(server: Besieged) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = free.getsockname()[1]
     port = proxy_port(server, nobody)

@@ -15,7 +15,7 @@ import pytest
 from smqrt.wire import smq
 from tests.conftest import REPOSITORY
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_crowds import crowd_sends, get, last
+from tests.hostile.test_parallel_attacks import crowd_sends, get, last
 from tests.support.device import RAW_HEADERS, request
 
 RECORD_BYTES = 27  # a KeyUpdate on the wire
@@ -54,7 +54,7 @@ def test_a_pipeline(besieged_tls: Besieged) -> None:
         assert crowd_sends(sockets, one * 1000 + last(one), attack)
 
 
-def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
+def test_many_handshakes(besieged_tls: Besieged) -> None:
     sockets = [open_plain(besieged_tls) for _ in range(1000)]
     with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
         assert crowd_sends(sockets, client_hello(), attack)
@@ -82,7 +82,7 @@ def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> No
 
 
 def test_handshakes_that_wait_for_a_listener_of_lua(besiege: Callable[..., Besieged]) -> None:
-    besieged = besiege(REPOSITORY / "tests/apps/mqttbroker")
+    besieged = besiege(REPOSITORY / "tests/apps/examples/mqttbroker")
     port = int(besieged.served.wait_for(r"mqtt tls: (\d+)")[1])
     with besieged.attack("TLS in Lua: 3,500 connections wait to be accepted", grows_bytes=256 << 20) as attack:
         with besieged.stopped(attack):  # they gather in the kernel

@@ -11,7 +11,7 @@ import pytest
 from smqrt.wire import smq, websocket
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_broker import PATH, Stranger
-from tests.hostile.test_crowds import crowd_sends, get, last
+from tests.hostile.test_parallel_attacks import crowd_sends, get, last
 from tests.hostile.test_slow_readers import flood
 from tests.hostile.test_tls import client_context
 from tests.support.device import RAW_HEADERS, TLS, WS_HEADERS, WSS, Device, masked, publish, request
@@ -56,7 +56,7 @@ FLOODS: dict[str, tuple[str, Callable[[Device], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_crowd_floods(over_tls: Besieged, name: str) -> None:
+def test_many_clients_flood(over_tls: Besieged, name: str) -> None:
     kind, data_of = FLOODS[name]
     devices = [TlsStranger(over_tls, b"flood-%d" % number, kind) for number in range(CROWD)]
     floods = [(device, data_of(device)) for device in devices]

@@ -180,7 +180,7 @@ def test_floods_of_sockets(besieged: Besieged, name: str) -> None:
         assert expected in besieged.post(address, b"", "text/plain", Attack(name))
 
 
-def test_a_peer_that_reads_all_does_not_let_a_writer_hold_the_others(besieged: Besieged) -> None:
+def test_a_fast_reader_does_not_let_writers_block_others(besieged: Besieged) -> None:
     def script(client: socket.socket, attack: Attack) -> None:
         while data := client.recv(1 << 20):
             attack.sent(len(data))

@@ -15,7 +15,7 @@ from smqrt.wire import smq, websocket
 from tests.conftest import Served
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_broker import Stranger
-from tests.hostile.test_crowds import RESET, attack_by_crowd, crowd_sends, get, last
+from tests.hostile.test_parallel_attacks import RESET, attack_by_crowd, crowd_sends, get, last
 from tests.hostile.test_tls_floods import TlsStranger, open_many
 from tests.support.device import RAW, TLS, WS, WSS, masked, publish
 from tests.support.waiting import wait_until
@@ -59,7 +59,7 @@ def test_a_body_at_full_speed(flask: Besieged) -> None:
         assert b"67108864" in flask.post("/body", bytes(64 << 20), "text/plain", attack)
 
 
-def test_a_body_that_nobody_reads_is_not_read_for_ever(flask: Besieged) -> None:
+def test_reading_of_an_unused_body_is_bounded(flask: Besieged) -> None:
     with flask.attack("Flask: an endless body for a page that does not read it") as attack, flask.open() as sock:
         sock.sendall(CHUNKED % b"/")
         with suppress(ConnectionError):
@@ -82,7 +82,7 @@ def test_heads_that_are_late_together(flask: Besieged) -> None:
     attack_by_crowd(flask, "a head without end, for Flask", b"GET / HTTP/1.1\r\n", 500)
 
 
-def test_a_crowd_that_comes_and_goes(flask: Besieged) -> None:
+def test_many_clients_connect_and_leave(flask: Besieged) -> None:
     with flask.attack("Flask: 2,500 connections that come and go, half of them within a head") as attack:
         for number in range(5):
             sockets = [flask.open() for _ in range(500)]

@@ -118,7 +118,7 @@ def _shown(access: Access, bench: Bench, head: str) -> bool:
     return seen[0]
 
 
-def test_who_sees_errors(bench: Bench) -> None:
+def test_visibility_of_errors(bench: Bench) -> None:
     assert _shown(Access(debug=True), bench, "Host: example.com\r\n")
     assert not _shown(Access(debug=False, loopback=True), bench, "Host: localhost\r\n")
     assert not _shown(Access(debug=None), bench, "Host: localhost\r\n")
@@ -128,7 +128,7 @@ def test_who_sees_errors(bench: Bench) -> None:
     assert not _shown(home, bench, "Host: localhost\r\nX-Forwarded-For: 192.0.2.1\r\n")
 
 
-def test_a_listener_of_its_own_on_another_address_takes_other_names(bench: Bench) -> None:
+def test_a_separate_listener_accepts_other_names(bench: Bench) -> None:
     """An application may open further ports: what counts is where the connection came in."""
     bench.server.access = Access(loopback=True)
     bench.handle(lambda request, relpath: request.response.write(b"done"))

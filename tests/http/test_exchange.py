@@ -50,7 +50,7 @@ def test_keep_alive(bench: Any) -> None:
         (b"1.0", b"Connection: keep-alive\r\n", True),
     ],
 )
-def test_who_ends_the_connection(bench: Any, version: bytes, header: bytes, stays: bool) -> None:
+def test_connection_persistence(bench: Any, version: bytes, header: bytes, stays: bool) -> None:
     bench.handle(echo)
     wire = bench.connect().send(get("/a", header, version))
     answer = wire.answer()
@@ -173,7 +173,7 @@ def test_one_send_with_length(bench: Any, monkeypatch: pytest.MonkeyPatch, size:
     assert len(sends) == 1
 
 
-def test_a_whole_page_given_to_end_is_one_send_of_any_size(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_passed_to_end_is_one_send(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sends = sends_of(bench, monkeypatch)
     bench.handle(lambda request, relpath: request.response.end(b"x" * 100_000))
     answer = bench.connect().ask("/")
@@ -195,7 +195,7 @@ def test_above_the_buffer_it_is_chunked(bench: Any) -> None:
     assert wire.ask("/").status == 200
 
 
-def test_above_the_buffer_in_1_0_the_end_of_the_connection_tells(bench: Any) -> None:
+def test_http_1_0_large_bodies_end_with_the_connection(bench: Any) -> None:
     bench.handle(lambda request, relpath: [request.response.write(b"x" * 5000) for _ in range(4)])
     wire = bench.connect().send(get("/", b"Connection: keep-alive\r\n", b"1.0"))
     answer = wire.answer()
@@ -349,7 +349,7 @@ def test_reset_and_what_is_committed(bench: Any) -> None:
     assert (answer.status, answer.fields["x"], answer.body) == (201, "y", b"newest")
 
 
-def test_an_error_gives_500_and_the_next_request_is_served(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_an_error_500_the_next_request_works(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     def handler(request: Request, relpath: str) -> None:
         if relpath == "bad":
             request.response.write(b"half")
@@ -419,7 +419,7 @@ def test_a_client_that_goes_away_is_no_error(bench: Any, caplog: pytest.LogCaptu
     assert caplog.text == ""
 
 
-def test_a_slow_reader_gets_everything_and_delays_nobody(bench: Any) -> None:
+def test_a_slow_reader_gets_everything_and_delays_no_others(bench: Any) -> None:
     bench.handle(lambda request, relpath: request.response.end(bytes(20 << 20) if relpath else b"small"))
     slow = bench.connect().send(get("/big"))
     let_others_run()
@@ -513,7 +513,7 @@ def test_a_small_unread_body_is_skipped(bench: Any) -> None:
     assert wire.answer().body == b"b"
 
 
-def test_a_large_unread_body_does_not_leave_the_connection_hanging(bench: Any) -> None:
+def test_a_large_unread_body_does_not_block_the_connection(bench: Any) -> None:
     """A 401 to an upload reaches the client although it is still sending (spec: runtime §11)."""
     bench.handle(lambda request, relpath: request.response.error(401))
     wire = bench.connect()
@@ -562,7 +562,7 @@ def test_params(bench: Any) -> None:
     assert wire.ask("/?" + "&".join(["a=1"] * 2000)).status == 413
 
 
-def test_what_a_request_tells(bench: Any) -> None:
+def test_request_attributes(bench: Any) -> None:
     seen: list[Request] = []
     bench.handle(lambda request, relpath: seen.append(request), name="dir")
     wire = bench.connect()

@@ -22,7 +22,7 @@ def test_as_the_standard_library_reads_it(text: str) -> None:
     assert parse_parameters(raw) == [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found]
 
 
-def test_bytes_that_are_no_utf_8_are_told_apart() -> None:
+def test_different_invalid_utf_8_stays_distinct() -> None:
     assert as_text(b"\xe4\xc3\xa4") == "\udce4ä"
 
 
@@ -32,7 +32,7 @@ def test_an_escape_between_two_pieces(shift: int) -> None:
     assert parse_parameters(b"n=" + text) == [(b"n", b"x" * shift + "ä".encode() * (text.count(b"%") // 2))]
 
 
-def test_a_long_value_gives_way() -> None:
+def test_a_long_value_yields_to_others() -> None:
     breaths: list[int] = []
     parse_parameters(b"n=" + b"%41" * 100_000, lambda: breaths.append(1))
     assert len(breaths) > 30

@@ -188,7 +188,7 @@ def test_a_replaced_archive_is_seen(archive: Path) -> None:
     assert io.version("sub/b.txt") is None
 
 
-def test_an_archive_that_is_being_written_keeps_its_old_state(archive: Path) -> None:
+def test_an_archive_being_written_keeps_its_old_state(archive: Path) -> None:
     io = ZipIo(archive)
     assert io.stat("a.txt").size == 3
     archive.write_bytes(archive.read_bytes()[:50])

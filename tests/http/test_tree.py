@@ -55,7 +55,7 @@ def test_priorities(bench: Any) -> None:
     assert wire.ask("/x").body == b"middle:x"
 
 
-def test_a_named_directory_is_asked_before_an_unnamed_of_its_priority(bench: Any) -> None:
+def test_named_directories_precede_unnamed_ones_of_equal_priority(bench: Any) -> None:
     bench.root.insert(directory(None, 0, "root"))
     bench.root.insert(directory("chat", 0, "chat"))
     assert bench.connect().ask("/chat/x").body == b"chat:x"
@@ -141,7 +141,7 @@ def test_a_slash_is_added(bench: Any, site: Path) -> None:
     assert wire.ask("/nothing.txt").status == 404
 
 
-def test_a_slash_is_never_a_way_to_another_host(bench: Any) -> None:
+def test_a_slash_never_redirects_to_another_host(bench: Any) -> None:
     assert bench.connect().ask("//evil").fields["location"] == "http://test//evil/"
     wire = bench.connect().send(b"GET //evil HTTP/1.0\r\n\r\n")
     assert wire.answer().fields["location"] == f"http://127.0.0.1:{bench.listener.address[1]}//evil/"
@@ -324,7 +324,7 @@ def test_no_forward_behind_the_head(bench: Any, site: Path) -> None:
     assert bench.connect().ask("/page.lsp").body == b"a"
 
 
-def test_depth_is_told_and_restored(bench: Any, site: Path) -> None:
+def test_depth_is_reported_and_restored(bench: Any, site: Path) -> None:
     seen = []
     reader = ResourceReader(io=DiskIo(site))
     bench.root.insert(reader)

@@ -32,7 +32,7 @@ def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[by
     return [repr(environ.get(environ["QUERY_STRING"])).encode()]
 
 
-def test_what_an_application_is_told(bench: Bench) -> None:
+def test_application_variables(bench: Bench) -> None:
     outer = Directory("outer")
     bench.root.insert(outer)
     outer.insert(WsgiDirectory(validator(echo), "app"))
@@ -107,7 +107,7 @@ def test_a_body_over_the_limit(bench: Bench) -> None:
     assert bench.connect().send(chunked).answer().status == 413
 
 
-def test_a_slow_body_is_408_whatever_the_application_makes_of_it(start: Callable[..., Bench]) -> None:
+def test_a_slow_body_is_408_despite_the_application(start: Callable[..., Bench]) -> None:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         try:
             environ["wsgi.input"].read()

@@ -22,8 +22,8 @@ from smqrt.http.websocket import MAX_MESSAGE_BYTES, WebSocketClosedError
 from smqrt.http.wsgi import WsgiDirectory
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, PING, PONG, TEXT
+from tests.apps.lua.websocket_client import Client
 from tests.http.http_bench import Bench
-from tests.lua.websocket_client import Client
 from tests.support.waiting import let_others_run, wait_until
 
 Start = Callable[..., Callable[[bytes], object]]
@@ -179,7 +179,7 @@ def test_a_view_of_flask(bench: Bench) -> None:
 # ---- the object
 
 
-def test_what_it_tells_of_the_request(bench: Bench) -> None:
+def test_attributes_of_the_request(bench: Bench) -> None:
     told: list[Any] = []
 
     def look(sock: Any) -> object:

@@ -86,7 +86,7 @@ def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_the_schema_says_who_wrote(node: str, broker: str) -> None:
+def test_the_schema_names_the_writer(node: str, broker: str) -> None:
     node, broker = (text.encode("utf-8", "replace").decode() for text in (node, broker))
     message = arrow.schema_message(node, broker)
     assert arrow.schema_metadata(message) == {"node": node, "broker": broker}

@@ -41,7 +41,7 @@ def file_of(journal: Path) -> Path:
     return journal / file.path
 
 
-def test_flipped_bits_are_told(recorded: tuple[Path, list[Row]]) -> None:
+def test_flipped_bits_are_reported(recorded: tuple[Path, list[Row]]) -> None:
     journal, rows = recorded
     path = file_of(journal)
     refused = 0
@@ -58,7 +58,7 @@ def test_flipped_bits_are_told(recorded: tuple[Path, list[Row]]) -> None:
     assert not verify(journal).faults
 
 
-def test_flipped_bits_of_a_footer_are_told_by_every_reader(recorded: tuple[Path, list[Row]]) -> None:
+def test_every_reader_reports_flipped_bits_of_a_footer(recorded: tuple[Path, list[Row]]) -> None:
     journal, _ = recorded
     path = file_of(journal)
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
@@ -78,7 +78,7 @@ def test_pages_have_checksums_for_other_readers_too(recorded: tuple[Path, list[R
     assert refused >= 18
 
 
-def test_files_of_an_older_version_have_none_and_that_is_said(tmp_path: Path) -> None:
+def test_files_of_older_versions_are_reported_without_checksums(tmp_path: Path) -> None:
     write(tmp_path, readings(100))
     compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     values = written.as_version_1(tmp_path)

@@ -166,7 +166,7 @@ def test_a_hub_that_restarts_elsewhere(tmp_path: Path, trouble: list[Any]) -> No
         assert f"Authorization: Bearer t{second.port}" in second.heads[0]
 
 
-def test_rows_of_no_batch_go_over_a_connection_of_their_own(tmp_path: Path) -> None:
+def test_other_rows_use_a_separate_connection(tmp_path: Path) -> None:
     """One that is kept may have been closed by the hub: then nobody would know whether it took them."""
     with ScriptedHttp([[STORED, CLOSE]], [[STORED]]) as server:
         address = HubAddress.of(f"{server.url}/x", "token")
@@ -255,7 +255,7 @@ def test_a_part_holds_at_least_one_message() -> None:
     assert list(commits.parts("q", rows, 100)) == [("q.1", rows[1:]), ("q", rows[:1])]
 
 
-def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
+def test_of_too_many_queries_the_longest_silent_are_removed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(committed, "MAX_QUERIES", 3)
@@ -270,7 +270,7 @@ def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     assert len(told) == 2, "once for each journal"
 
 
-def test_a_snapshot_that_a_slow_disk_saved_late_hides_no_commit(tmp_path: Path) -> None:
+def test_a_snapshot_saved_late_hides_no_commit(tmp_path: Path) -> None:
     """Two hubs that were killed at once, one after the other: the third stored a micro-batch again."""
     rows = [sensor_rows.row(seq, txn="q:3" if seq == 15 else None) for seq in range(40)]
     sensor_rows.write(tmp_path, rows, batch=5, segment_rows=10)

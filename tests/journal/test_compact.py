@@ -86,7 +86,7 @@ def test_one_file_an_hour_with_what_the_manifest_says(tmp_path: Path) -> None:
     assert set(table["broker"].to_pylist()) == {"hall"}
 
 
-def test_a_clock_that_goes_back_makes_more_files_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_clock_set_back_makes_files_and_loses_nothing(tmp_path: Path) -> None:
     times = [0, 1, HOUR_US, HOUR_US + 1, 2, 3, HOUR_US + 2]
     rows = write(tmp_path, [row(seq, NOON_US + ts) for seq, ts in enumerate(times)])
     write(tmp_path, [row(7)])
@@ -348,7 +348,7 @@ def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
 # ---- bars
 
 
-def test_compacted_files_have_at_most_six_tenths_of_the_payload(tmp_path: Path) -> None:
+def test_compacted_files_have_at_most_60_percent_of_payload(tmp_path: Path) -> None:
     write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
     done = compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     assert done.rows == 20_000

@@ -139,7 +139,7 @@ def test_a_flip_loses_its_own_batch_only(whole: tuple[bytes, bytes], tmp_path: P
     assert not fault.torn
 
 
-def test_a_hub_starts_on_a_damaged_journal_and_says_so(
+def test_a_hub_starts_with_a_damaged_journal_and_reports(
     whole: tuple[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged(whole, tmp_path / "wal/n1" / SEGMENT, index.parse_index(whole[1])[0].end - 20)
@@ -149,7 +149,7 @@ def test_a_hub_starts_on_a_damaged_journal_and_says_so(
     smq.journal.close()
 
 
-def test_a_schema_that_is_damaged_is_mended(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_a_damaged_schema_is_repaired(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
     path = tmp_path / "wal/n1" / SEGMENT
     damaged(whole, path, 1)
     found = recovery.recover(path.parent, arrow.schema_message("n1", "hub-n1"))
@@ -157,7 +157,7 @@ def test_a_schema_that_is_damaged_is_mended(whole: tuple[bytes, bytes], tmp_path
     assert path.read_bytes() == whole[0]
 
 
-def test_commits_in_a_damaged_batch_do_not_keep_a_hub_from_starting(tmp_path: Path) -> None:
+def test_a_hub_starts_despite_commits_in_damaged_batches(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
     opened = segment.SegmentFile.open(folder, 0, "n1", "hub")
     for batch in range(4):

@@ -21,10 +21,10 @@ from smqrt.journal.record import Flag
 from smqrt.journal.settings import parse
 from smqrt.journal.writer import JournalWriter
 from smqrt.wire import smq as wire
-from tests.cli.test_serve import application
 from tests.cluster.engines import TcpEngine, pair
 from tests.conftest import Served
-from tests.net.test_slow import stalled
+from tests.smq.test_slow_consumers import stalled
+from tests.support.applications import application
 from tests.support.device import RAW, WS, Device, Site
 from tests.support.waiting import wait_until
 
@@ -135,7 +135,7 @@ def test_a_result_without_a_subscriber_is_marked(results: MakeSite, tmp_path: Pa
     assert (Flag.UNROUTED in flags["heard"], Flag.UNROUTED in flags["out"]) == (False, True)
 
 
-def test_a_commit_waits_for_a_subscriber_with_the_policy_wait(results: MakeSite) -> None:
+def test_a_commit_waits_for_subscribers_with_policy_wait(results: MakeSite) -> None:
     site = results(slow="wait", budget=20_000)
     slow_one, quick = stalled(site, b"slow-one", topic=b"out"), site.device(b"quick-one")
     quick.subscribe(b"out")

@@ -46,7 +46,7 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             assert connection.sql("select count(*), max(seq) from messages").fetchall() == [(30, 29)]
 
 
-def test_what_the_journal_removes_stays_and_what_is_joined_comes_once(tmp_path: Path) -> None:
+def test_removed_rows_stay_and_merged_rows_appear_once(tmp_path: Path) -> None:
     journal, place = tmp_path / "journal", tmp_path / "lake" / "messages"
     record(journal, 0, 20)
     delta_table.update_copy(journal, str(place))

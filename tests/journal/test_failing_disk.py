@@ -171,7 +171,7 @@ def test_a_folder_that_is_taken_away(failing: Failing, how: str) -> None:
     assert disk.numbers() == list(range(2000))
 
 
-def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None:
+def test_messages_are_always_synced_before_delivery(failing: Failing) -> None:
     """A disk that is slow or broken holds publishers, not the event loop; and nothing comes twice."""
     disk = failing(sync="always", segment_bytes=65536)
     clients = Subscriber(disk)
@@ -190,7 +190,7 @@ def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None
     assert disk.numbers() == list(range(200))
 
 
-def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> None:
+def test_a_commit_is_synced_before_its_confirmation(failing: Failing) -> None:
     disk = failing(sync="always")
     disk.does("sync", error=errno.EIO)
     rows = [(b"out", None, b"%08d" % number) for number in range(3)]
@@ -203,7 +203,7 @@ def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> Non
     assert disk.numbers() == [0, 1, 2]
 
 
-def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> None:
+def test_unconfirmed_results_are_not_published_twice(failing: Failing) -> None:
     disk = failing(sync="always")
     disk.does("sync", error=errno.EIO)
     publishing = gevent.get_hub().threadpool.spawn(commit.publish, disk.address(), [(b"out", None, b"%08d" % 0)])

@@ -86,7 +86,7 @@ def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:
     assert modes(shared / "a") == {}
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JournalError, match="can't be used"):
         segment.lock(tmp_path / "file")

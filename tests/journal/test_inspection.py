@@ -47,7 +47,7 @@ def test_what_is_rare_is_found_far_back(tmp_path: Path) -> None:
         assert [recorded.row.seq for recorded in found] == list(rare[-count:])
 
 
-def test_rows_of_several_nodes_come_in_the_order_of_time(tmp_path: Path) -> None:
+def test_rows_of_several_nodes_are_ordered_by_time(tmp_path: Path) -> None:
     write(tmp_path, [row(seq, NOON_US + 10 * seq) for seq in range(4)])
     write(tmp_path, [row(seq, NOON_US + 10 * seq + 5) for seq in range(4)], node="n2")
     journal = Journal(tmp_path)

@@ -78,7 +78,7 @@ OBJECTS = st.dictionaries(st.sampled_from([*"abcd", "device", "temp", "n", "big"
 
 
 @given(st.lists(OBJECTS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=12), max_size=8))
-def test_the_fast_way_gives_what_the_slow_way_gives(payloads: list[bytes]) -> None:
+def test_the_fast_and_slow_paths_agree(payloads: list[bytes]) -> None:
     ddl = "device string, temp double, n int, big bigint, on boolean, all array<double>"
     assert columns(payloads, ddl) == slowly(payloads, ddl)
 

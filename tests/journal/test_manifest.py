@@ -107,7 +107,7 @@ def test_random_changes(tmp_path: Path) -> None:
         ]
 
 
-def test_what_is_looked_at_does_not_grow_with_the_files(tmp_path: Path, opened_pages: list[str]) -> None:
+def test_work_does_not_grow_with_the_files(tmp_path: Path, opened_pages: list[str]) -> None:
     for count, most in ((100, 1), (10_000, 2)):
         journal = tmp_path / str(count)
         journal.mkdir()
@@ -170,7 +170,7 @@ def test_what_a_crash_left_goes_later(tmp_path: Path) -> None:
     assert not (folder / ".n1-old.json.77").exists()
 
 
-def test_a_manifest_of_version_1_is_read_and_taken_over(tmp_path: Path) -> None:
+def test_a_version_1_manifest_is_read_and_converted(tmp_path: Path) -> None:
     files = [data_file(at * 10) for at in range(600)]
     values = [{name: getattr(file, name) for name in ("path", "node", "first", "last", "rows", "ts_min_us",
               "ts_max_us", "bytes", "topics")} for file in reversed(files)]  # fmt: skip
@@ -222,7 +222,7 @@ def test_two_change_it_at_once(tmp_path: Path) -> None:
     assert list(state.files("n1")) == [data_file(at * 10) for at in range(80)]
 
 
-def test_who_changes_it_and_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_change_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     before = (tmp_path / manifest.FILE).read_bytes()
     with pytest.raises(ZeroDivisionError), manifest.edit(tmp_path) as changes:
@@ -249,7 +249,7 @@ def test_it_is_read_whole_while_it_is_changed(tmp_path: Path) -> None:
 # ---- files with many topics
 
 
-def test_a_filter_of_topics_knows_its_names_and_most_others() -> None:
+def test_a_topic_filter_matches_its_names_and_excludes_most() -> None:
     names = [f"site{at % 50}/machine{at}/temp" for at in range(4000)]
     made = planning.bloom_filter(names)
     assert len(made) <= 11_000

@@ -133,7 +133,7 @@ def test_groups_without_a_wanted_topic_are_not_read(tmp_path: Path, monkeypatch:
     assert read == [(0, 1), (1, 1), (1, 3), (2, 1), (2, 3)]
 
 
-def test_typed_columns_are_kept_and_other_columns_keep_files_apart(tmp_path: Path) -> None:
+def test_typed_columns_are_kept_and_different_columns_not_merged(tmp_path: Path) -> None:
     typed = CompactOptions(
         grace_s=0, everything=True, merge_bytes=0, schemas={"#": "temp double, location struct<lat: double>"}
     )
@@ -219,7 +219,7 @@ def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None
     assert not verify(tmp_path).faults
 
 
-def test_a_trickle_costs_at_most_three_tenths_more_than_its_payload(tmp_path: Path) -> None:
+def test_small_messages_cost_at_most_three_tenths_extra(tmp_path: Path) -> None:
     """A message of 128 random bytes a minute: a day of 144 files of ten rows each."""
     chance = random.Random(1)
     rows = [

@@ -84,7 +84,7 @@ class Lives:
 
 
 @pytest.mark.parametrize("sync", ["1h", "publish", "always"])
-def test_numbers_that_a_reader_has_seen_are_not_given_again(disk: SyncedDisk, make_site: Make, sync: str) -> None:
+def test_numbers_seen_by_a_reader_are_not_reused(disk: SyncedDisk, make_site: Make, sync: str) -> None:
     lives = Lives(disk, make_site, {"sync": sync})
     lives.publish(500)
     lives.fail()
@@ -130,7 +130,7 @@ def test_numbers_are_dense_when_a_hub_ends_in_order(disk: SyncedDisk, make_site:
     assert lives.seen == 16
 
 
-def test_a_hub_that_ends_while_a_segment_is_finished_keeps_the_last_one(disk: SyncedDisk, make_site: Make) -> None:
+def test_a_hub_closed_while_finishing_keeps_its_last_segment(disk: SyncedDisk, make_site: Make) -> None:
     lives = Lives(disk, make_site, {"sync": "1h", "segment_bytes": 1 << 20})
     lives.publish(40_000)
     assert lives.journal._durability.is_sealing
@@ -142,7 +142,7 @@ def test_a_hub_that_ends_while_a_segment_is_finished_keeps_the_last_one(disk: Sy
     assert segment.reserved(disk.root / "journal/wal/n1") == 40_005
 
 
-def test_publishers_wait_until_the_disk_knows_which_numbers_are_used(
+def test_publishers_wait_until_used_numbers_are_synced(
     disk: SyncedDisk, make_site: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "STEP", 64)
@@ -303,7 +303,7 @@ def expired_before_a_gap(path: Path, crashes: int = 1) -> int:
 
 
 @pytest.mark.parametrize("crashes", [1, 3])
-def test_rows_before_a_gap_that_have_expired_are_missing_for_nobody_who_read_them(tmp_path: Path, crashes: int) -> None:
+def test_expired_rows_before_a_gap_are_not_missing(tmp_path: Path, crashes: int) -> None:
     behind = expired_before_a_gap(tmp_path, crashes)
     journal = Journal(tmp_path)
     assert journal.begin() == {"n1": behind}
@@ -406,7 +406,7 @@ smq.publish(b"x", "topic")
 """
 
 
-def test_a_program_that_does_not_close_its_hub_ends_in_order(tmp_path: Path) -> None:
+def test_a_program_with_an_open_hub_ends_normally(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     for end in (1, 2, 3):
         subprocess.run([sys.executable, "-c", PROGRAM, journal], check=True, timeout=60)

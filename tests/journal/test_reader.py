@@ -240,7 +240,7 @@ def test_the_hub_is_just_beginning_a_segment(tmp_path: Path) -> None:
     assert list(Journal(tmp_path).rows({}, {"n1": 99})) == written.rows(0, 5)
 
 
-def test_numbers_that_nobody_has(tmp_path: Path) -> None:
+def test_unknown_numbers(tmp_path: Path) -> None:
     """After a power failure numbers go on behind what a pipeline had seen."""
     written.write(tmp_path, [[4, 10]])
     written.write(tmp_path, [[25, 30]], first=20)

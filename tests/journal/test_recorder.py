@@ -93,7 +93,7 @@ def test_long_and_short_runs_keep_their_order_and_times(recording: Any, disk: Di
     assert {row.uid for row in disk.rows} == {"client"}
 
 
-def test_a_run_that_fills_a_batch_gets_its_time_then(recording: Any, disk: Disk) -> None:
+def test_a_run_is_stamped_when_it_fills_a_batch(recording: Any, disk: Disk) -> None:
     receive(recording, 0, MAX_ROWS + 3)
     assert [row.ts_us for row in disk.rows] == [NOW_US] * MAX_ROWS
     recording.recorder.flush()
@@ -113,7 +113,7 @@ def test_what_a_full_disk_does_not_take_is_kept(recording: Any, disk: Disk) -> N
     assert numbers(disk) == list(range(3 * MAX_ROWS + 10))
 
 
-def test_a_buffer_that_can_not_be_written_to_is_read_too(recording: Any, disk: Disk) -> None:
+def test_read_only_buffers_are_accepted(recording: Any, disk: Disk) -> None:
     recording.recorder.record_large(memoryview(run(0, 100)))
     recording.recorder.flush()
     assert numbers(disk) == list(range(100))

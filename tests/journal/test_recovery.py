@@ -136,7 +136,7 @@ def test_nothing_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 8, 100])
-def test_a_segment_whose_schema_is_torn(tmp_path: Path, left: int) -> None:
+def test_a_segment_with_a_torn_schema(tmp_path: Path, left: int) -> None:
     written.write(tmp_path, [[5], []])
     newest = index.paths(tmp_path / "wal/n1")[-1]
     os.truncate(newest, left)
@@ -162,7 +162,7 @@ def test_numbers_go_on_behind_what_is_compacted(tmp_path: Path) -> None:
     assert recovery.recover(tmp_path / "wal/n1").next_seq == 9
 
 
-def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) -> None:
+def test_numbers_seen_by_a_pipeline_are_not_reused(tmp_path: Path) -> None:
     written.write(tmp_path, [[5]])
     (tmp_path / "readers").mkdir()
     report = {"query": "q", "name": "hot", "offset": {"n1": 17, "n2": 99}, "time_us": 0}
@@ -187,7 +187,7 @@ def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("known", [{}])
-def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: Path, known: dict[str, int]) -> None:
+def test_commits_are_found_in_segments_without_a_snapshot(tmp_path: Path, known: dict[str, int]) -> None:
     folder = tmp_path / "wal/n1"
     for number in range(5):
         opened = segment.SegmentFile.open(folder, number, "n1", "hub")
@@ -200,7 +200,7 @@ def test_commits_behind_a_snapshot_that_could_not_be_written(tmp_path: Path) -> 
     (tmp_path / "wal/n1").mkdir(parents=True)
     manifest.write_json(tmp_path / "wal/n1" / committed.COMMITS_FILE, {"old": 1, "q0": 0})
     os.utime(tmp_path / "wal/n1" / committed.COMMITS_FILE, (1, 1))
-    test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path, {"old": 1})
+    test_commits_are_found_in_segments_without_a_snapshot(tmp_path, {"old": 1})
 
 
 def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:

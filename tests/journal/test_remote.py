@@ -169,7 +169,7 @@ def test_what_does_not_change_is_not_sent_again(hub: Hub) -> None:
     assert hub.requests == ["manifest", f"wal/n1/{0:020d}.idx"]
 
 
-def test_a_micro_batch_takes_few_requests_and_each_page_one(hub: Hub) -> None:
+def test_a_micro_batch_takes_one_request_per_page(hub: Hub) -> None:
     """As Spark's source does it: where it begins, where it ends, a plan; for two nodes, one of them compacted."""
     written.write(hub.path, [[10], [20], [30]])
     written.write(hub.path, [[10], [20]], "n2")
@@ -226,7 +226,7 @@ def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
     assert there(rows) == written.rows(0, 30)
 
 
-def test_damage_is_told_with_the_address(hub: Hub) -> None:
+def test_damage_is_reported_with_the_address(hub: Hub) -> None:
     written.write(hub.path, [[10, 20]])
     path = segment.paths(hub.path / "wal/n1")[0]
     data = bytearray(path.read_bytes())
@@ -298,7 +298,7 @@ def test_an_end_that_is_none(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("answer", [DEEP, b"3", b"{}", b"<html>"])
-def test_a_commit_that_nobody_takes(answer: bytes) -> None:
+def test_a_commit_to_another_service(answer: bytes) -> None:
     with (
         ScriptedHttp([[ok(answer)]]) as server,
         pytest.raises(JournalError, match="is not a journal on a hub: it answers b'"),
@@ -342,7 +342,7 @@ def test_a_hub_that_comes_back(trouble: list[Any]) -> None:
         assert server.heads[-1].startswith("GET /x/end HTTP/1.1")
 
 
-def test_a_connection_is_kept_and_made_anew_when_it_was_closed() -> None:
+def test_connections_are_reused_and_replaced_when_closed() -> None:
     with ScriptedHttp([[ok(END)], [ok(END), CLOSE]], [[ok(END)]]) as server:
         journal = open_journal(f"{server.url}/x", "token", retry_s=0)
         assert [there(journal.end) for _ in range(3)] == [{"n1": 7}] * 3

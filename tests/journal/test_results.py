@@ -59,7 +59,7 @@ def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
         assert found.first_others({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
 
 
-def test_no_row_is_read_where_the_index_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_excluded_by_the_index_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "r" * 500 + "m", rows=20)
     monkeypatch.setattr(readers, "MAX_READ", 0)
     monkeypatch.setattr(Journal, "tables", None)
@@ -99,7 +99,7 @@ def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
     assert lag_rows(str(tmp_path), ignores=lambda name: True)("hot", {"n1": 0}, {"n1": 30}) == 10
 
 
-def test_results_of_a_hub_wait_for_nobody_who_leaves_them_out(make_site: Callable[..., Site], tmp_path: Path) -> None:
+def test_readers_without_results_do_not_wait_for_them(make_site: Callable[..., Site], tmp_path: Path) -> None:
     site = make_site(journal={"path": str(tmp_path / "j")})
     journal, address = site.smq.journal, files.HubAddress.of(tmp_path / "j")
     device = site.device(b"device")
@@ -126,7 +126,7 @@ def test_what_a_report_says(tmp_path: Path) -> None:
     assert parsed == [True, True, False, True]
 
 
-def test_an_index_that_is_made_again_tells_it_too(tmp_path: Path) -> None:
+def test_a_rebuilt_index_has_the_flags(tmp_path: Path) -> None:
     write(tmp_path, "rmr")
     (path,) = segment.paths(tmp_path / "wal/n1")
     path.with_suffix(segment.INDEXED).unlink()

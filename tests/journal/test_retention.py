@@ -92,7 +92,7 @@ def silent(journal: Path, query: str, days: float) -> int:
     return int(now_s * 1e6)
 
 
-def test_a_pipeline_that_nobody_runs_is_given_up(journal: Path) -> None:
+def test_a_pipeline_without_process_is_abandoned(journal: Path) -> None:
     report(journal, "forgotten", n1=0)
     settings = replace(KEEP, retain_s=1.0, path=journal, reader_timeout_s=7.0 * DAY_S)
     assert retention.expired(journal, settings, silent(journal, "forgotten", 6.9)) == []
@@ -189,7 +189,7 @@ def test_a_report_of_the_future_counts_from_now_on(journal: Path) -> None:
     assert len(retention.expired(journal, settings, now_us + int(7.1 * DAY_S * 1e6))) == 6
 
 
-def test_what_was_made_in_the_future_is_not_kept_for_ever(tmp_path: Path) -> None:
+def test_files_dated_in_the_future_expire(tmp_path: Path) -> None:
     path, ahead_s = tmp_path / "retired" / "n1.parquet", time.time() + 3650 * DAY_S
     path.parent.mkdir()
     path.touch()
@@ -252,7 +252,7 @@ def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypat
     assert len(list((tmp_path / "wal/n1").iterdir())) == 2 * 90 + 1  # one summary was made: of the first that stays
 
 
-def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None:
+def test_a_missing_or_wrong_summary_is_rebuilt(tmp_path: Path) -> None:
     written.write(tmp_path, [[30, 50], [60]])
     path = segment.paths(tmp_path / "wal/n1")[0]
     made = summary_of(path)

@@ -72,7 +72,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), min_size=1, max_size=10))
-def test_the_ddl_can_be_read_and_what_fits_is_counted(values: list[dict[str, object]]) -> None:
+def test_the_ddl_is_valid_and_fitting_rows_are_counted(values: list[dict[str, object]]) -> None:
     found = infer_schema(json.dumps(value).encode() for value in values)
     if found.ddl is not None:
         assert isinstance(found.kind, StructType)

@@ -76,7 +76,7 @@ def cached(path: Path) -> bytes:
     return bytes(page & 1 for page in resident)
 
 
-def test_a_segment_is_begun_anew_when_it_has_no_rows(tmp_path: Path) -> None:
+def test_an_empty_segment_is_restarted(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
     segment.SegmentFile.open(folder, 7, "n1", "old").close()
     segment.SegmentFile.open(folder, 7, "n1", "new").close()

@@ -54,7 +54,7 @@ class Troubled:
 @pytest.mark.parametrize(
     "path", ["", "main/manifest", "main/stats", f"main/wal/n2/{SEGMENT}.idx", "other/manifest", "main/x"]
 )
-def test_without_the_token_nothing_is_told(shelf: Shelf, path: str, token: str | None) -> None:
+def test_without_the_token_nothing_is_revealed(shelf: Shelf, path: str, token: str | None) -> None:
     headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
     text = shelf.refused(401, path, token=None, headers=headers)
     assert text.startswith("The token is wrong or missing; send")
@@ -78,7 +78,7 @@ def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) 
     shelf.refused(404, "second/stats")
 
 
-def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> None:
+def test_a_reopened_journal_may_have_another_token(shelf: Shelf) -> None:
     assert shelf.ask("main/stats").status_code == 200
     shelf.writer.close()
     (shelf.writer.path / "token").unlink()
@@ -87,7 +87,7 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
     assert shelf.ask("main/stats", token=files.journal_token(shelf.writer.path)).status_code == 200
 
 
-def test_a_spoilt_token_opens_nothing_and_is_told_to_the_operator(shelf: Shelf, caplog: Any) -> None:
+def test_a_damaged_token_is_refused_and_reported(shelf: Shelf, caplog: Any) -> None:
     (shelf.writer.path / "token").write_text("")
     for token in ("", None, "x"):
         assert str(shelf.writer.path) not in shelf.refused(401, "main/stats", token=token)
@@ -97,7 +97,7 @@ def test_a_spoilt_token_opens_nothing_and_is_told_to_the_operator(shelf: Shelf, 
 # ---- reading
 
 
-def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) -> None:
+def test_readers_of_a_closed_journal_are_asked_to_retry(shelf: Shelf) -> None:
     """Its application is reloading: a pipeline must not take that for a wrong token."""
     assert shelf.ask("main/stats").status_code == 200
     shelf.opened.clear()
@@ -148,7 +148,7 @@ def test_ranges_of_a_segment(shelf: Shelf) -> None:
     assert (head.status_code, head.headers["content-length"], head.content) == (206, "10", b"")
 
 
-def test_a_segment_is_shown_as_far_as_it_is_written(shelf: Shelf) -> None:
+def test_a_segment_is_served_as_far_as_written(shelf: Shelf) -> None:
     path = shelf.wal / f"{SEGMENT}.idx"
     for size in (68, 128, 192):
         path.write_bytes(b"x" * size)
@@ -297,7 +297,7 @@ def test_a_commit_says_what_it_is(shelf: Shelf, parameters: str, sentence: str) 
     assert shelf.refused(400, f"main/commit{parameters}", "POST", data=record(b"t", b"x")).startswith(sentence)
 
 
-def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
+def test_a_too_large_commit_is_refused_before_reading(shelf: Shelf) -> None:
     rows = record(b"t", b"x" * 60000) * 20
     wire = shelf.bench.connect()
     head = f"POST /rtl/journal/main/publish HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {shelf.token}\r\n"
@@ -411,13 +411,13 @@ def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"two words, and long enough", b"\xff" * 40])
-def test_a_spoilt_token_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_token_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(JournalError, match=r"token .*remove"):
         files.journal_token(tmp_path)
 
 
-def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
+def test_a_journal_has_the_address_of_its_hub(tmp_path: Path) -> None:
     announcer.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
     path = tmp_path / "hub.json"
     url, token = "http://127.0.0.1:1/rtl/journal/x", files.journal_token(tmp_path)
@@ -434,7 +434,7 @@ def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
 # ---- where it ends
 
 
-def test_who_waits_is_answered_when_there_is_more(shelf: Shelf) -> None:
+def test_waiting_readers_are_answered_on_new_rows(shelf: Shelf) -> None:
     def waited(after: str, wait_s: float) -> Any:
         return gevent.spawn(shelf.ask, "main/end", params={"after": after, "wait_s": str(wait_s)})
 
@@ -450,7 +450,7 @@ def test_who_waits_is_answered_when_there_is_more(shelf: Shelf) -> None:
     assert many[5].get(timeout=10).json() == {"end": {"n1": 2, "n2": 7}}
 
 
-def test_who_waits_for_nothing_is_answered_in_time(shelf: Shelf) -> None:
+def test_waits_without_new_rows_end_in_time(shelf: Shelf) -> None:
     began_s = time.monotonic()
     answer = shelf.ask("main/end", params={"after": '{"n1": 9, "n2": 9}', "wait_s": "0.3"})
     assert answer.json() == {"end": {"n1": 0, "n2": 7}}
@@ -482,7 +482,7 @@ def test_the_end_is_answered_from_memory(shelf: Shelf, monkeypatch: pytest.Monke
     assert shelf.ask("main/end").json() == {"end": {"n1": 1, "n2": 7}}
 
 
-def test_the_server_looks_for_no_file_when_a_reader_asks(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_cause_no_file_search(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     path_of = DiskIo._published_path
     monkeypatch.setattr(DiskIo, "_published_path", lambda io, name: looked.append(name) or path_of(io, name))

@@ -34,7 +34,7 @@ def test_a_path(value: Any, path: Path) -> None:
     assert parse(value, FOLDER) == parse({"path": value}, FOLDER) == JournalSettings(path=path, name="factory")
 
 
-def test_a_folder_whose_name_is_no_name() -> None:
+def test_a_folder_with_an_invalid_name() -> None:
     found = parse(True, Path("/srv/my app"))
     assert found
     assert found.name == "journal"

@@ -63,7 +63,7 @@ def test_what_is_staged_is_published_when_it_is_committed(shelf: Shelf) -> None:
     assert not any(folder(shelf).iterdir())
 
 
-def test_a_repetition_in_other_parts_publishes_those_that_were_sealed(shelf: Shelf) -> None:
+def test_a_repetition_publishes_the_sealed_parts(shelf: Shelf) -> None:
     class Killed(Exception):
         pass
 
@@ -120,7 +120,7 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(stage_payloads(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
 
 
-def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncommittable_parts_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 3 * committed.MIN_PART_BYTES)
     (tmp_path / "wal").mkdir()
     waiting = StagedResults(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]

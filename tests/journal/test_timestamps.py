@@ -72,7 +72,7 @@ def test_a_glitch_of_an_hour_is_not_seen() -> None:
         assert machine.jumps == []
 
 
-def test_a_jump_that_lasts_is_followed_and_so_is_the_way_back() -> None:
+def test_a_lasting_clock_jump_and_its_return_are_followed() -> None:
     machine = Machine()
     machine.ahead = HOUR
     assert machine.run(61)[-2:] == [0, HOUR]
@@ -84,7 +84,7 @@ def test_a_jump_that_lasts_is_followed_and_so_is_the_way_back() -> None:
     assert machine.jumps == [HOUR, -HOUR]
 
 
-def test_a_clock_that_jumps_about_is_not_believed() -> None:
+def test_a_jumping_clock_is_ignored() -> None:
     machine = Machine()
     for at in range(10):
         machine.ahead = (at % 3 - 1) * HOUR
@@ -145,7 +145,7 @@ def test_a_hub_whose_clock_jumps_for_a_while(
     assert caplog.text == ""
 
 
-def test_a_hub_whose_clock_was_an_hour_ahead_for_some_time(
+def test_a_hub_whose_clock_was_temporarily_ahead(
     machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     smq = hub.create(journal=str(tmp_path))

@@ -104,7 +104,7 @@ def test_tokens_are_changed_while_the_hub_runs(shelf: Shelf) -> None:
     assert shelf.ask("main/stats").status_code == 200
 
 
-def test_a_broken_file_is_told_once_and_those_before_stay(shelf: Shelf, caplog: Any) -> None:
+def test_a_broken_file_is_reported_once_and_values_stay(shelf: Shelf, caplog: Any) -> None:
     assert shelf.ask("main/stats", token=READER).status_code == 200
     put(shelf.writer.path, "dashboards short read")
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_a_broken_file_is_told_once_and_those_before_stay(shelf: Shelf, caplog: 
     assert shelf.ask("main/stats", token=READER).status_code == 200
 
 
-def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_requests_wait_for_the_files(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline whose many tasks ask a hub that has just started must not hear that its token is wrong."""
     import gevent
 
@@ -123,7 +123,7 @@ def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.M
     assert [one.get().status_code for one in asked] == [200] * 8
 
 
-def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
+def test_a_damaged_token_is_reported_once(shelf: Shelf, caplog: Any) -> None:
     (shelf.writer.path / files.TOKEN_FILE).write_text("")
     for _ in range(3):
         shelf.refused(401, "main/stats", token="x")
@@ -178,7 +178,7 @@ def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: p
     assert not shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
 
 
-def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_bounded_for_every_token(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_QUERIES", 2)
     for query, status in (("a", 200), ("b", 200), ("c", 400), ("a", 200)):
         answer = shelf.ask("main/progress", "POST", data=json.dumps({"query": query, "offset": {"n1": 0}}))

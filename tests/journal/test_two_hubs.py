@@ -89,7 +89,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.servers
-def test_a_hub_that_is_killed_knows_its_commits(pair: Pair) -> None:
+def test_a_killed_hub_has_its_commits(pair: Pair) -> None:
     assert pair.commit("n1", "a", 0)
     assert all(pair.commit("n1", "b", batch) for batch in range(3))
     assert all(pair.commit("n2", "c", batch) for batch in range(3))
@@ -113,7 +113,7 @@ def test_each_hub_says_what_was_committed_to_the_other(pair: Pair) -> None:
         assert commit.last_batch(address, "q") == batch
 
 
-def test_parts_that_were_committed_to_one_hub_are_not_sealed_by_the_other(pair: Pair) -> None:
+def test_parts_committed_to_one_hub_are_sealed_only_there(pair: Pair) -> None:
     """A repetition of the micro-batch may be cut into more parts, of which some would be new."""
     token = (pair.journal / "token").read_text().strip()
     for node, pieces in (("n1", 1), ("n2", 3)):
@@ -123,7 +123,7 @@ def test_parts_that_were_committed_to_one_hub_are_not_sealed_by_the_other(pair: 
     assert len([row for row in Journal(pair.journal).rows({}, Journal(pair.journal).end()) if row.txn]) == 1
 
 
-def test_pipelines_go_to_the_first_and_then_to_the_other(pair: Pair) -> None:
+def test_pipelines_use_the_first_then_the_second(pair: Pair) -> None:
     assert pair.announced() == "n1"
     assert pair.commit("n1", "a", 0)
     pair.kill("n1")
@@ -204,7 +204,7 @@ def test_a_query_goes_from_hub_to_hub_and_back(create: Create) -> None:
     assert sum(journal.stats()["rows"] for journal in hubs) == 20
 
 
-def test_a_commit_whose_segment_was_compacted_before_the_other_hub_looked(create: Create, tmp_path: Path) -> None:
+def test_the_other_hub_finds_commits_of_compacted_segments(create: Create, tmp_path: Path) -> None:
     rows = [(b"t", None, b"x")]
     first, second = create("n1"), create("n2")
     assert first.commit("q", 0, rows)
@@ -226,7 +226,7 @@ def test_the_same_commit_to_two_hubs_at_once(create: Create) -> None:
     assert sorted(one.value for one in both) == [False, True]
 
 
-def test_what_keeps_a_hub_from_being_announced_is_told_once(
+def test_failed_announcements_of_a_hub_are_reported_once(
     create: Create, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     create("n1")

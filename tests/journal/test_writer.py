@@ -128,7 +128,7 @@ def test_only_what_is_asked_for(record: Make) -> None:
     assert site.smq.journal.stats()["skipped"] == 3
 
 
-def test_many_topics_at_once_go_the_quick_way_and_are_kept(record: Make) -> None:
+def test_many_topics_at_once_use_the_fast_path(record: Make) -> None:
     site = record()
     receivers = [site.device(b"receiver%d" % number) for number in range(4)]
     sender = site.device(b"sender-1")
@@ -141,7 +141,7 @@ def test_many_topics_at_once_go_the_quick_way_and_are_kept(record: Make) -> None
 
 
 @pytest.mark.parametrize("sync", ["publish", "always"])
-def test_written_before_anybody_receives_it(record: Make, sync: str) -> None:
+def test_messages_are_written_before_delivery(record: Make, sync: str) -> None:
     site = record({"sync": sync, "flush_ms": 5000})
     receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
     tid = receiver.subscribe(b"topic")
@@ -235,7 +235,7 @@ def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
     assert 1 < len(kept) < 12
 
 
-def test_a_clock_that_is_wrong_for_a_moment_removes_nothing(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporarily_wrong_clock_removes_nothing(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     site = record({"segment_bytes": 65536, "retain": "1d", "reader_timeout_s": "1d"})
     journal = site.smq.journal
     for number in range(20):
@@ -250,7 +250,7 @@ def test_a_clock_that_is_wrong_for_a_moment_removes_nothing(record: Make, monkey
     assert len(rows(site)) == 20
 
 
-def test_a_commit_that_fills_a_segment_is_saved_with_it(record: Make) -> None:
+def test_a_commit_is_saved_with_the_segment_it_fills(record: Make) -> None:
     site = record({"segment_bytes": 65536})
     journal = site.smq.journal
     assert journal.commit("q", 3, [(b"t", None, bytes(60_000))] * 2)
@@ -341,7 +341,7 @@ def test_a_stall_in_the_middle_of_a_flush(record: Make) -> None:
     assert [row.seq for row in written(site)] == list(range(count))
 
 
-def test_an_end_with_a_full_disk_counts_what_is_lost(record: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_shutdown_with_a_full_disk_counts_lost_rows(record: Make, caplog: pytest.LogCaptureFixture) -> None:
     site = record({"flush_ms": 1})
     journal = site.smq.journal
     with limited_file_size(100_000):
@@ -374,7 +374,7 @@ def test_publishers_that_wait_go_on_when_the_journal_ends(record: Make) -> None:
         receiver.expect(publish(tid, sender.etid, b"%03d" % number + bytes(1000)))
 
 
-def test_a_folder_is_let_go_when_a_slow_disk_has_it_at_last(
+def test_a_folder_is_released_after_a_slow_open(
     record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = threading.Event()
@@ -430,7 +430,7 @@ def test_a_hub_without_a_journal_has_none(site: Site) -> None:
     assert site.smq._broker.recorder is None
 
 
-def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:
+def test_a_closed_journal_does_not_close_the_hub(record: Make) -> None:
     site = record()
     receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
     tid = receiver.subscribe(b"topic")
@@ -445,7 +445,7 @@ def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:
 # ---- what happens in threads
 
 
-def test_a_folder_that_could_not_be_used_is_let_go(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_released(tmp_path: Path) -> None:
     snapshot = tmp_path / "wal" / "n1" / committed.COMMITS_FILE
     snapshot.parent.mkdir(parents=True)
     snapshot.write_text("no")
@@ -455,7 +455,7 @@ def test_a_folder_that_could_not_be_used_is_let_go(tmp_path: Path) -> None:
     assert hub.create(journal=str(tmp_path)).journal.stats()["rows"] == 0
 
 
-def test_a_disk_that_keeps_nothing_for_long_is_told_about(
+def test_a_disk_that_loses_data_is_reported(
     record: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked, go = threading.Event(), threading.Event()
@@ -479,7 +479,7 @@ def test_a_disk_that_keeps_nothing_for_long_is_told_about(
     assert len(rows(site)) == 1
 
 
-def test_publishers_wait_for_a_slow_disk_that_is_far_behind(
+def test_publishers_wait_when_a_slow_disk_is_behind(
     record: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = threading.Event()

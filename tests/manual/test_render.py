@@ -114,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_link_of_the_site_is_relative_and_leads_to_a_file(site: Path) -> None:
+def test_every_link_of_the_site_is_relative_and_valid(site: Path) -> None:
     documents = {path: Text(path.read_text("utf-8")) for path in site.rglob("*.html")}
     assert len(documents) == len(manual.pages()) + 1
     lost = []
@@ -143,7 +143,7 @@ def test_the_site_is_written_anew_over_an_old_one(site: Path) -> None:
     assert (site / "mine.txt").read_text() == "mine"
 
 
-def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_reports_faults(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match="Cannot write"):
         main([str(tmp_path / "file" / "site")])
@@ -152,7 +152,7 @@ def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
             main(words)
 
 
-def test_the_script_takes_a_folder_from_where_it_is_called(tmp_path: Path) -> None:
+def test_the_script_resolves_folders_from_the_working_directory(tmp_path: Path) -> None:
     """`scripts/docs site`, with the part of the script that finds the folder and a Python that shows its arguments."""
     script = (REPOSITORY / "scripts/docs").read_text("utf-8")
     assert os.access(REPOSITORY / "scripts/docs", os.X_OK)

@@ -67,7 +67,7 @@ def test_a_value_that_is_unknown_changes_nothing() -> None:
     ]
 
 
-def test_an_alarm_is_raised_again_only_after_its_cool_down() -> None:
+def test_an_alarm_repeats_only_after_its_cool_down() -> None:
     rows = [(0, 81.0), (1, 70.0), (2, 81.0), (3, 70.0), (9.5, 81.0), (10, 81.0), (11, 82.0)]
     assert told(AlertRules(cooldown_us=10 * S), rows) == [
         ("when", "raised", 0),
@@ -76,7 +76,7 @@ def test_an_alarm_is_raised_again_only_after_its_cool_down() -> None:
     ]
 
 
-def test_silence_is_raised_when_it_was_due_and_over_with_the_next_row() -> None:
+def test_silence_is_raised_when_due_and_cleared_by_rows() -> None:
     rows = [(0, 1.0), (30, 1.0), (61, 1.0), (62, 1.0)]
     assert told(AlertRules(absent_us=30 * S), rows) == [("absent", "raised", 60), ("absent", "cleared", 61)]
 
@@ -91,7 +91,7 @@ def test_silence_within_the_cool_down_waits_for_its_end() -> None:
     ]
 
 
-def test_a_rise_counts_from_the_lowest_value_within_the_time() -> None:
+def test_a_rise_counts_from_the_lowest_recent_value() -> None:
     rise = AlertRules(rate=RateRule(True, False, 5.0, 60 * S))
     rows = [(0, 20.0), (30, 24.0), (55, 25.0), (59, 25.5), (70, 25.0), (200, 40.0)]
     assert told(rise, rows) == [("rate", "raised", 59), ("rate", "cleared", 70)]
@@ -117,7 +117,7 @@ def test_what_a_fast_key_remembers_stays_small() -> None:
     st.integers(1, 40),
 )
 @settings(max_examples=200)
-def test_alarms_are_raised_and_cleared_in_turn_and_in_order(
+def test_alarms_are_raised_and_cleared_in_order(
     rows: list[tuple[int, float | None]], cooldown: int, absent: int
 ) -> None:
     rules = AlertRules(cooldown * S, absent * S, RateRule(True, False, 5.0, 20 * S))
@@ -150,7 +150,7 @@ def shown(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return [(row.device, row.rule, row.state, row._ts / S - NOON_MS / 1000) for row in rows]
 
 
-def test_rows_of_a_micro_batch_are_taken_in_the_order_of_their_times() -> None:
+def test_rows_of_a_micro_batch_are_processed_by_time() -> None:
     test = operator("None", when="temp > 80", clear="temp < 75")
     assert shown(test.test("d1", [row(3, 70), row(1, 81), row(2, 82)])) == [
         ("d1", "when", "raised", 1),
@@ -160,7 +160,7 @@ def test_rows_of_a_micro_batch_are_taken_in_the_order_of_their_times() -> None:
     assert shown(test.test("d1", [row(5, 81)])) == []
 
 
-def test_silence_that_lasts_is_told_by_the_clock_with_the_time_when_it_was_due() -> None:
+def test_lasting_silence_is_reported_with_its_due_time() -> None:
     test = operator("ProcessingTime", absent="30 seconds")
     late_ms = 5_000
     test.setProcessingTime(NOON_MS + late_ms)
@@ -179,7 +179,7 @@ def test_a_key_that_speaks_moves_its_timer() -> None:
     assert shown(test.setProcessingTime(NOON_MS + 149_000)) == [("d1", "absent", "raised", 113 + 30)]
 
 
-def test_after_a_stop_what_waits_in_the_journal_is_read_before_silence_is_told() -> None:
+def test_waiting_rows_are_read_before_silence_is_reported() -> None:
     test = operator("ProcessingTime", absent="30 seconds")
     test.setProcessingTime(NOON_MS)
     test.test("d1", [row(0, 20)])
@@ -188,7 +188,7 @@ def test_after_a_stop_what_waits_in_the_journal_is_read_before_silence_is_told()
     assert shown(test.setProcessingTime(NOON_MS + 3_630_000)) == [("d1", "absent", "raised", 70)]
 
 
-def test_with_the_clock_of_the_messages_the_watermark_tells_silence() -> None:
+def test_event_time_watermarks_report_silence() -> None:
     test = operator("EventTime", absent="30 seconds")
     assert shown(test.test("d1", [row(0, 20), row(10, 20)])) == []
     assert shown(test.setWatermark(NOON_MS + 39_000)) == []
@@ -257,9 +257,7 @@ def streamed(spark: Any, folder: Path, declaration: Declaration) -> Iterator[tup
         query.stop()
 
 
-def test_a_stream_tells_what_one_batch_tells_and_then_the_silence_that_lasts(
-    spark: Any, readings: Any, tmp_path: Path
-) -> None:
+def test_a_stream_reports_like_a_batch_then_lasting_silence(spark: Any, readings: Any, tmp_path: Path) -> None:
     declaration = declared(when="temp > 80", clear="temp < 75", cooldown="5 seconds", absent="15 seconds")
     batch = facts(alerts.apply(readings, declaration).collect())
     assert {fact[1] for fact in batch} == {"d0", "d1"}
@@ -274,7 +272,7 @@ def test_a_stream_tells_what_one_batch_tells_and_then_the_silence_that_lasts(
     assert live == sorted([*batch, silent])
 
 
-def test_the_clock_on_the_wall_tells_silence_without_any_row(spark: Any, tmp_path: Path) -> None:
+def test_processing_time_reports_silence_without_rows(spark: Any, tmp_path: Path) -> None:
     declaration = declared(absent="1 second")
     assert alerts.endless(declaration)
     with streamed(spark, tmp_path, declaration) as (_, found):
@@ -294,7 +292,7 @@ def test_a_missing_column_is_one_sentence(readings: Any, select: list[str], said
         alerts.apply(readings.select(*select), declared(when="temp > 80"))
 
 
-def test_a_key_that_is_called_as_a_column_of_the_result_is_one_sentence(readings: Any) -> None:
+def test_a_key_named_like_a_result_column_is_refused(readings: Any) -> None:
     @alert(to="alerts/{state}", key="state", when="temp > 80")
     def hot(readings: Any) -> Any:
         return readings

@@ -80,7 +80,7 @@ CHANGED = {
 }
 
 
-def test_a_description_tells_what_state_means_and_nothing_else(app: Application) -> None:
+def test_a_description_has_only_the_meaning_of_states(app: Application) -> None:
     before = described(app, text(app, WINDOWS))
     assert described(app, text(app, WINDOWS)) == before, "Spark's numbers of expressions differ"
     for name, body in HARMLESS.items():
@@ -254,7 +254,7 @@ BOUNDED = [
 ]
 
 
-def test_what_remembers_for_ever_is_told(app: Application) -> None:
+def test_unbounded_state_is_reported(app: Application) -> None:
     for name, (body, told) in ENDLESS.items():
         warning = warned(app, text(app, body))
         assert warning.startswith("its state grows without bound"), name

@@ -152,7 +152,7 @@ def test_a_declarative_pipeline_publishes_each_message_once(place: Place) -> Non
     wait_until(lambda: place.published("hot/#") == [first, second], "what is new is, and nothing again", 30)
 
 
-def test_pipelines_say_that_they_have_a_spark_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipelines_report_their_own_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineError, match="sc://there is a Spark Connect server, which can't run pipelines"):
         session.start_spark("sc://there", "test", tmp_path)
     monkeypatch.setenv("SPARK_REMOTE", "sc://here")

@@ -108,7 +108,7 @@ def test_what_is_out_already_is_not_published_again(app: Application, backfill: 
     assert backfill("x", republish=True) == "x: nothing published: this range has no results"
 
 
-def test_ranges_that_have_no_row_in_common_are_not_compared(app: Application, backfill: Backfill) -> None:
+def test_disjoint_ranges_are_not_compared(app: Application, backfill: Backfill) -> None:
     doubled(app, "rows.select('n')")
     app.send({"n": 1})
     middle = str(app.end)
@@ -211,7 +211,7 @@ def test_rows_are_replaced_and_the_stream_goes_on(app: Application, backfill: Ba
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_kill_leaves_the_old_rows_or_the_new_ones(
+def test_a_kill_leaves_either_the_old_or_new_rows(
     app: Application, backfill: Backfill, interrupted: Callable[..., None], table_format: str
 ) -> None:
     keeps(app, table_format, "rows")

@@ -35,7 +35,7 @@ def kept(app: LakeApplication) -> list[int]:
     return found
 
 
-def test_who_reads_it(app: LakeApplication) -> None:
+def test_readers_of_the_table(app: LakeApplication) -> None:
     """polars and deltalake by name, DuckDB and Spark through the list of its files; filters use its statistics."""
     app.keep(*range(9))
     assert kept(app) == list(range(9))

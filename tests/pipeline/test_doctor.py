@@ -163,7 +163,7 @@ def test_a_pipeline_that_cannot_be_read(place: DoctorOptions) -> None:
     assert "broken.py:1" in check.detail + check.remedy
 
 
-def test_a_hub_that_nobody_serves(place: DoctorOptions) -> None:
+def test_a_hub_without_a_server(place: DoctorOptions) -> None:
     url = "http://127.0.0.1:9/rtl/journal/app"
     checks = found(DoctorOptions(place.app, place.state, url, "a token of sixteen", spark=False))
     assert not checks["hub"].ok

@@ -128,7 +128,7 @@ def test_wrong_values_are_refused(decorator: Any, value: Any) -> None:
 # ---- queries
 
 
-def test_a_message_that_a_udf_fails_with_is_left_out(app: Application) -> None:
+def test_a_message_that_fails_in_a_udf_is_skipped(app: Application) -> None:
     app.write(
         TENTHS.format(source=app.source)
         + "@publish('OUT/x', on_error='dead_letter')\ndef out(tenths): return tenths.select('n', 'x')\n"
@@ -232,7 +232,7 @@ def test_letters_of_parts_are_published_without_what_fails(app: Application) -> 
     assert (len(app.results("large")), len(app.results("wrong"))) == (1, 1)
 
 
-def test_a_backfill_leaves_out_too_and_publishes_its_letters_once(app: Application) -> None:
+def test_a_backfill_skips_failing_rows_and_publishes_letters_once(app: Application) -> None:
     app.write(
         TENTHS.format(source=app.source)
         + "@publish('OUT/x', on_error='dead_letter:OUT/wrong')\ndef out(tenths): return tenths.select('n', 'x')\n"
@@ -278,7 +278,7 @@ def test_the_limits_are_those_of_frames() -> None:
     assert (commit.MAX_PAYLOAD_BYTES, commit.MAX_NAME_BYTES) == (smq.MAX_PAYLOAD_BYTES, smq.MAX_NAME_BYTES)
 
 
-def test_rows_that_are_too_long_for_a_message_are_left_out(app: Application) -> None:
+def test_rows_too_long_for_a_message_are_skipped(app: Application) -> None:
     app.write(
         READINGS.format(source=app.source)
         + "@view\ndef long(readings): return readings.select('n', F.when(F.col('n') != 2, 'a\"\\x01b').otherwise("

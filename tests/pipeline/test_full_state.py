@@ -18,8 +18,8 @@ from smqrt.pipeline import query, status
 from smqrt.pipeline.failures import is_disk_full, is_transient
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
+from tests.server.test_full_disk import fill
 from tests.support.waiting import wait_until
-from tests.test_full_disk import fill
 
 PATIENCE_S = 60.0
 QUERIES = ("out", "kept", "sums")
@@ -96,7 +96,7 @@ def test_queries_wait_for_room(
     assert max(Counter(each["n"] for each in app.results("n")).values()) == 1
 
 
-def test_the_rest_of_a_first_micro_batch_is_in_nobodys_way(app: Application) -> None:
+def test_remains_of_a_first_micro_batch_are_harmless(app: Application) -> None:
     """Spark leaves it when the disk is full, and refuses a new checkpoint that has it."""
     app.write(FILE.replace("SOURCE", app.source))
     queries = ("out", "sums")
@@ -137,7 +137,7 @@ def test_what_a_full_disk_says(error: Exception) -> None:
     assert not is_disk_full(RuntimeError("Input/output error"))
 
 
-def test_a_status_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_reported_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = status.StatusWriter(tmp_path)
     kept.starting("q", "publish")
 

@@ -74,7 +74,7 @@ def test_json_becomes_columns(catalog: Any, frames: Any) -> None:
     assert found(frame, "seq", "device", "temp") == [(0, "d0", 20.0), (1, "d1", None), (6, "d2", None)]
 
 
-def test_bad_json_is_counted_and_told(catalog: Any, frames: Any) -> None:
+def test_bad_json_is_counted_and_reported(catalog: Any, frames: Any) -> None:
     declared = catalog(JSON.replace("double'", "double', dead_letter='dlq/json'"))
     graph = frames(declared)
     [(topic, bad)] = graph.rejected(declared.get("readings"))
@@ -184,7 +184,7 @@ def test_messages(catalog: Any, frames: Any, columns: list[str], to: str, expect
         assert (json.loads(payload) if isinstance(expected[2], dict) else payload) == expected[2]
 
 
-def test_journal_columns_are_not_told(catalog: Any, frames: Any) -> None:
+def test_journal_columns_are_not_listed(catalog: Any, frames: Any) -> None:
     declared = catalog(JSON + "@publish(to='x', subtopic='s/{device}')\ndef f(readings): return readings\n")
     frame = frames(declared).frame(declared.get("readings")).where("seq = 0").drop("payload")
     [(_, subtopic, payload)] = collect_messages(as_messages(frame, declared.get("f")))

@@ -130,7 +130,7 @@ def test_typed_columns_are_the_same_wherever_they_come_from(spark: Any, journal:
     assert found["n1", 3 + 11 * 50] is None
 
 
-def test_files_with_other_fields_or_topics_are_not_taken_for_typed_ones(spark: Any, journal: Path) -> None:
+def test_files_with_other_fields_or_topics_are_not_typed(spark: Any, journal: Path) -> None:
     scanned = lambda **given: plan_of(read_journal(spark, journal, **given).select("json.temp"))  # noqa: E731
     assert "InMemoryFileIndex(2 paths)" in scanned(json=f"{FIELDS}, n bigint")
     assert "InMemoryFileIndex(3 paths)" in scanned(json=FIELDS, topics="site1/#")
@@ -165,7 +165,7 @@ def test_filters_and_fields_go_down_into_the_files(spark: Any, journal: Path) ->
     )
 
 
-def test_what_moves_after_the_plan_is_read_where_it_was(spark: Any, tmp_path: Path) -> None:
+def test_rows_moved_after_planning_are_read_at_their_place(spark: Any, tmp_path: Path) -> None:
     for first in (0, 100, 200):
         compacted(tmp_path, readings(first, 100))
     write(tmp_path, readings(300, 50))
@@ -195,7 +195,7 @@ def test_files_that_move_while_it_is_planned(spark: Any, tmp_path: Path, monkeyp
     assert len(rows(read_journal(spark, tmp_path))) == 200
 
 
-def test_rows_that_are_gone_are_an_error_unless_told_otherwise(spark: Any, tmp_path: Path) -> None:
+def test_missing_rows_are_an_error_by_default(spark: Any, tmp_path: Path) -> None:
     for first in (0, 100):
         compacted(tmp_path, readings(first, 100))
     oldest = next(manifest.load(tmp_path).all_files())
@@ -205,7 +205,7 @@ def test_rows_that_are_gone_are_an_error_unless_told_otherwise(spark: Any, tmp_p
     assert read_journal(spark, tmp_path, start='{"n1": 50}', fail_on_data_loss=False).count() == 100
 
 
-def test_a_flipped_bit_is_told_and_never_read_as_something_else(spark: Any, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_reported_and_never_misread(spark: Any, tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 2000))
     (file,) = manifest.load(tmp_path).all_files()
     path = tmp_path / file.path
@@ -221,7 +221,7 @@ def test_a_flipped_bit_is_told_and_never_read_as_something_else(spark: Any, tmp_
         read_journal(spark, tmp_path)
 
 
-def test_a_file_uri_is_a_folder_and_a_wrong_column_is_named(spark: Any, journal: Path) -> None:
+def test_file_uris_are_folders_and_wrong_columns_are_named(spark: Any, journal: Path) -> None:
     assert read_journal(spark, f"file://{journal}").count() == 750
     assert read_journal(spark, journal, columns=[]).count() == 750
     with pytest.raises(ArgumentError, match='no column "temperature"'):
@@ -239,7 +239,7 @@ def test_a_journal_of_the_first_version(spark: Any, tmp_path: Path) -> None:
     assert rows(frame) == rows(source(spark, path)) != []
 
 
-def test_a_journal_on_a_hub_is_read_by_the_source(spark: Any, tmp_path: Path) -> None:
+def test_the_source_reads_the_journal_of_a_hub(spark: Any, tmp_path: Path) -> None:
     hub = JournalingHub(tmp_path / "app")
     try:
         sent = [("site1/a", '{"temp": 1.5}'), ("site2/a", "{}")]
@@ -299,7 +299,7 @@ def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
     assert links(tmp_path) == 0
 
 
-def test_links_go_when_their_time_is_over_and_when_the_disk_is_full(tmp_path: Path) -> None:
+def test_links_are_removed_when_expired_or_disk_is_full(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
     files = list(manifest.load(tmp_path).all_files())
     first, full = retention.hold_files(tmp_path, files), JournalSettings(tmp_path, min_free_bytes=1 << 60)
@@ -327,7 +327,7 @@ def held_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def test_links_of_other_machines_go_when_their_time_is_over(tmp_path: Path) -> None:
+def test_expired_links_of_other_machines_are_removed(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
     retention.hold_files(tmp_path, list(manifest.load(tmp_path).all_files()))
     (folder,) = tmp_path.glob("held/*")
@@ -339,7 +339,7 @@ def test_links_of_other_machines_go_when_their_time_is_over(tmp_path: Path) -> N
     assert links(tmp_path) == 0
 
 
-def test_a_journal_that_may_not_be_written_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_journal_is_read_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compacted(tmp_path, readings(0, 100))
     files = list(manifest.load(tmp_path).all_files())
 

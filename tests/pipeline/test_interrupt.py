@@ -55,7 +55,7 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
 
 
 @pytest.mark.cluster
-def test_sigterm_to_everybody(terminal: Terminal) -> None:
+def test_sigterm_to_all_processes(terminal: Terminal) -> None:
     """As systemd does by default: to the JVM and the helpers of Spark too, which are in process groups of their own."""
     terminal.start()
     terminal.wait_inside()
@@ -72,7 +72,7 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "hup"])
-def test_a_signal_to_everybody_while_spark_starts(terminal: Terminal, number: int) -> None:
+def test_a_signal_to_all_processes_while_spark_starts(terminal: Terminal, number: int) -> None:
     """SIGHUP is what a terminal that is closed sends. Signals without a meaning here change nothing."""
     terminal.start()
     wait_until(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
@@ -94,7 +94,7 @@ def test_a_signal_to_everybody_while_spark_starts(terminal: Terminal, number: in
 
 
 @pytest.mark.cluster
-def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
+def test_no_process_outlives_the_driver(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
     everybody = terminal.everybody()
@@ -106,7 +106,7 @@ def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-def test_a_jvm_that_dies(terminal: Terminal) -> None:
+def test_a_jvm_that_crashes(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
     [jvm] = [pid for pid, name in terminal.everybody().items() if name == "java"]
@@ -119,7 +119,7 @@ def test_a_jvm_that_dies(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
+def test_ctrl_c_finishes_the_batch_a_second_stops_immediately(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)

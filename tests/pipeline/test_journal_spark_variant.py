@@ -55,7 +55,7 @@ def test_a_variant_column(journal: Path, spark: Any) -> None:
     assert sorted(path.name for path in journal.iterdir() if path.name.startswith(".variant")) == []
 
 
-def test_what_spark_can_not_do_is_said_and_the_segments_stay(tmp_path: Path, spark: Any) -> None:
+def test_failures_of_spark_are_reported_and_segments_stay(tmp_path: Path, spark: Any) -> None:
     write(tmp_path, readings(100))
     source = tmp_path / "broken.parquet"
     source.write_bytes(b"PAR1 is not all")
@@ -63,7 +63,7 @@ def test_what_spark_can_not_do_is_said_and_the_segments_stay(tmp_path: Path, spa
         shredder(source, tmp_path / "out.parquet")
 
 
-def test_flipped_bits_of_a_file_that_spark_has_written_are_told(journal: Path) -> None:
+def test_flipped_bits_in_files_of_spark_are_reported(journal: Path) -> None:
     (file,) = manifest.load(journal).all_files()
     path, reader, refused = journal / file.path, Journal(journal), 0
     rows = list(reader.rows({}, {"n1": 5_002}))
@@ -78,7 +78,7 @@ def test_flipped_bits_of_a_file_that_spark_has_written_are_told(journal: Path) -
     assert refused > 10  # most of the file is the VARIANT column, which our reader doesn't read
 
 
-def test_files_with_a_variant_column_are_joined_by_spark_only(tmp_path: Path, spark: Any) -> None:
+def test_files_with_variant_columns_are_merged_only_by_spark(tmp_path: Path, spark: Any) -> None:
     rows = [*readings(400, step_us=1000)]
     with Shredder(tmp_path, spark) as shredder:
         for first in (0, 200):

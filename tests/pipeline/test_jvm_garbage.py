@@ -28,7 +28,7 @@ def test_the_share_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"\xca\xfe\xc0\xc0\1\2\0\1" + bytes(20) + b"\0\0\0\x20\1\0\0\0"])
-def test_a_java_without_counters_tells_nothing(tmp_path: Path, data: bytes) -> None:
+def test_java_without_counters_reports_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "1").write_bytes(data)
     for path in (tmp_path / "1", tmp_path / "gone"):
         assert GarbageTime(path).share() is None

@@ -84,7 +84,7 @@ def test_the_one_of_this_machine() -> None:
     assert jvm.find_java().major in jvm.JAVA_VERSIONS
 
 
-def test_use_tells_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_java_sets_java_for_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     found = jvm.Java(fake(tmp_path / "home", "17"), "17", 17)
     jvm.use_java(found)

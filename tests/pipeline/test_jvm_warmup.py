@@ -31,7 +31,7 @@ def made(size_bytes: int = 2 << 20) -> Path:
     return path
 
 
-def test_it_lies_in_the_cache_folder(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_is_in_the_cache_folder(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jvm.archive(JAVA).parent == spark_home.parent / "cache" / "smqrt"
     assert jvm.archive(JAVA).name.startswith("spark-4.")
     assert "-java-17-" in jvm.archive(JAVA).name
@@ -76,7 +76,7 @@ def test_without_spark(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         jvm.archive(JAVA)
 
 
-def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
+def test_failing_java_is_reported(spark_home: Path, tmp_path: Path) -> None:
     """spark-submit isn't even there."""
     with pytest.raises(PipelineError, match=r"Spark did not start \(.*\); run: smqrt pipeline doctor"):
         jvm._train(JAVA, [])

@@ -77,7 +77,7 @@ def test_a_table_that_was_kept_is_appended_to(app: Application) -> None:
     assert len(app.told) == 2
 
 
-def test_a_table_whose_checkpoint_is_gone(app: Application) -> None:
+def test_a_table_without_its_checkpoint(app: Application) -> None:
     app.write(KEPT.format(source=app.source))
     send(app, 1, 2)
     assert app.run() == 0
@@ -89,7 +89,7 @@ def test_a_table_whose_checkpoint_is_gone(app: Application) -> None:
     assert f"the checkpoint in {state(app, 'kept')} is missing" in app.told[0]
 
 
-def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> None:
+def test_a_table_with_an_unreported_last_micro_batch(app: Application) -> None:
     """Killed between the table's commit and its report, and then the checkpoint is removed: nobody knows the rows."""
     app.write(KEPT.format(source=app.source))
     send(app, 1, 2)
@@ -105,7 +105,7 @@ def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> No
     assert "; the table may have its last micro-batch twice; the state of windows" in told
 
 
-def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> None:
+def test_a_query_with_unknown_publications(app: Application) -> None:
     app.write(ECHO.format(source=app.source))
     send(app, 1, 2)
     assert app.run(republish=True) == 0
@@ -119,7 +119,7 @@ def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> No
     )
 
 
-def test_a_table_whose_state_is_gone(app: Application) -> None:
+def test_a_table_without_its_state(app: Application) -> None:
     app.write(KEPT.format(source=app.source))
     send(app, 1, 2)
     assert app.run() == 0
@@ -151,7 +151,7 @@ def test_nothing_is_published_twice_when_the_checkpoint_is_gone(app: Application
     assert [result["n"] for result in app.results()] == [1, 2, 3, 4]
 
 
-def test_what_a_query_has_yet_to_read_is_kept_from_its_start_on(app: Application) -> None:
+def test_unread_rows_of_a_query_are_kept(app: Application) -> None:
     app.write(ECHO.format(source=app.source))
     before = app.end
     assert app.run(start=str(before + 10**9)) == 1, "there are no such rows"
@@ -171,7 +171,7 @@ def test_what_a_query_has_yet_to_read_is_kept_from_its_start_on(app: Application
         assert running.result(60) == 0
 
 
-def test_a_query_that_was_given_up_says_what_is_gone(app: Application, tmp_path: Path) -> None:
+def test_an_abandoned_query_reports_missing_rows(app: Application, tmp_path: Path) -> None:
     app.write(
         "@source('site1/#')\ndef rows(df): return df\n@table('late')\ndef late(rows): return rows.select('seq')\n"
     )
@@ -245,7 +245,7 @@ def test_windows_that_the_last_commit_has_closed_come_once(
     assert windows(app) == ([1, 5, 20, 30] if more else [1, 5, 20])
 
 
-def test_windows_of_rows_before_the_first_start_are_not_published(app: Application) -> None:
+def test_windows_before_the_first_start_are_not_published(app: Application) -> None:
     app.write(WINDOWS.format(source=app.source))
     at(app, 1, 5, 20)
     runner = Runner(app.catalog, app.options(once=False), stopping := threading.Event(), app.spark)

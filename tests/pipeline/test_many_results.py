@@ -57,7 +57,7 @@ def target(hub: JournalingHub) -> sinks.CommitClient:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_batch_may_be_repeated_the_other_way(spark: Any, hub: JournalingHub, first: bool) -> None:
+def test_a_batch_may_be_repeated_by_the_other_method(spark: Any, hub: JournalingHub, first: bool) -> None:
     topic = f"twice.{first}"
     assert sinks.publish(frame(spark, topic), target(hub), topic, 0, many=first) == ROWS
     sinks.publish(frame(spark, topic, reverse=True), target(hub), topic, 0, many=not first)
@@ -78,9 +78,7 @@ def test_no_results_are_no_commit(spark: Any, hub: JournalingHub) -> None:
     assert len(hub.rows()) == before
 
 
-def test_more_than_the_driver_takes_is_published_by_a_task(
-    spark: Any, hub: JournalingHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_results_are_published_by_a_task(spark: Any, hub: JournalingHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(frame: Any) -> Any:
         raise RuntimeError("Total size of serialized results of 3 tasks is bigger than spark.driver.maxResultSize")
 
@@ -97,7 +95,7 @@ def test_a_write_with_a_name_is_done_once(spark: Any, hub: JournalingHub) -> Non
     assert len(hub.rows("named")) == ROWS - 1
 
 
-def test_a_write_with_a_name_that_could_not_be_repeated_is_refused(spark: Any, hub: JournalingHub) -> None:
+def test_a_write_with_an_unrepeatable_name_is_refused(spark: Any, hub: JournalingHub) -> None:
     for each in (frame(spark, "loose"), frame(spark, "loose").repartition(1)):
         writer = each.write.format("smq").mode("append").option("txnAppId", "x").option("txnVersion", 1)
         with pytest.raises(Exception, match="sortWithinPartitions"):
@@ -162,7 +160,7 @@ def run(folder: Path, *options: str, fault: str = "", log: Path | None = None) -
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
-def test_a_backlog_larger_than_the_driver_is_published_once_also_after_a_kill_between_parts(
+def test_a_large_backlog_is_published_once_despite_a_kill(
     backlog: JournalingHub,
 ) -> None:
     folder = backlog.journal.parent
@@ -176,7 +174,7 @@ def test_a_backlog_larger_than_the_driver_is_published_once_also_after_a_kill_be
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
-def test_java_without_memory_ends_with_what_helps_and_that_helps(tmp_path: Path) -> None:
+def test_java_without_memory_ends_with_a_working_remedy(tmp_path: Path) -> None:
     folder = tmp_path / "app"
     body = b"x" * 60_000
     Recorded(folder / ".journal").add((message(seq, payload=body) for seq in range(4000)), batch=64).seal()

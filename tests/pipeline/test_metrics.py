@@ -65,7 +65,7 @@ def test_how_late_and_how_fast(state: Path) -> None:
     assert (found["smqrt_pipeline_state_rows", "windows"], found["smqrt_pipeline_state_bytes", "windows"]) == (7, 500)
 
 
-def test_who_reads_the_journal_is_told_too(state: Path, tmp_path: Path) -> None:
+def test_journal_readers_are_notified_too(state: Path, tmp_path: Path) -> None:
     journal = Recorded(tmp_path / "journal").add(30).seal().path
     commit.report_progress(files.HubAddress.of(journal), "stopped", "stopped", {"n1": 10})
     os.utime(journal / "readers" / "stopped.json", (time.time() - 90_000,) * 2)

@@ -138,7 +138,7 @@ NESTED = (
 SECONDS, MICROS, NANOS = 1795635200, 1795635200123456, 1795635200123456789
 
 
-def test_whole_numbers_that_are_too_many_seconds_are_far_times(spark: Any) -> None:
+def test_integers_above_the_range_are_far_times(spark: Any) -> None:
     """Spark's own product of seconds and 1,000,000 wraps round, and is any time."""
 
     def payloads(number: int | str) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def test_whole_numbers_that_are_too_many_seconds_are_far_times(spark: Any) -> No
     assert row_checks.parse_json(frame, source)[0].first()["n"] == NANOS
 
 
-def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
+def test_times_outside_of_python_range_have_no_bounds(tmp_path: Path) -> None:
     rows = pa.table({"at": pa.array([EPOCH_MS * 1_000_000], pa.timestamp("us", "UTC")), "n": [1]})
     [file] = write_batches(iter(rows.to_batches()), rows.schema, str(tmp_path))
     assert (file.least, file.greatest, file.nulls) == ({"n": 1}, {"n": 1}, {"at": 0, "n": 0})

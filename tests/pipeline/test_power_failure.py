@@ -46,7 +46,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def test_the_hub_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synced: list[str]) -> None:
+def test_the_hub_gets_only_rows_that_are_synced(query: Path, synced: list[str]) -> None:
     seen: list[set[str]] = []
 
     def commit(name: str, batch: int, rows: Any) -> int:
@@ -62,7 +62,7 @@ def test_the_hub_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synce
     assert _missing(query, seen[0]) == []
 
 
-def test_a_table_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synced: list[str]) -> None:
+def test_a_table_gets_only_rows_that_are_synced(query: Path, synced: list[str]) -> None:
     seen: list[set[str]] = []
     table = SimpleNamespace(append=lambda *_: seen.append(set(synced)))
     TableSink(cast("Any", table), query)(cast("Any", Frame()), 3)
@@ -107,7 +107,7 @@ def test_what_is_torn_is_done_again(query: Path) -> None:
     assert not checkpoint.exists(query)
 
 
-def test_a_first_micro_batch_that_did_not_come_about_begins_anew(query: Path) -> None:
+def test_a_failed_first_micro_batch_begins_again(query: Path) -> None:
     place = query / "checkpoint"
     (place / "state" / "0").mkdir(parents=True)
     (place / "state" / "0" / "x").touch()

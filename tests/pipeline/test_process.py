@@ -30,7 +30,7 @@ def test_a_process_that_ended_runs_nothing(tmp_path: Path) -> None:
     assert status.running(tmp_path) is None
 
 
-def test_a_process_that_only_waits_for_its_parent_runs_nothing(tmp_path: Path) -> None:
+def test_a_zombie_process_runs_nothing(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from smqrt.pipeline import status; status.claim(Path({str(tmp_path)!r}))"
     child = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -38,7 +38,7 @@ def test_a_process_that_only_waits_for_its_parent_runs_nothing(tmp_path: Path) -
     child.wait()
 
 
-def test_a_number_given_to_somebody_else_is_not_taken_for_a_pipeline(tmp_path: Path) -> None:
+def test_a_reused_process_number_is_not_a_pipeline(tmp_path: Path) -> None:
     status.claim(tmp_path)
     pid, started, host = (tmp_path / "pid").read_text().split()
     (tmp_path / "pid").write_text(f"{pid} {int(started) - 1} {host}")
@@ -57,7 +57,7 @@ def test_a_process_of_another_machine_is_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "12", "12 13", "-1 5 HOST", "99999999 5 HOST"])
-def test_a_file_that_is_damaged_names_nobody(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_has_no_users(tmp_path: Path, text: str) -> None:
     (tmp_path / "pid").write_text(text.replace("HOST", platform.node()))
     assert status.running(tmp_path) is None
 

@@ -100,7 +100,7 @@ def test_in_a_batch_nothing_comes_after_the_last_row() -> None:
     assert told(test.test("a", rows)) == ["0:0", "silent at 2000", "1:1", "silent at 3000", "2:2"]
 
 
-def test_timers_of_earlier_micro_batches_are_fired_in_their_turn_and_once() -> None:
+def test_timers_of_earlier_micro_batches_fire_once_in_order() -> None:
     test = simulated(processors.ByRows(Gaps(), [2], 100, True), "EventTime")
     assert told(test.test("a", [at(5000, 0)])) == ["0:0"]
     assert told(test.test("a", [at(5900, 1), at(8000, 2)])) == ["1:1", "silent at 6800", "2:2"]
@@ -108,7 +108,7 @@ def test_timers_of_earlier_micro_batches_are_fired_in_their_turn_and_once() -> N
     assert told(test.setWatermark(9000)) == ["silent at 8900"]
 
 
-def test_a_timer_in_the_past_is_fired_as_soon_as_can_be() -> None:
+def test_a_timer_in_the_past_fires_at_once() -> None:
     class Late(Gaps):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
             self.handle.registerTimer(4000)
@@ -133,7 +133,7 @@ class P:
 """
 
 
-def test_it_stands_with_a_kind_or_alone_and_in_any_order(tmp_path: Path) -> None:
+def test_the_flag_is_allowed_alone_and_in_any_order(tmp_path: Path) -> None:
     catalog = declared(
         PROCESSOR
         + "@stateful(P, key='a', schema='a int')\ndef alone(rows): return rows\n"
@@ -204,7 +204,7 @@ def saved(kept): return kept
 """
 
 
-def test_values_lists_and_maps_outlive_a_restart_and_a_backfill_finds_them(app: Application, spark: Any) -> None:
+def test_values_lists_and_maps_survive_restart_and_backfill(app: Application, spark: Any) -> None:
     app.write("from smqrt.pipeline import stateful\n" + KINDS.replace("SOURCE", app.source))
     first = app.end
     app.send({"k": "a", "v": 1, "tag": "x"}, {"k": "b", "v": 5, "tag": "x"}, {"k": "a", "v": 2, "tag": "y"})
@@ -264,7 +264,7 @@ def silent(rows): return rows.select("k", "ts", "seq")
 """
 
 
-def test_the_clock_on_the_wall_fires_a_timer_without_any_row_and_after_a_restart(app: Application) -> None:
+def test_processing_time_timers_fire_without_rows_and_after_restart(app: Application) -> None:
     app.write("from smqrt.pipeline import stateful\n" + SILENCE.replace("SOURCE", app.source))
     first = app.end
     app.send({"k": "a"})
@@ -319,7 +319,7 @@ def visits(rows): return rows.select("k", "at", F.unix_millis("at").alias("ms"))
 VISITS = [("a", 0), ("a", 5), ("b", 6), ("a", 40), ("b", 41), ("a", 45), ("z", 90)]
 
 
-def test_the_watermark_fires_timers_and_a_backfill_gives_the_same(app: Application, spark: Any) -> None:
+def test_the_watermark_fires_timers_as_a_backfill_does(app: Application, spark: Any) -> None:
     app.write("from smqrt.pipeline import stateful\n" + TICKS.replace("SOURCE", app.source + ", max_rows=2"))
     first = app.end
     app.send(*({"k": k, "at": f"2026-11-21T10:{s // 60:02}:{s % 60:02}Z"} for k, s in VISITS))

@@ -71,7 +71,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_started_again_a_little_later_each_time_and_then_not(bench: Bench) -> None:
+def test_restarts_are_delayed_increasingly_and_then_stop(bench: Bench) -> None:
     delays = [bench.ended(Handle(RuntimeError(f"bad {number}"))).partition("again in ")[2] for number in range(4)]
     assert delays == ["1 s.", "2 s.", "5 s.", ""]
     assert bench.out.over
@@ -82,13 +82,13 @@ def test_started_again_a_little_later_each_time_and_then_not(bench: Bench) -> No
     assert bench.told[-1].endswith("p.py:4: out: RuntimeError: bad 3")
 
 
-def test_a_micro_batch_in_between_makes_it_the_first_failure_again(bench: Bench) -> None:
+def test_a_successful_micro_batch_resets_the_failure_count(bench: Bench) -> None:
     for batch in range(8):
         assert bench.ended(Handle(RuntimeError(f"bad {batch}"), batch)).endswith("again in 1 s.")
     assert not bench.out.over
 
 
-def test_for_a_hub_that_is_away_there_is_no_last_time_and_one_sentence(bench: Bench) -> None:
+def test_an_unreachable_hub_has_no_last_time(bench: Bench) -> None:
     for _ in range(10):
         bench.ended(Handle(Unreachable("The hub is away.")))
     assert len(bench.told) == 1

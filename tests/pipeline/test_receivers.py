@@ -56,13 +56,13 @@ def test_missed_copies_have_their_reason(case: str) -> None:
     assert found.exact == (not lost)
 
 
-def test_copies_that_come_twice_or_late_or_from_nowhere_are_seen() -> None:
+def test_duplicate_late_and_foreign_copies_are_detected() -> None:
     found = of([0, 2, 1, 1, *ALL[3:], 99], [START], [])
     assert (found.doubled, found.disordered, found.foreign, found.lost) == (1, 1, 1, 0)
     assert not found.exact
 
 
-def test_links_to_one_node_are_there_before_those_to_another_one() -> None:
+def test_links_to_one_node_are_made_before_another() -> None:
     results = [Result("n1" if number % 2 else "n2", number, b"%d" % number, f"q:{number}") for number in range(30)]
     ends = {"n1": 20, "n2": 20}
     ways = [[Moment(0.0, {}), Moment(12.0, {"n1": 26, "n2": 26})]]

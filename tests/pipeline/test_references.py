@@ -33,7 +33,7 @@ def rows(spark: Any, folder: Path, path: str, schema: str | None = None) -> list
 CSV = "device,place,floor\nd1,hall,1\nd2,,2\n"
 
 
-def test_a_csv_file_has_the_types_that_its_values_have(spark: Any, tmp_path: Path) -> None:
+def test_columns_of_csv_files_have_inferred_types(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "devices.csv").write_text(CSV)
     assert rows(spark, tmp_path, "devices.csv") == [("d1", "hall", 1), ("d2", None, 2)]
 
@@ -104,7 +104,7 @@ class Looking:
         return found
 
 
-def test_a_change_counts_once_and_when_the_file_has_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_counts_once_after_the_file_has_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "devices.csv"
     file.write_text(CSV)
     looking = Looking(tmp_path, monkeypatch)
@@ -118,7 +118,7 @@ def test_a_change_counts_once_and_when_the_file_has_settled(tmp_path: Path, monk
     assert looking.said == []
 
 
-def test_a_file_that_cannot_be_read_is_told_once_and_changes_nothing(
+def test_an_unreadable_file_is_reported_once_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "devices.csv"

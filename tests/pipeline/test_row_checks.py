@@ -46,7 +46,7 @@ def test_without_expectations_nothing_is_done(frame: Any) -> None:
     assert split_expectations(frame, []) == (frame, [])
 
 
-def test_a_dead_letter_tells_the_message_and_every_reason(frame: Any) -> None:
+def test_a_dead_letter_has_the_message_and_every_reason(frame: Any) -> None:
     _, rejected = split_expectations(frame, [RANGE, WARM], "readings")
     rows = {json.loads(row.payload)["seq"]: row for row in row_checks.dead_letters(rejected).collect()}
     assert {row.topic for row in rows.values()} == {"dlq/temp"}
@@ -60,7 +60,7 @@ def test_a_dead_letter_tells_the_message_and_every_reason(frame: Any) -> None:
     }
 
 
-def test_a_payload_that_is_no_text_is_told_in_base64(frame: Any) -> None:
+def test_binary_payloads_are_shown_in_base64(frame: Any) -> None:
     binary = frame.filter("seq = 1").selectExpr("* except (payload)", "unhex('FF00') as payload")
     (row,) = row_checks.dead_letters(split_expectations(binary, [RANGE])[1]).collect()
     letter = json.loads(row.payload)
@@ -68,14 +68,14 @@ def test_a_payload_that_is_no_text_is_told_in_base64(frame: Any) -> None:
     assert "payload" not in letter
 
 
-def test_rows_that_are_no_messages_are_told_whole(frame: Any) -> None:
+def test_rows_that_are_no_messages_are_shown_whole(frame: Any) -> None:
     means = frame.groupBy("topic").agg({"temp": "max"}).withColumnRenamed("max(temp)", "top")
     few = expectation("here.py:1", "top < 100", "dead_letter:dlq/top")
     (row,) = row_checks.dead_letters(split_expectations(means, [few])[1]).collect()
     assert json.loads(row.payload) == {"reason": "top < 100", "row": {"topic": "site/t", "top": 900.0}}
 
 
-def test_an_expectation_that_must_hold_ends_the_query_and_shows_the_row(frame: Any) -> None:
+def test_a_failed_required_expectation_ends_the_query_with_row(frame: Any) -> None:
     good, _ = split_expectations(frame, [expectation("here.py:1", "temp < 500", "fail")], "readings", "p/temp.py:7")
     with pytest.raises(
         Exception, match=r"a row of readings \(p/temp\.py:7\) fails @expect\('temp < 500', .*\"device\":\"d2\""

@@ -41,7 +41,7 @@ def app(tmp_path: Path, spark: Any) -> Iterator[Application]:
     hub.stop()
 
 
-def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
+def test_one_wrong_clock_makes_no_other_late(app: Application) -> None:
     app.write(WINDOWS.format(source=app.source))
     midday = time.time() // 86400 * 86400 - 43200
 

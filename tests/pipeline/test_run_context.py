@@ -23,7 +23,7 @@ def at(seq: int, seconds_ago: float) -> object:
     return message(seq)._replace(ts_us=int((time.time() - seconds_ago) * 1e6))
 
 
-def test_the_next_row_tells_it(tmp_path: Path) -> None:
+def test_the_lag_is_that_of_the_next_row(tmp_path: Path) -> None:
     Recorded(tmp_path).add([at(0, 50), at(1, 40), at(2, 30)]).seal()  # type: ignore[list-item]
     seconds = lag_seconds(str(tmp_path))
     assert seconds("hot", {"n1": 0}) == pytest.approx(50, abs=5)
@@ -39,12 +39,12 @@ def test_the_oldest_of_all_nodes(tmp_path: Path) -> None:
     assert seconds("hot", {}) == 0.0
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_age(tmp_path: Path) -> None:
+def test_a_clock_set_back_gives_no_negative_age(tmp_path: Path) -> None:
     Recorded(tmp_path).add([at(0, -100)]).seal()  # type: ignore[list-item]
     assert lag_seconds(str(tmp_path))("hot", {"n1": 0}) == 0.0
 
 
-def test_a_hub_that_is_away_is_asked_once_and_not_waited_for() -> None:
+def test_an_unreachable_hub_is_asked_once_without_waiting() -> None:
     seconds = lag_seconds("http://127.0.0.1:9/rtl/journal/app", "a token of sixteen")
     began = time.monotonic()
     assert seconds("hot", {"n1": 0}) is None

@@ -37,12 +37,12 @@ def looked(board: StatusWriter, folder: Path, end: int = 600, least_s: float = 6
     return found
 
 
-def test_a_first_micro_batch_that_takes_long_is_no_waiting(board: StatusWriter, tmp_path: Path) -> None:
+def test_a_long_first_micro_batch_is_not_waiting(board: StatusWriter, tmp_path: Path) -> None:
     now = looked(board, tmp_path, least_s=100)
     assert (now.state, now.lag_rows, now.trouble) == ("running", 500, "")
 
 
-def test_numbers_that_were_left_out_after_a_crash_do_not_wait(board: StatusWriter, tmp_path: Path) -> None:
+def test_numbers_skipped_after_a_crash_are_not_awaited(board: StatusWriter, tmp_path: Path) -> None:
     ProgressWatchdog(board, tmp_path, lambda: {"n1": 1 << 20}, 60, count=lambda start, end: 0).check()
     now = status.read(tmp_path / NAME)
     assert now
@@ -97,7 +97,7 @@ def test_a_hub_that_is_away_is_the_reason(board: StatusWriter, tmp_path: Path) -
     assert looked(board, tmp_path).trouble == "The hub hasn't answered."
 
 
-def test_a_journal_that_can_not_be_asked_is_no_end_of_looking(board: StatusWriter, tmp_path: Path) -> None:
+def test_an_unreachable_journal_does_not_end_the_search(board: StatusWriter, tmp_path: Path) -> None:
     def away() -> dict[str, int]:
         raise JournalError("away")
 

@@ -190,14 +190,14 @@ def test_one_sentence(text: str, expected: str) -> None:
     assert "\n" not in told
 
 
-def test_a_spark_that_ran_out_of_memory_has_left_a_mark(tmp_path: Path) -> None:
+def test_spark_leaves_a_mark_when_out_of_memory(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     assert "perhaps because memory ran out" in failures.spark_gone(OSError(), log)
     (tmp_path / failures.OUT_OF_MEMORY).touch()
     assert "--driver-memory" in failures.spark_gone(OSError(), log)
 
 
-def test_a_helper_that_dies_while_a_query_is_planned_is_asked_again(spark: Any) -> None:
+def test_a_helper_killed_during_planning_is_asked_again(spark: Any) -> None:
     class Dies(DataSource):
         def schema(self) -> str:
             os.kill(os.getpid(), signal.SIGKILL)

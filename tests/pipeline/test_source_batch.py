@@ -74,7 +74,7 @@ def test_a_batch_has_exactly_the_rows_that_were_recorded(spark: Any, recorded: R
     assert {(row.node, row.broker) for row in rows} == {("n1", "broker-1")}
 
 
-def test_rows_without_a_topic_are_there_until_topics_are_asked_for(spark: Any, recorded: Recorded) -> None:
+def test_rows_without_topic_are_read_without_topic_filter(spark: Any, recorded: Recorded) -> None:
     recorded.add([direct(1000), direct(1001), message(1002)])
     assert load(spark, recorded).where("topic is null").count() == 2
     assert load(spark, recorded, topics="site1/#").count() == 1001
@@ -103,7 +103,7 @@ def test_ranges_of_offsets(recorded: Recorded) -> None:
     assert given(reader(recorded, endingOffsets="earliest")) == []
 
 
-def test_of_nodes_that_the_end_does_not_name_nothing_is_read(recorded: Recorded) -> None:
+def test_nodes_missing_in_the_end_are_not_read(recorded: Recorded) -> None:
     """A hub that appears after a range was planned is behind its end."""
     Recorded(recorded.path, "n2").add(30)
     assert given(reader(recorded, endingOffsets='{"n1": 10}')) == list(range(10))
@@ -134,7 +134,7 @@ def test_results_of_pipelines_can_be_left_out(recorded: Recorded) -> None:
     assert given(reader(recorded))[-2:] == [1000, 1001]
 
 
-def test_a_task_has_no_more_rows_than_told(recorded: Recorded) -> None:
+def test_a_task_has_at_most_the_set_rows(recorded: Recorded) -> None:
     parts = [sum(chunk.rows for chunk in part.chunks) for part in reader(recorded, rowsPerPartition="128").partitions()]
     assert sum(parts) == 1000
     assert max(parts) <= 128
@@ -155,7 +155,7 @@ def test_several_nodes_are_one_frame(spark: Any, recorded: Recorded) -> None:
     assert values(load(spark, recorded).where("node = 'n2'").collect()) == values(second.rows)
 
 
-def test_a_filter_on_the_time_reads_only_batches_of_that_time(recorded: Recorded) -> None:
+def test_a_time_filter_reads_only_matching_batches(recorded: Recorded) -> None:
     one = reader(recorded)
     left = list(one.pushFilters([GreaterThanOrEqual(("ts",), at(600)), LessThan(("ts",), at(700))]))
     assert left == []
@@ -215,7 +215,7 @@ def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
     assert spark.read.format("smq").load(str(tmp_path / "empty")).count() == 0
 
 
-def test_an_unknown_option_is_told_by_spark(spark: Any, recorded: Recorded) -> None:
+def test_spark_reports_unknown_options(spark: Any, recorded: Recorded) -> None:
     with pytest.raises(Exception, match='no option "topic" here. Did you mean topics.*It has: .*topics'):
         load(spark, recorded, topic="a").count()
 

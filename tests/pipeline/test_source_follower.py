@@ -61,7 +61,7 @@ def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
     follower.stop()
 
 
-def test_a_hub_that_goes_away_is_told_and_one_that_comes_back_is_followed(hub: JournalingHub) -> None:
+def test_a_lost_hub_is_reported_and_followed_after_return(hub: JournalingHub) -> None:
     follower = JournalFollower(counting(hub.announced["url"], hub.announced["token"], 0.2, []))
     assert follower.end() == {"n1": 0}
     time.sleep(0.1)  # it waits at the hub

@@ -63,7 +63,7 @@ def test_a_stream_goes_on_when_its_hub_comes_back(spark: Any, hub: JournalingHub
     assert hub.numbers("out") == [2 * number for number in range(200)]
 
 
-def test_a_hub_that_stays_away_ends_the_query_with_a_sentence(spark: Any, tmp_path: Path) -> None:
+def test_a_permanently_lost_hub_ends_the_query(spark: Any, tmp_path: Path) -> None:
     nobody = {"url": "http://127.0.0.1:1/rtl/journal/app", "token": "x" * 43, "retry": "200ms"}
     frame = spark.readStream.format("smq").options(**nobody).load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -107,9 +107,7 @@ def test_a_large_batch_is_stored_in_parts_and_once(spark: Any, hub: JournalingHu
         forget_last_batch(tmp_path / "checkpoint")
 
 
-def test_what_tasks_hand_to_the_driver_does_not_grow_with_the_rows(
-    hub: JournalingHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_results_do_not_grow_with_the_rows(hub: JournalingHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_property", {writing.QUERY_ID: "grown", writing.BATCH: "0"}.__getitem__)
     schema = StructType().add("topic", "string").add("payload", "binary")
     writer = writing.StreamWriter(WriteOptions(str(hub.journal)), schema, overwrite=False)

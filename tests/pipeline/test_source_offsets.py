@@ -26,9 +26,7 @@ def test_a_limit_is_used_up_and_never_passed(start: dict[str, int], more: dict[s
 
 
 @given(OFFSETS, OFFSETS, OFFSETS)
-def test_no_batch_has_rows_on_both_sides_of_a_split(
-    start: dict[str, int], more: dict[str, int], split: dict[str, int]
-) -> None:
+def test_no_batch_has_rows_across_a_split(start: dict[str, int], more: dict[str, int], split: dict[str, int]) -> None:
     full = beyond(start, more)
     end = scan.before_split(start, full, split)
     before = any(start.get(node, 0) < min(seq, end[node]) for node, seq in split.items() if node in end)
@@ -36,7 +34,7 @@ def test_no_batch_has_rows_on_both_sides_of_a_split(
     assert not (before and after)
 
 
-def test_what_comes_after_a_split_follows_when_all_before_it_is_done() -> None:
+def test_rows_after_a_split_follow_completed_earlier_ones() -> None:
     split, full = {"n1": 10, "n2": 5}, {"n1": 30, "n2": 20, "n3": 7}
     first = scan.before_split({"n1": 0, "n2": 0}, full, split)
     assert first == {"n1": 10, "n2": 5, "n3": 0}
@@ -47,12 +45,12 @@ def test_nodes_are_in_order() -> None:
     assert list(scan.ordered({"n2": 1, "n10": 2, "n1": 3})) == ["n1", "n10", "n2"]
 
 
-def test_rows_that_retention_removed_are_an_error_that_says_so() -> None:
+def test_rows_removed_by_retention_are_reported() -> None:
     with pytest.raises(JournalError, match="Rows 3 to 6 of node n1 are gone.*failOnDataLoss=false"):
         scan.checked({"n1": 3}, {"n1": 20}, {"n1": 7}, {"n1": 20}, fail=True)
 
 
-def test_a_journal_that_is_another_one_is_an_error_that_says_so() -> None:
+def test_another_journal_is_reported_as_such() -> None:
     with pytest.raises(JournalError, match="Node n1 ends at row 12, but had rows up to 20"):
         scan.checked({"n1": 3}, {"n1": 20}, {"n1": 0}, {"n1": 12}, fail=True)
 
@@ -62,6 +60,6 @@ def test_without_the_error_what_is_there_is_read() -> None:
     assert scan.checked({"n1": 3}, {"n1": 20}, begin, last, fail=False) == ({"n1": 7}, {"n1": 12})
 
 
-def test_a_node_that_came_later_is_read_from_where_it_begins() -> None:
+def test_rows_of_later_nodes_are_read_from_their_beginning() -> None:
     begin, last = {"n1": 0, "n2": 40}, {"n1": 9, "n2": 50}
     assert scan.checked({"n1": 3}, last, begin, last, fail=True) == ({"n1": 3, "n2": 40}, last)

@@ -18,7 +18,7 @@ def read(**given: str) -> ReadOptions:
     return ReadOptions.parse(CaseInsensitiveDict({"path": "/tmp/journal"} | given))
 
 
-def test_names_of_options_have_no_case_as_everywhere_in_spark() -> None:
+def test_option_names_are_case_insensitive_as_in_spark() -> None:
     options = read(MAXROWSPERTRIGGER="10", startingoffsets="earliest", failOnDataLoss="FALSE")
     assert (options.max_rows, options.starting, options.fail_on_data_loss) == (10, "earliest", False)
 
@@ -33,7 +33,7 @@ def test_names_of_options_have_no_case_as_everywhere_in_spark() -> None:
         ("kafka.bootstrap.servers", "url"),
     ],
 )
-def test_an_unknown_option_is_named_with_the_nearest_and_those_there_are(given: str, near: str) -> None:
+def test_unknown_options_are_named_with_the_nearest_names(given: str, near: str) -> None:
     there = f'no option "{given.lower()}" here. Did you mean {near}\\? It has: .*startingOffsets, startingTime'
     with pytest.raises(ArgumentError, match=there):
         read(**{given: "earliest"})
@@ -55,7 +55,7 @@ def test_sizes_have_units() -> None:
     assert (options.max_bytes, options.bytes_per_partition, options.min_partitions) == (64_000_000, 1_000_000, 4)
 
 
-def test_a_write_that_is_repeated_needs_both_of_its_names() -> None:
+def test_a_repeated_write_needs_both_names() -> None:
     given = {"path": "/tmp/journal", "txnAppId": "nightly", "txnVersion": "7"}
     options = WriteOptions.parse(CaseInsensitiveDict(given))
     assert (options.app_id, options.version) == ("nightly", 7)

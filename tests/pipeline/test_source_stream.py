@@ -73,14 +73,14 @@ def test_a_limit_of_rows_makes_batches_of_that_size(spark: Any, recorded: Record
     assert batches == [list(range(first, min(first + 150, 500))) for first in range(0, 500, 150)]
 
 
-def test_a_stream_begins_at_the_end_unless_told_otherwise(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
+def test_a_stream_begins_at_the_end_by_default(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
     frame = spark.readStream.format("smq").load(str(recorded.path))
     assert drained(frame, tmp_path / "checkpoint") == []
     recorded.add(5)
     assert seqs(drained(frame, tmp_path / "checkpoint")) == [[500, 501, 502, 503, 504]]
 
 
-def test_rows_that_are_gone_end_the_query_with_a_sentence(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
+def test_missing_rows_end_the_query_with_an_error(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
     drained(stream(spark, recorded), tmp_path / "checkpoint")
     shutil.rmtree(recorded.path)
     other = Recorded(recorded.path).add(10)
@@ -103,7 +103,7 @@ def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, record
     assert not list(recorded.folder.glob("*.arrows"))
 
 
-def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recorded) -> None:
+def test_a_task_whose_segment_was_compacted_after_planning(recorded: Recorded) -> None:
     reader = Driven(recorded, "seq", topics="site1/#", rowsPerPartition="130").reader
     parts = reader.partitions({"n1": 0}, {"n1": 500})
     compact(recorded.path, CompactOptions(everything=True, grace_s=0))
@@ -159,7 +159,7 @@ def test_no_batch_reaches_over_a_split(recorded: Recorded) -> None:
     assert sum(batches, []) == list(range(500))
 
 
-def test_a_node_that_comes_later_is_read_from_its_beginning(recorded: Recorded) -> None:
+def test_a_later_node_is_read_from_its_beginning(recorded: Recorded) -> None:
     driven = Driven(recorded)
     assert len(driven.batch()) == 500
     Recorded(recorded.path, "n2", first_seq=20).add(10)
@@ -196,7 +196,7 @@ def test_a_limit_of_bytes_makes_batches_of_that_size(tmp_path: Path) -> None:
     assert len(batches) < 20
 
 
-def test_a_row_that_is_larger_than_the_limit_comes_alone(recorded: Recorded) -> None:
+def test_a_row_above_the_limit_is_sent_alone(recorded: Recorded) -> None:
     assert Driven(recorded, "seq", maxBytesPerTrigger="1").batches() == [[seq] for seq in range(500)]
 
 
@@ -217,7 +217,7 @@ def test_all_that_is_there_when_spark_asks_for_it(recorded: Recorded) -> None:
     assert driven.reader.latestOffset(driven.offset, ReadAllAvailable()) == {"n1": 500}
 
 
-def test_a_smaller_limit_makes_smaller_tasks_of_a_batch_that_is_in_the_checkpoint(recorded: Recorded) -> None:
+def test_smaller_limits_make_smaller_tasks_of_a_checkpointed_batch(recorded: Recorded) -> None:
     driven = Driven(recorded, "seq", bytesPerPartition="10kB")
     parts = driven.reader.partitions({"n1": 0}, {"n1": 500})
     assert len(parts) == -(-size_bytes(Journal(recorded.path), 0, 500) // 10_000) > 3
@@ -246,7 +246,7 @@ def test_a_batch_is_planned_once(recorded: Recorded, monkeypatch: pytest.MonkeyP
         (8000, 9900, {"maxBytesPerTrigger": "40MB"}, 8),
     ],
 )
-def test_tasks_are_as_many_as_cores_when_it_is_worth_it(
+def test_large_inputs_have_one_task_per_core(
     rows: int, payload_bytes: int, options: dict[str, str], tasks: int
 ) -> None:
     chunk = Chunk("f", "wal", 0, rows * (100 + payload_bytes), 0, rows, "n1", 0)
@@ -254,7 +254,7 @@ def test_tasks_are_as_many_as_cores_when_it_is_worth_it(
     assert len(planning.parts([chunk], scan.rows_per_task(given, [chunk]))) == tasks
 
 
-def test_progress_is_told_to_the_journal(recorded: Recorded) -> None:
+def test_progress_is_reported_to_the_journal(recorded: Recorded) -> None:
     driven = Driven(recorded, queryName="averages", maxRowsPerTrigger="250")
     driven.batch()
     driven.reader.commit(driven.offset)
@@ -267,7 +267,7 @@ def test_progress_is_told_to_the_journal(recorded: Recorded) -> None:
     assert report["offset"] == {"n1": 500}
 
 
-def test_without_a_name_no_progress_is_told(recorded: Recorded) -> None:
+def test_without_a_name_no_progress_is_reported(recorded: Recorded) -> None:
     driven = Driven(recorded)
     driven.reader.commit(driven.offset)
     driven.reader.stop()

@@ -53,7 +53,7 @@ def told(board: StatusWriter, tmp_path: Path, name: str = "per_minute") -> Statu
     return status
 
 
-def test_what_a_batch_tells(board: StatusWriter, tmp_path: Path) -> None:
+def test_batch_reports(board: StatusWriter, tmp_path: Path) -> None:
     assert told(board, tmp_path).state == "starting"
     board.started("78e9", "per_minute")
     board.progressed(progress())
@@ -99,7 +99,7 @@ def test_lag_over_nodes_and_sources(board: StatusWriter, tmp_path: Path) -> None
     assert told(board, tmp_path).lag_rows == 4 + 3 + 2
 
 
-def test_the_age_is_asked_for_where_the_slowest_source_is_and_not_often(tmp_path: Path) -> None:
+def test_the_age_is_read_rarely_at_the_slowest_source(tmp_path: Path) -> None:
     asked: list[tuple[str, dict[str, int]]] = []
     board = StatusWriter(tmp_path, lag_seconds=lambda name, ends: asked.append((name, ends)) or 1.0)
     board.starting("per_minute", "publish")
@@ -152,7 +152,7 @@ def test_the_end_is_the_last_word(board: StatusWriter, tmp_path: Path, state: st
     assert process.running(tmp_path / "per_minute") is None
 
 
-def test_a_process_that_died_is_told_by_the_reader(board: StatusWriter, tmp_path: Path) -> None:
+def test_the_reader_reports_an_ended_process(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress())
     (tmp_path / "per_minute" / "pid").write_text(f"99999999 1 {platform.node()}\n")
     status = read(tmp_path / "per_minute")
@@ -160,7 +160,7 @@ def test_a_process_that_died_is_told_by_the_reader(board: StatusWriter, tmp_path
     assert (status.state, status.rows_per_s, status.rows) == ("dead", 0.0, 500)
 
 
-def test_what_runs_on_another_machine_is_taken_at_its_word(board: StatusWriter, tmp_path: Path) -> None:
+def test_status_of_processes_on_other_machines_is_trusted(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress())
     (tmp_path / "per_minute" / "pid").write_text("99999999 1 other.example\n")
     status = read(tmp_path / "per_minute")
@@ -187,7 +187,7 @@ def test_a_file_of_a_later_version_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) == Status("hot", state="stopped")
 
 
-def test_progress_of_a_query_that_is_not_ours_is_passed_over(board: StatusWriter, tmp_path: Path) -> None:
+def test_progress_of_foreign_queries_is_ignored(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress("stranger"))
     board.started("1", "stranger")
     board.idle("1")
@@ -207,7 +207,7 @@ def test_readers_never_see_half_a_file(board: StatusWriter, tmp_path: Path) -> N
         assert read(tmp_path / "per_minute") is not None
 
 
-def test_spark_tells_it(spark: Any, tmp_path: Path) -> None:
+def test_status_comes_from_the_spark_listener(spark: Any, tmp_path: Path) -> None:
     """A real query: its name, batches, watermark and state arrive through the listener."""
     board = StatusWriter(tmp_path)
     unwatch = board.watch(spark)

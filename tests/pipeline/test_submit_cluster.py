@@ -134,7 +134,7 @@ def test_over_http_on_a_master_and_two_workers(standalone: str, quick_python: Pa
     ]
 
 
-def test_from_a_shared_folder_on_a_cluster_in_one_machine(quick_python: Path, tmp_path: Path) -> None:
+def test_a_shared_folder_on_a_local_cluster(quick_python: Path, tmp_path: Path) -> None:
     """Results that are too large for the driver go from a worker to the hub that the folder names."""
     hub = JournalingHub(tmp_path / "app")
     try:

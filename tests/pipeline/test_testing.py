@@ -138,7 +138,7 @@ def test_a_difference_fails_and_is_shown(spark: Any, updated: Path) -> None:
         run(updated, spark, names=["plced"])
 
 
-def test_a_query_that_fails_or_has_no_golden_file_fails_the_test(spark: Any, tmp_path: Path) -> None:
+def test_failing_queries_or_missing_golden_files_fail_the_test(spark: Any, tmp_path: Path) -> None:
     folder = written(tmp_path / "pipelines")
     (folder / "p.py").write_text(
         HEAD
@@ -166,9 +166,7 @@ def broken(readings): return readings.select("temp")
     assert said[3].startswith("unused ")
 
 
-def test_a_stream_in_small_micro_batches_ends_with_what_one_batch_gives(
-    spark: Any, updated: Path, tmp_path: Path
-) -> None:
+def test_small_micro_batches_give_the_result_of_one_batch(spark: Any, updated: Path, tmp_path: Path) -> None:
     testing.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
     rows, catalog = JournalSource(str(tmp_path / "journal")), load(updated)
     query = catalog.get("per_minute")
@@ -203,7 +201,7 @@ def test_the_slice_may_be_a_journal_or_another_file(spark: Any, updated: Path, t
         run(updated, spark, journal=tmp_path / "nowhere")
 
 
-def test_without_a_slice_or_with_two_one_sentence_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_or_second_slice_has_a_remedy(tmp_path: Path) -> None:
     folder = written(tmp_path / "pipelines")
     (folder / "tests" / "more.jsonl").write_text("")
     with pytest.raises(PipelineError, match=r"There are 2 \.jsonl files in .*/tests; select the rows"):

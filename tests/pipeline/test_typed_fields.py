@@ -47,7 +47,7 @@ def compacted(payload: bytes, kind: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_field_has_the_same_value_and_the_same_fault_wherever_it_is_read(spark: Any, kind: str) -> None:
+def test_every_reader_gives_the_same_value_and_fault(spark: Any, kind: str) -> None:
     rows = [(payload, value) for payload in PAYLOADS for value in compacted(payload, kind)]
     read = spark.createDataFrame(rows, f"payload binary, {row_checks.TYPED} struct<v: {kind}>")
     told = []
@@ -60,7 +60,7 @@ def test_a_field_has_the_same_value_and_the_same_fault_wherever_it_is_read(spark
     assert read.where(whole).count() >= 2
 
 
-def test_types_that_are_read_in_other_ways_are_not_taken_from_files() -> None:
+def test_types_with_other_readings_are_not_typed_columns() -> None:
     assert row_checks.compacted_ddl("device string, temp double, n bigint") == "device string, temp double, n bigint"
     for ddl in ("at timestamp", "at date", "temp float", "gps struct<lat: double>", "some array<int>", "variant", None):
         assert row_checks.compacted_ddl(ddl) is None
@@ -136,7 +136,7 @@ def test_a_backfill_reads_compacted_files_and_gives_the_same(
     assert natively == [0, 1, 0, 1]
 
 
-def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_path: Path) -> None:
+def test_few_messages_are_published_in_row_order(spark: Any, tmp_path: Path) -> None:
     for first in (0, 50):
         write(tmp_path, [row(seq, topic=f"site1/{seq % 7}") for seq in range(first, first + 50)])
         compact(tmp_path, CompactOptions(everything=True, merge_bytes=0, grace_s=0))

@@ -40,7 +40,7 @@ def listens(host: str, port: int) -> bool:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_status_links_to_the_pages_of_spark_on_the_port_that_was_free(terminal: Terminal) -> None:
+def test_status_links_to_spark_on_its_actual_port(terminal: Terminal) -> None:
     metrics = free_port()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = taken.getsockname()[1]

@@ -17,7 +17,7 @@ from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.broker.crowd import Ear
+from tests.broker.memory_clients import Ear
 from tests.support.device import publish
 
 NAMES = [b"a", b"b", b"\xff"]

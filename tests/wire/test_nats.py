@@ -86,7 +86,7 @@ def test_every_cut_of_a_conversation() -> None:
     assert decoded(*(stream[at : at + 1] for at in range(len(stream)))) == whole
 
 
-def test_spaces_and_tabs_are_the_same_and_case_is_none() -> None:
+def test_spaces_equal_tabs_and_case_is_ignored() -> None:
     assert decoded(b"MSG\ta  7\t2\r\nhi\r\nping\r\n-err 'x'\r\n") == [
         ("on_message", b"7", b"a", b"", b"hi", b""),
         ("on_ping",),
@@ -228,7 +228,7 @@ def test_what_is_no_subject(subject: str) -> None:
 
 
 @pytest.mark.parametrize("subject", ["*", ">", "a.*", "a.>", "a*"])
-def test_nobody_publishes_to_a_pattern(subject: str) -> None:
+def test_publish_to_a_pattern_is_refused(subject: str) -> None:
     with pytest.raises(ArgumentError):
         nats.subject_bytes(subject)
 

@@ -68,7 +68,7 @@ BAD = (
 
 
 @pytest.mark.parametrize("data", GOOD)
-def test_a_header_is_read_however_much_of_it_is_there(data: bytes) -> None:
+def test_a_header_is_read_in_any_pieces(data: bytes) -> None:
     client, is_tls = GOOD[data]
     for behind in (b"", b"GET / HTTP/1.1\r\n", b"\r\n"):
         assert parse(data + behind) == ProxyHeader(len(data), client, is_tls)

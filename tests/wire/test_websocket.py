@@ -117,7 +117,7 @@ def test_ping_is_answered_and_close_ends() -> None:
     assert (other.close_code, other.take_replies()) == (CLOSE_NO_CODE, b"\x88\0")
 
 
-def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
+def test_a_ping_flood_gets_one_pong_and_is_portioned() -> None:
     side = WebSocketCodec()
     side.feed(frame(PING, b"hi") * (FRAMES_AT_A_TIME + 10) + frame(TEXT, b"then"))
     assert side.next() is None

@@ -17,12 +17,11 @@ import pytest
 
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
-from tests.cli.test_serve import application
 from tests.conftest import Served
+from tests.support.applications import application
 from tests.support.device import WS, Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operators import asked
-from tests.workers.test_workers import workers_of
+from tests.workers.served import asked, workers_of
 from tests.workers.visit import Visit
 
 pytestmark = pytest.mark.servers

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire.smq import Type
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 from tests.support.device import RAW, Device
 from tests.support.waiting import wait_until
-from tests.workers.test_workers import PAGES, workers_of
+from tests.workers.served import PAGES, workers_of
 
 pytestmark = pytest.mark.servers
 Serve = Callable[..., Served]
@@ -82,9 +82,7 @@ def held(file: Path) -> bytes:
 
 
 @pytest.mark.parametrize(("killed", "later"), [(0, b"new"), (1, b"")], ids=["value", "deletion"])
-def test_a_worker_that_was_killed_does_not_keep_what_its_file_has(
-    serve: Serve, tmp_path: Path, killed: int, later: bytes
-) -> None:
+def test_a_killed_worker_keeps_no_values_of_its_file(serve: Serve, tmp_path: Path, killed: int, later: bytes) -> None:
     app = application(tmp_path / "app", preload(f'persist = "{tmp_path}/names.db"'), **PAGES)
     served = serve(app, *ANY_HOST, "--workers", "2")
     pids = workers_of(served)
@@ -102,9 +100,7 @@ def test_a_worker_that_was_killed_does_not_keep_what_its_file_has(
 
 
 @LATER
-def test_a_worker_that_was_left_out_for_a_time_does_not_bring_back_what_its_file_has(
-    serve: Serve, tmp_path: Path, later: bytes
-) -> None:
+def test_a_worker_absent_for_long_restores_no_values(serve: Serve, tmp_path: Path, later: bytes) -> None:
     app = application(tmp_path / "app", preload(f'persist = "{tmp_path}/names.db"'), **PAGES)
     files = [tmp_path / "names.db", tmp_path / "names.db.w1"]
     for workers, published in ((2, b"old"), (1, later)):
@@ -119,7 +115,7 @@ def test_a_worker_that_was_left_out_for_a_time_does_not_bring_back_what_its_file
 
 
 @LATER
-def test_a_node_that_stood_still_gets_what_was_published_meanwhile(serve: Serve, tmp_path: Path, later: bytes) -> None:
+def test_a_stopped_node_gets_what_was_published_meanwhile(serve: Serve, tmp_path: Path, later: bytes) -> None:
     app = application(tmp_path / "app", preload('cluster = "chat"'), **PAGES)
     ports = [free_port() for _ in range(2)]
     nodes = ",".join(f"127.0.0.1:{port}" for port in ports)

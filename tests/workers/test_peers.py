@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operators import asked
+from tests.workers.served import asked
 
 pytestmark = pytest.mark.servers
 
@@ -130,7 +130,7 @@ def test_clients_of_all_workers_and_nodes_are_listed(serve: Serve, app: Path, do
                 assert node == (int(str(etid)) >> 21 if phantom else 0)
 
 
-def test_who_comes_back_keeps_its_etid_at_the_same_worker_only(serve: Serve, app: Path) -> None:
+def test_a_reconnect_keeps_its_etid_only_at_its_worker(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2", "--hosts", "*")
     seen: dict[bool, tuple[int, int]] = {}
     before: tuple[int, int] | None = None

@@ -13,11 +13,11 @@ import gevent
 import pytest
 
 from smqrt.wire import smq as wire
-from tests.cli.test_serve import application
 from tests.conftest import Served, free_port
+from tests.support.applications import application
 from tests.support.device import Device
 from tests.support.waiting import wait_until
-from tests.workers.test_operators import asked
+from tests.workers.served import asked
 
 pytestmark = pytest.mark.servers
 
@@ -127,7 +127,7 @@ def test_all_workers_are_reached_unless_one_is_meant(serve: Serve, app: Path, do
 
 
 @pytest.mark.parametrize("how", ["stop", "reload"])
-def test_an_application_that_ends_ends_the_clients_of_its_node(serve: Serve, app: Path, how: str) -> None:
+def test_closing_an_application_closes_clients_of_its_node(serve: Serve, app: Path, how: str) -> None:
     folders = [shutil.copytree(app, app.parent / name / "app") for name in ("leaving", "staying")]
     ports = [free_port(), free_port()]
     nodes = ",".join(f"127.0.0.1:{port}" for port in ports)

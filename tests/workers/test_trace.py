@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_serve import application
+from tests.apps.lua.websocket_client import Client
 from tests.conftest import Served
-from tests.lua.websocket_client import Client
+from tests.support.applications import application
 from tests.support.waiting import wait_until
 from tests.workers import visit
-from tests.workers.test_workers import command, workers_of
+from tests.workers.served import command, workers_of
 
 pytestmark = pytest.mark.servers
 
@@ -166,7 +166,7 @@ def sees(viewer: Viewer, text: str) -> bool:
     return True
 
 
-def test_what_a_slow_viewer_does_not_take_is_bounded_and_counted(served: Served) -> None:
+def test_data_for_a_slow_viewer_is_bounded_and_counted(served: Served) -> None:
     visits = [Visit(served, number) for number in range(3)]
     viewer = visits[1].view()
     viewer.until("who.lsp")
@@ -181,7 +181,7 @@ def test_what_a_slow_viewer_does_not_take_is_bounded_and_counted(served: Served)
     assert 12_000 <= shown + missed <= 12_000 + 4 - others
 
 
-def test_workers_that_are_silent_or_die_delay_nobody(served: Served) -> None:
+def test_silent_or_killed_workers_delay_no_others(served: Served) -> None:
     near, pids = Visit(served, 0), workers_of(served)
     viewer = Visit(served, 0).view()
     os.kill(pids[2], signal.SIGSTOP)
@@ -210,7 +210,7 @@ def test_workers_that_are_silent_or_die_delay_nobody(served: Served) -> None:
     later.until("anew")
 
 
-def test_a_viewer_that_stands_still_frees_nothing_and_comes_again(served: Served) -> None:
+def test_a_stopped_viewer_keeps_its_place_and_returns(served: Served) -> None:
     far, pids = Visit(served, 2), workers_of(served)
     viewer = Visit(served, 1).view()
     viewer.until("who.lsp")

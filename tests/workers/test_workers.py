@@ -9,8 +9,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -20,35 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.wire import smq as wire
-from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.support.device import RAW, WS, Device
 from tests.support.waiting import wait_until
+from tests.workers.served import command, they_hear_each_other, workers_of
 
 pytestmark = pytest.mark.servers
 
 Serve = Callable[..., Served]
-
-PRELOAD = """
-smq = require "smq.hub".create {
-   name = "main",
-   onconnect = function(etid, info) smq:publish(tostring(info.restored), "met", etid) end,
-}
-if io:stat "wrong" and mako.worker == 1 then error "no luck" end
-if io:stat "slow" then ba.sleep(400) end
-"""
-PAGES = {
-    "who": "<?lsp response:write(tostring(mako.worker)) ?>",
-    "smq": "<?lsp app.smq:connect(request) ?>",
-    "exit": "<?lsp mako.exit(7) ?>",
-}
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    """An application with a hub at `/smq.lsp`, and `/who.lsp` that says which worker answers."""
-    return application(tmp_path / "app", PRELOAD, **PAGES)
 
 
 def who(served: Served, page: str = "/who.lsp") -> str:
@@ -60,13 +37,6 @@ def who(served: Served, page: str = "/who.lsp") -> str:
     return answer
 
 
-def workers_of(served: Served) -> dict[int, int]:
-    """The process of each worker that is known at the moment, by number."""
-    first = served.wait_for(r"workers: processes (.*)$")[1].split(", ")
-    found = {number: int(pid) for number, pid in enumerate(first)}
-    return found | {int(n): int(pid) for n, pid in re.findall(r"^w(\d): process (\d+) serves$", served.output, re.M)}
-
-
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """A folder for temporary files with a short name: paths of Unix sockets are bounded."""
@@ -74,11 +44,7 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "smqrt", *map(str, words)], capture_output=True, text=True, timeout=30)
-
-
-def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Path) -> None:
+def test_workers_sharing_a_port_all_link(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     found = Counter(who(served) for _ in range(600))
     assert set(found) == {"0", "1"}
@@ -126,7 +92,7 @@ def connections(served: Served) -> list[int]:
         return [one["peers"] for one in json.load(answer)["workers"]]
 
 
-def test_connections_are_spread_evenly_also_after_a_worker_has_died(serve: Serve, app: Path) -> None:
+def test_connections_are_spread_evenly_after_a_worker_ended(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2", "--hosts", "test")
     pids = workers_of(served)
     clients = [connected(served, number) for number in range(100)]
@@ -153,7 +119,7 @@ def held_with_requests(served: Served, count: int) -> tuple[int, list[socket.soc
     return held, clients
 
 
-def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Serve, app: Path) -> None:
+def test_a_stopped_worker_soon_gets_no_connections(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     held, clients = held_with_requests(served, 200)
     served_at_once = len(select.select(clients, [], [], 0)[0])
@@ -165,7 +131,7 @@ def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Ser
     wait_until(lambda: who(served) == "1", served.lines)
 
 
-def test_who_is_on_the_way_to_a_worker_when_the_server_ends_is_told(serve: Serve, app: Path) -> None:
+def test_connections_in_transfer_at_shutdown_are_closed_properly(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
     held, clients = held_with_requests(served, 100)
     served.process.send_signal(signal.SIGTERM)
@@ -208,7 +174,7 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     assert "Traceback" not in served.output
 
 
-def test_clients_of_all_workers_stay_while_an_application_is_edited(serve: Serve, app: Path) -> None:
+def test_clients_of_all_workers_stay_during_a_reload(serve: Serve, app: Path) -> None:
     preload = app / ".preload"
     kept = preload.read_text().replace("create {", "create {keep = true,")
     assert "keep" in kept
@@ -224,23 +190,6 @@ def test_clients_of_all_workers_stay_while_an_application_is_edited(serve: Serve
     for number in range(2):
         served.wait_for(rf"w{number}: .*edited", 30)
     they_hear_each_other(devices, topic)
-
-
-def they_hear_each_other(devices: list[Device], topic: int) -> None:
-    """The first one reaches the others: by the topic, and by the ETIDs that they have had from the start."""
-    for _ in range(50):  # the links between the workers may be younger than these words
-        devices[0].publish(topic, b"to all")
-        time.sleep(0.02)
-    for one in devices[1:]:
-        devices[0].publish(one.etid, b"to you")
-        received = [payload(one)]
-        while received[-1] != b"to you":
-            received.append(payload(one))
-        assert b"to all" in received
-
-
-def payload(device: Device) -> bytes:
-    return wire.unpack_publish(wire.frame(device.receive()))[3]
 
 
 def test_an_application_ends_all_workers(serve: Serve, app: Path, temporary: Path) -> None:
@@ -268,7 +217,7 @@ def test_what_is_wrong_is_said_once(serve: Serve, app: Path) -> None:
     assert served.wait() == 1
 
 
-def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path, temporary: Path) -> None:
+def test_a_killed_supervisor_leaves_no_processes(serve: Serve, app: Path, temporary: Path) -> None:
     served = serve(app, "--workers", "2", env={"TMPDIR": str(temporary)})
     pids = workers_of(served)
     served.process.kill()

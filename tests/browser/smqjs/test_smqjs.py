@@ -49,7 +49,7 @@ def test_connecting_with_and_without_new(run):
     )
 
 
-def test_one_argument_is_the_options_and_no_url_is_the_page(run):
+def test_one_argument_is_options_and_the_page_is_default(run):
     assert run(
         "history.pushState({}, '', '/smq.lsp'); const client = SMQ.Client({uid: 'abcdef'});"
         "client.onconnect = note('connect');"
@@ -91,7 +91,7 @@ def test_bytes_text_and_json(run):
     }
 
 
-def test_what_can_not_be_decoded_goes_to_the_general_handler(run):
+def test_undecodable_messages_reach_the_general_handler(run):
     assert run("""
         const client = await connected();
         client.onmsg = note("general");
@@ -150,7 +150,7 @@ def test_create_has_both_forms(run):
     """) == [[True, "topic"], True, ["sub"], True, [True, 4711, 4711], True]
 
 
-def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(run):
+def test_names_resolved_earlier_are_still_subscribed_at_the_broker(run):
     assert run("""
         const client = await connected(), other = await connected();
         client.publish("lost", "published");
@@ -415,7 +415,7 @@ def test_the_connect_packet(run):
 
 
 @pytest.mark.parametrize(("text", "can_reconnect"), [(b"reconnect", False), (b"sysshutdown", True), (b"", False)])
-def test_only_a_server_that_restarts_is_worth_coming_back_to(run, text, can_reconnect):
+def test_only_a_restarting_server_is_retried(run, text, can_reconnect):
     def script(conversation):
         conversation.accept()
         conversation.send(smq.disconnect(text))
@@ -450,7 +450,7 @@ def test_no_reconnect_unless_onclose_returns_a_number(run):
         assert broker.connections == 5
 
 
-def test_the_first_connection_is_tried_again_and_not_too_soon(run_in_trouble):
+def test_the_first_connection_is_retried_after_a_delay(run_in_trouble):
     run, moments = run_in_trouble, []
 
     def drop(conversation):
@@ -486,7 +486,7 @@ def test_pauses_are_spread(run_in_trouble):
     assert all(6000 <= pause <= 10000 for pause in pauses)
 
 
-def test_rubbish_ends_the_connection(new_page, smqjs_server):
+def test_invalid_bytes_close_the_connection(new_page, smqjs_server):
     def script(conversation):
         conversation.accept()
         conversation.send(b"\x63rubbish")

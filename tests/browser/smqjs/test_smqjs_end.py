@@ -123,7 +123,7 @@ def test_nonsense_from_onclose(run_in_trouble, answer, comes_back):
         assert (broker.connections > 1) is comes_back
 
 
-def test_who_stays_away_takes_nothing_and_answers_what_was_asked(run_in_trouble):
+def test_a_lost_handler_gets_nothing_new_and_answers_earlier(run_in_trouble):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         assert run_in_trouble(
             """
@@ -157,7 +157,7 @@ def test_what_waits_is_bounded_in_bytes(run_in_trouble):
         )
 
 
-def test_answers_that_nobody_asked_for_are_let_be(run):
+def test_unrequested_answers_are_ignored(run):
     def script(conversation):
         conversation.accept()
         for n in range(2000):

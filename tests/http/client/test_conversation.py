@@ -61,7 +61,7 @@ def test_made_anew_when_the_body_was_not_read(client: HttpConversation) -> None:
 
 
 @pytest.mark.parametrize("ending", [CLOSE, reset])
-def test_a_get_is_repeated_when_the_kept_connection_was_going_away(client: HttpConversation, ending: object) -> None:
+def test_a_get_is_repeated_when_a_reused_connection_closes(client: HttpConversation, ending: object) -> None:
     with ScriptedHttp([HELLO, [ending]], [HELLO]) as scripted:  # type: ignore[list-item]
         assert get(client, scripted.url) == b"hello"
         assert get(client, scripted.url) == b"hello"
@@ -135,7 +135,7 @@ def test_a_head_that_drips_is_not_waited_for() -> None:
         assert monotonic() - began_s < 2
 
 
-def test_a_body_that_drips_is_not_waited_for_and_not_lost() -> None:
+def test_a_slow_body_delays_nothing_and_is_complete() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=0.2))
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
     with ScriptedHttp([[head, *drip(b"0123456789" * 50)]]) as scripted:

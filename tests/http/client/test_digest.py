@@ -78,7 +78,7 @@ def test_asked_once_then_known() -> None:
         assert "nc=00000002" in scripted.heads[2]
 
 
-def test_a_wrong_password_is_told_after_two() -> None:
+def test_a_wrong_password_is_reported_after_two() -> None:
     client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp([answer(b"who", "401 No", ASKED)] * 9) as scripted:
         assert get(client, scripted.url) == 401
@@ -95,7 +95,7 @@ def test_a_stale_nonce_is_renewed() -> None:
         assert 'nonce="m"' in scripted.heads[3]
 
 
-def test_nobody_and_other_schemes_are_left_alone() -> None:
+def test_no_credentials_and_other_schemes_are_ignored() -> None:
     client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp(
         [answer(b"", "401 No", ASKED), answer(b"", "401 No", "WWW-Authenticate: Basic realm=x")]

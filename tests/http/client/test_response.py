@@ -120,7 +120,7 @@ def test_another_protocol() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * (MAX_FRAMING_BYTES + 9),
     ],
 )
-def test_rubbish(rubbish: bytes) -> None:
+def test_invalid_responses(rubbish: bytes) -> None:
     with pytest.raises(StreamError, match="invalidresponse"):
         ClientResponse().feed(rubbish)
 
@@ -134,7 +134,7 @@ def test_any_bytes_are_a_response_or_refused(data: bytes) -> None:
             assert error.word == "invalidresponse"  # noqa: PT017  # that nothing else is raised is the point
 
 
-def test_a_head_that_comes_byte_by_byte_costs_no_square() -> None:
+def test_a_head_read_byte_by_byte_costs_linear_time() -> None:
     def costs_s(field_bytes: int) -> float:
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + b"y" * field_bytes + b"\r\n\r\n"
         response, began_s = ClientResponse(), time.process_time()

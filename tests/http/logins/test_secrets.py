@@ -92,7 +92,7 @@ def test_a_challenge_is_the_same_for_every_name(bench: Bench) -> None:
     assert len({(answer.status, answer.fields["www-authenticate"], answer.body) for answer in answers}) == 1
 
 
-def test_a_cookie_is_for_tls_only_when_it_came_so() -> None:
+def test_secure_cookies_are_sent_over_tls_only() -> None:
     session = HttpSession("id", 1, "127.0.0.1", 0, 0)
     assert cookie_field(session, True).endswith("; HttpOnly; SameSite=Lax; Secure")
     assert cookie_field(session, False).endswith("; HttpOnly; SameSite=Lax")
@@ -164,7 +164,7 @@ def test_digest_for_something_else(bench: Bench, other: dict[str, str]) -> None:
     assert wire.ask("/", headers=f"Authorization: {right}\r\n").status == 404
 
 
-def test_a_challenge_tells_nothing_of_a_name(bench: Bench) -> None:
+def test_a_challenge_reveals_nothing_about_a_name(bench: Bench) -> None:
     """A user with an HA1 can't use SHA-256; a client that does all the same doesn't learn who that is."""
     table = UserTable({"ann": {"pwd": [HA1]}, "eve": "secret"})
     directory, told = bench.handle(lambda request, relpath: False), set()

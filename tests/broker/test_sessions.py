@@ -1,0 +1,894 @@
+"""Sessions without sockets: what a client's packets do, in which order they are answered, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from smqrt.auth.identity import Action, Identity
+from smqrt.broker import control_packets
+from smqrt.broker import sessions as module
+from smqrt.broker.client_limits import DeniedRoute, MeteredRoute
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.last_values import LastValueLimits, LastValues
+from smqrt.broker.outbox import Drop, dirty
+from smqrt.broker.routes import GuardedRoute
+from smqrt.broker.sessions import Session, SessionState
+from smqrt.broker.state import Hooks
+from smqrt.broker.topics import (
+    CLIENT_NAMES,
+    CLIENT_NAMES_MEMORY,
+    CLIENT_OBSERVES,
+    CLIENT_SUBSCRIPTIONS,
+    NAMES,
+    USER_CONNECTIONS,
+    HubLimits,
+    PublishLimits,
+)
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire import smq
+from smqrt.wire.smq import ConnackCode, Type
+from tests.broker.memory_clients import Crowd, Ear, heard, observe, settle, subscribe
+
+
+class CountingEar(Ear):
+    """Counts how often its client was to be read again, and was accepted."""
+
+    resumed = accepted = 0
+
+    def settled(self) -> None:
+        self.accepted += 1
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+
+class NumbersEar(CountingEar):
+    takes_fragments = False
+
+
+class Rights:
+    """Permits what it was made with: (action, name)."""
+
+    def __init__(self, *permitted: tuple[Action, bytes]) -> None:
+        self.permitted = set(permitted)
+
+    def permits(self, identity: Identity, name: bytes, *actions: Action) -> bool:
+        return any((action, name) in self.permitted for action in actions)
+
+    def permits_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
+        return False
+
+
+class Disk:
+    """A store of names that says when one is safe."""
+
+    def __init__(self) -> None:
+        self.pending: list[Deferred[None]] = []
+
+    def load(self, kind: str) -> list[tuple[bytes, int]]:
+        return []
+
+    def add(self, kind: str, name: bytes, number: int) -> None:
+        self.pending.append(Deferred())
+
+    def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
+        return self.pending[-1] if self.pending and not self.pending[-1].done else None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    settle()
+    dirty.clear()
+
+
+def opened(crowd: Crowd, identity: Identity | None = None, ear: Ear | None = None) -> Session:
+    """A session that has sent nothing."""
+    session = Session(crowd.broker, ear or CountingEar(), 5)
+    session.identity = identity
+    return session
+
+
+def came(session: Session) -> list[bytes]:
+    settle()
+    return heard(session)
+
+
+def connected(crowd: Crowd, uid: bytes = b"device", identity: Identity | None = None) -> Session:
+    session = opened(crowd, identity)
+    session.control(smq.connect(uid))
+    came(session)
+    return session
+
+
+def names(kind: Type, *names: bytes) -> list[bytes]:
+    return [smq.with_name(kind, name) for name in names]
+
+
+def ends(crowd: Crowd, reason: CloseReason) -> int:
+    return crowd.broker.stats.ends[reason]
+
+
+# ---- Connect
+
+
+def test_connect_is_answered_with_an_etid() -> None:
+    told: list[Any] = []
+    crowd = Crowd(Hooks(onconnect=told.append))
+    crowd.broker.clock = lambda: 17.0
+    session = opened(crowd)
+    assert (session.state, session.etid, session.since_s) == (SessionState.WAITING, 0, None)
+    assert session.control(smq.connect(b"device", b"", b"about me")) is False
+    assert came(session) == [smq.connack(ConnackCode.ACCEPTED, session.etid)]
+    assert (session.uid, session.info, session.since_s, session.seed) == (b"device", b"about me", 17.0, 5)
+    assert session.state is SessionState.CONNECTED
+    assert crowd.broker.sessions == {session.etid: session}
+    assert told == [session]
+    assert session.topic is not None
+    assert session.topic.raw == (session.outbox,)
+    assert isinstance(session.outbox, CountingEar)
+    assert session.outbox.accepted == 1
+
+
+def test_the_largest_frame_of_version_2_is_heeded() -> None:
+    crowd, seen = Crowd(), list[tuple[Any, int]]()
+    crowd.broker.limit_chunks = lambda session, size: seen.append((session, size))
+    session = opened(crowd)
+    session.control(b"\x02\x02\x01\x00\x06device")
+    assert seen == [(session, 256)]
+    crowd.client()
+    assert len(seen) == 1
+
+
+def test_a_bad_connect_is_refused_with_a_reason() -> None:
+    lines: list[str] = []
+    crowd = Crowd(Hooks(log=lambda peer, text: lines.append(text)))
+    session = opened(crowd)
+    assert session.control(smq.connect(b"short")) is False
+    assert came(session) == [smq.connack(ConnackCode.PROTOCOL_VERSION, 0)]
+    assert session.closed
+    assert ends(crowd, CloseReason.BAD_CONNECT) == 1
+    assert crowd.broker.stats.refusals == 1
+    assert lines == ["refused: the uid has 5 bytes, at least 6 are needed"]
+    assert session.control(smq.connect(b"device")) is False
+    assert crowd.broker.sessions == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "text"),
+    [
+        ((ConnackCode.BAD_CREDENTIALS, b"no such user"), ConnackCode.BAD_CREDENTIALS, b"no such user"),
+        ((ConnackCode.SERVER_UNAVAILABLE, b"x" * 70_000), ConnackCode.SERVER_UNAVAILABLE, b"x" * smq.MAX_NAME_BYTES),
+        (None, ConnackCode.ACCESS_DENIED, b""),
+        (True, ConnackCode.ACCESS_DENIED, b""),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_authenticate_refuses_a_client(answer: Any, code: int, text: bytes, late: bool) -> None:
+    asked: list[Any] = []
+    pending: Deferred[Any] = Deferred()
+
+    def authenticate(credentials: bytes, session: Any) -> Any:
+        asked.append((credentials, session))
+        return pending if late else answer
+
+    crowd, reasons = Crowd(Hooks(authenticate=authenticate)), list[str]()
+    crowd.broker.on_end = lambda session, reason, detail: reasons.append(detail)
+    session = opened(crowd)
+    assert session.control(smq.connect(b"device", b"secret")) is late
+    if late:
+        assert session.state is SessionState.AUTHENTICATING
+        pending.resolve(answer)
+    assert asked == [(b"secret", session)]
+    assert came(session) == [smq.connack(code, 0, text)]
+    assert session.closed
+    assert reasons[0].startswith(ConnackCode(code).name.lower().replace("_", " "))
+    assert (": " in reasons[0]) is bool(text)
+
+
+def test_unknown_codes_are_shown_by_number() -> None:
+    crowd, reasons = Crowd(Hooks(authenticate=lambda credentials, session: (9, b"\xff!"))), list[str]()
+    crowd.broker.on_end = lambda session, reason, detail: reasons.append(detail)
+    opened(crowd).control(smq.connect(b"device", b"secret"))
+    assert reasons == ["code 9: \\xff!"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_authenticate_that_fails_refuses_the_client(late: bool) -> None:
+    pending: Deferred[Any] = Deferred()
+    crowd = Crowd(Hooks(authenticate=lambda credentials, session: pending))
+    session = opened(crowd)
+    if not late:
+        pending.reject(ValueError("broken"))
+    assert session.control(smq.connect(b"device")) is late
+    if late:
+        pending.reject(ValueError("broken"))
+    assert came(session) == [smq.connack(ConnackCode.ACCESS_DENIED, 0)]
+
+
+def test_an_accepted_answer_that_is_late_resumes_the_client() -> None:
+    pending: Deferred[Any] = Deferred()
+    crowd = Crowd(Hooks(authenticate=lambda credentials, session: pending))
+    ear = CountingEar()
+    session = opened(crowd, ear=ear)
+    assert session.control(smq.connect(b"device")) is True
+    assert session.pending == smq.frame(smq.connect(b"device"))
+    pending.resolve((0, b""))
+    assert session.pending is None
+    assert ear.resumed == 1
+    assert session.state is SessionState.CONNECTED
+
+
+def test_an_answer_after_the_end_is_ignored() -> None:
+    pending: Deferred[Any] = Deferred()
+    crowd = Crowd(Hooks(authenticate=lambda credentials, session: pending))
+    session = opened(crowd, ear=(ear := CountingEar()))
+    session.control(smq.connect(b"device"))
+    session.disconnect(CloseReason.CLIENT_DISCONNECT)
+    pending.resolve((0, b""))
+    assert (came(session), ear.resumed, crowd.broker.sessions) == ([], 0, {})
+
+
+def test_a_hook_may_close_its_client() -> None:
+    def permittop(name: bytes, is_subscription: bool, session: Any) -> bool:
+        session.disconnect(CloseReason.SHUTDOWN)
+        return True
+
+    crowd = Crowd(Hooks(permittop=permittop))
+    session = connected(crowd)
+    session.control(smq.with_name(Type.SUBSCRIBE, b"t"))
+    assert came(session) == []
+    assert crowd.broker.topic_table.by_name == {}
+
+
+@pytest.mark.parametrize("state", [SessionState.WAITING, SessionState.AUTHENTICATING, SessionState.CONNECTED])
+def test_a_late_acceptance_refuses_the_client(state: SessionState) -> None:
+    lines: list[str] = []
+    hooks = Hooks(log=lambda peer, text: lines.append(text))
+    if state is SessionState.AUTHENTICATING:
+        hooks.authenticate = lambda credentials, session: Deferred()
+    crowd = Crowd(hooks)
+    session = opened(crowd)
+    if state is not SessionState.WAITING:
+        session.control(smq.connect(b"device"))
+    came(session)
+    session.connect_timed_out()
+    expected = [] if state is SessionState.CONNECTED else [smq.connack(ConnackCode.SERVER_UNAVAILABLE, 0)]
+    assert came(session) == expected
+    assert ends(crowd, CloseReason.CONNECT_TIMEOUT) == len(expected)
+    assert len(lines) == (state is SessionState.AUTHENTICATING)
+
+
+def test_a_second_client_with_the_uid_takes_over() -> None:
+    crowd = Crowd()
+    old = connected(crowd)
+    new = opened(crowd)
+    new.control(smq.connect(b"device"))
+    assert came(old) == [smq.disconnect(CloseReason.TAKEN_OVER.value.encode())]
+    assert came(new) == [smq.connack(0, new.etid)]
+    assert old.closed
+    assert new.etid == old.etid, "who sends to it reaches the new one"
+    assert crowd.broker.uids == {b"device": new}
+    assert ends(crowd, CloseReason.TAKEN_OVER) == 1
+
+
+def test_takeover_requires_the_same_user() -> None:
+    crowd = Crowd()
+    old = connected(crowd, identity=Identity("ann"))
+    new = opened(crowd, Identity("bob"))
+    new.control(smq.connect(b"device"))
+    assert came(new) == [smq.connack(ConnackCode.ACCESS_DENIED, 0, module.OTHER_USERS_ID.encode())]
+    assert new.closed
+    assert not old.closed
+    same = opened(crowd, Identity("ann"))
+    same.control(smq.connect(b"device"))
+    assert came(same) == [smq.connack(0, same.etid)]
+
+
+def test_a_user_has_so_many_connections() -> None:
+    crowd = Crowd(limits=HubLimits(connections_per_user=2))
+    ann = Identity("ann")
+    first = connected(crowd, b"device-1", ann)
+    connected(crowd, b"device-2", ann)
+    third = opened(crowd, ann)
+    third.control(smq.connect(b"device-3"))
+    assert came(third) == [smq.connack(ConnackCode.SERVER_UNAVAILABLE, 0, module.TOO_MANY_CONNECTIONS.encode())]
+    assert third.closed
+    assert crowd.broker.stats.refused[USER_CONNECTIONS] == 1
+    again = opened(crowd, ann)
+    again.control(smq.connect(b"device-1"))
+    assert (first.closed, again.closed) == (True, False), "it takes the place of one"
+    assert not connected(crowd, b"device-4", Identity("bob")).closed
+    assert not connected(crowd, b"device-5").closed
+    again.disconnect(CloseReason.CLIENT_DISCONNECT)
+    assert not connected(crowd, b"device-6", ann).closed
+
+
+def test_a_closed_hub_accepts_no_clients() -> None:
+    crowd = Crowd()
+    crowd.broker.closed = True
+    session = opened(crowd)
+    session.control(smq.connect(b"device"))
+    assert session.closed
+    assert came(session) == []
+    assert crowd.broker.sessions == {}
+
+
+# ---- packets
+
+
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        (b"", CloseReason.SHORT_PACKET),
+        (smq.connect(b"device"), CloseReason.SECOND_CONNECT),
+        (b"\x7f", CloseReason.UNKNOWN_PACKET),
+        (b"\x09\x00", CloseReason.SHORT_PACKET),
+    ],
+)
+def test_a_packet_against_the_rules_ends_the_client(packet: bytes, reason: CloseReason) -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    assert session.control(packet) is False
+    assert session.closed
+    assert ends(crowd, reason) == 1
+    assert came(session) == [], "without a word"
+
+
+def test_forged_publisher_is_the_close_reason() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    with pytest.raises(ProtocolError) as raised:
+        session.resolve(smq.publish_frame(7, session.etid ^ 1, 0, b"")[2:11])
+    session.fail(raised.value)
+    assert came(session) == [smq.disconnect(CloseReason.FORGED_PUBLISHER.value.encode())]
+    assert session.closed
+
+
+def test_pings_are_answered_and_pongs_are_not() -> None:
+    session = connected(Crowd())
+    assert not session.control(smq.PING)
+    assert not session.control(smq.PONG)
+    assert came(session) == [smq.PONG]
+
+
+def test_disconnect_ends_the_client() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    session.control(smq.disconnect())
+    assert session.closed
+    assert ends(crowd, CloseReason.CLIENT_DISCONNECT) == 1
+    session.disconnect(CloseReason.SHUTDOWN)
+    assert ends(crowd, CloseReason.SHUTDOWN) == 0, "the first reason counts"
+    assert crowd.broker.stats.closes == 1
+
+
+# ---- topics
+
+
+def test_subscribing_is_answered_and_repeated() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    number = subscribe(session, b"t")
+    assert subscribe(session, b"t") == number
+    assert came(session) == [smq.ack(Type.SUBACK, number, b"t")] * 2
+    assert crowd.broker.stats.subscriptions == 1
+    assert list(session.topics or ()) == [number]
+    topic = crowd.broker.topic_table.get(number)
+    assert topic is not None
+    subscribe(other, b"t")
+    assert topic.subscribers == 2
+    session.control(smq.with_id(Type.UNSUBSCRIBE, number))
+    session.control(smq.with_id(Type.UNSUBSCRIBE, number))
+    assert (topic.subscribers, crowd.broker.stats.subscriptions, session.topics) == (1, 1, {})
+
+
+def test_a_subscriber_is_greeted_with_last_values_once() -> None:
+    crowd = Crowd()
+    crowd.broker.last_values = LastValues(["#"], LastValueLimits())
+    topic = crowd.broker.topic_table.named(b"t")
+    value = smq.publish_frame(topic.id, 7, 0, b"newest")
+    crowd.broker.last_values.of(topic).take_frame(value, None)
+    session = connected(crowd)
+    subscribe(session, b"t")
+    subscribe(session, b"t")
+    answer = smq.ack(Type.SUBACK, topic.id, b"t")
+    assert came(session) == [answer, value[2:], answer]
+
+
+def test_routes_of_two_clients_are_their_own() -> None:
+    crowd = Crowd()
+    first, second = connected(crowd), connected(crowd, b"device-2")
+    number = crowd.broker.create(b"t")
+    first.publish(smq.publish_frame(number, first.etid, 0, b"x"))
+    first.publish(smq.publish_frame(crowd.broker.create(b"u"), first.etid, 0, b"x"))
+    assert (len(first.routes), second.routes) == (2, {})
+
+
+def test_an_application_denies_names() -> None:
+    asked: list[tuple[Any, ...]] = []
+    denied = Hooks(permittop=lambda *call: asked.append(call), permitsubtop=lambda *call: asked.append(call))
+    crowd = Crowd(denied)
+    session = connected(crowd)
+    for kind in (Type.SUBSCRIBE, Type.CREATE, Type.CREATESUB):
+        session.control(smq.with_name(kind, b"t"))
+    assert asked == [(b"t", True, session), (b"t", False, session), (b"t", session)]
+    kinds = (Type.SUBACK, Type.CREATEACK, Type.CREATESUBACK)
+    assert came(session) == [smq.ack(kind, 0, b"t") for kind in kinds]
+    assert crowd.broker.stats.denied == 3
+    assert crowd.broker.topic_table.by_name == crowd.broker.subtopic_table.by_name == {}
+
+
+def test_known_subtopics_are_not_asked_about() -> None:
+    asked: list[Any] = []
+    crowd = Crowd(Hooks(permitsubtop=lambda name, session: asked.append(name)))
+    number = crowd.broker.subtopic_table.named(b"sub")
+    session = connected(crowd)
+    session.control(smq.with_name(Type.CREATESUB, b"sub"))
+    assert came(session) == [smq.ack(Type.CREATESUBACK, number, b"sub")]
+    assert asked == []
+
+
+def test_a_client_has_so_many_subscriptions() -> None:
+    crowd = Crowd(limits=HubLimits(subscriptions=2))
+    session = connected(crowd)
+    for name in (b"a", b"b", b"c", b"a"):
+        session.control(smq.with_name(Type.SUBSCRIBE, name))
+    denied = [packet[1] for packet in came(session)]
+    assert denied == [0, 0, 1, 0]
+    assert crowd.broker.stats.refused[CLIENT_SUBSCRIPTIONS] == 1
+    assert crowd.broker.stats.denied == 0
+
+
+@pytest.mark.parametrize("kind", [Type.SUBSCRIBE, Type.CREATE, Type.CREATESUB])
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (HubLimits(client_names=2), CLIENT_NAMES),
+        (HubLimits(client_names_bytes=6), CLIENT_NAMES_MEMORY),
+        (HubLimits(names=2), NAMES),
+    ],
+)
+def test_a_client_brings_in_so_many_names(kind: Type, limits: HubLimits, limit: Any) -> None:
+    crowd = Crowd(limits=limits)
+    session = connected(crowd)
+    for name in (b"one", b"two", b"six", b"one"):
+        session.control(smq.with_name(kind, name))
+    assert [packet[1] for packet in came(session)] == [0, 0, 1, 0]
+    assert crowd.broker.stats.refused[limit] == 1
+    assert (session.names_made, session.names_made_bytes) == (2, 6)
+
+
+def test_rights_decide_over_names() -> None:
+    rights = Rights((Action.READ, b"r"), (Action.READ, b"new"), (Action.WRITE, b"w"), (Action.OBSERVE, b"o"))
+    crowd = Crowd()
+    for name in (b"r", b"w", b"o"):
+        crowd.broker.topic_table.named(name)
+    session = connected(crowd, identity=Identity("ann", rights=rights))
+    for kind in (Type.SUBSCRIBE, Type.CREATE):
+        for name in (b"r", b"w", b"o", b"new"):
+            assert session.control(smq.with_name(kind, name)) is False
+    assert [packet[1] for packet in came(session)] == [0, 1, 1, 1, 1, 0, 0, 1]
+    rights.permitted.add((Action.CREATE, b"new"))
+    session.control(smq.with_name(Type.SUBSCRIBE, b"new"))
+    assert [packet[1] for packet in came(session)] == [0]
+
+
+# ---- answers that wait for the disk
+
+
+def with_disk() -> tuple[Crowd, Disk, Session, CountingEar]:
+    crowd, disk = Crowd(), Disk()
+    crowd.broker.keep_names_in(disk)
+    session = opened(crowd, ear=(ear := CountingEar()))
+    session.control(smq.connect(b"device"))
+    came(session)
+    return crowd, disk, session, ear
+
+
+def test_answers_wait_for_the_disk_in_order() -> None:
+    crowd, disk, session, ear = with_disk()
+    for packet in (*names(Type.SUBSCRIBE, b"a"), *names(Type.CREATE, b"b"), smq.PING):
+        assert session.control(packet) is False
+    assert came(session) == []
+    first, second = disk.pending
+    second.resolve()
+    assert came(session) == []
+    first.resolve()
+    kinds = [packet[0] for packet in came(session)]
+    assert kinds == [Type.SUBACK, Type.CREATEACK, Type.PONG]
+    assert ear.resumed == 0
+    session.control(smq.PING)
+    assert came(session) == [smq.PONG]
+
+
+def test_a_name_the_disk_rejects_is_denied() -> None:
+    crowd, disk, session, ear = with_disk()
+    session.control(smq.with_name(Type.SUBSCRIBE, b"a"))
+    disk.pending[0].reject(OSError("full"))
+    session.control(smq.with_name(Type.CREATESUB, b"b"))
+    disk.pending[1].reject(OSError("full"))
+    assert came(session) == [smq.ack(Type.SUBACK, 0, b"a"), smq.ack(Type.CREATESUBACK, 0, b"b")]
+    assert not session.topics
+    assert crowd.broker.stats.subscriptions == 0
+
+
+def test_a_client_with_many_unsafe_answers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_packets, "MAX_UNSAVED_ANSWERS", 3)
+    crowd, disk, session, ear = with_disk()
+    waits = [session.control(smq.with_name(Type.CREATE, b"%d" % n)) for n in range(3)]
+    assert waits == [False, False, True]
+    assert session.pending is None, "the packet is worked off"
+    disk.pending[1].resolve()
+    assert ear.resumed == 0
+    disk.pending[0].resolve()
+    assert ear.resumed == 1
+    disk.pending[2].resolve()
+    assert ear.resumed == 1
+    assert len(came(session)) == 3
+
+
+def test_an_answer_that_fails_ends_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    crowd, disk, session, ear = with_disk()
+    session.control(smq.with_name(Type.SUBSCRIBE, b"a"))
+    session.control(smq.PING)
+
+    def fail(topic: Any, outbox: Any) -> None:
+        raise ValueError("broken")
+
+    crowd.broker.subscribed = fail  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR):
+        disk.pending[0].resolve()
+    assert ends(crowd, CloseReason.HOOK_FAILED) == 1
+    assert "error while a client was served" in caplog.text
+    assert came(session) == []
+    assert session.call_or_disconnect(lambda value: value, 1) is True
+
+
+# ---- observing
+
+
+def test_an_observer_gets_the_present_number_first() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    topic = crowd.broker.topic_table.named(b"t")
+    subscribe(other, b"t")
+    observe(session, topic.id)
+    observe(session, 12345)
+    observe(session, other.etid)
+    observe(session, session.etid)
+    assert came(session) == [smq.change(topic.id, 1), smq.change(12345, 0)]
+    subscribe(connected(crowd, b"device-3"), b"t")
+    assert came(session) == [smq.change(topic.id, 2)]
+    other.disconnect(CloseReason.CLIENT_DISCONNECT)
+    assert sorted(came(session)) == sorted([smq.change(topic.id, 1), smq.change(other.etid, 0)])
+    assert session.observed == {topic}, "an ETID that is gone needs no observer"
+    session.control(smq.with_id(Type.UNOBSERVE, topic.id))
+    session.control(smq.with_id(Type.UNOBSERVE, topic.id))
+    session.control(smq.with_id(Type.UNOBSERVE, 12345))
+    assert session.observed == set()
+    subscribe(connected(crowd, b"device-4"), b"t")
+    assert came(session) == []
+    assert topic.observers == {}
+
+
+def test_a_client_observes_so_much() -> None:
+    crowd = Crowd(limits=HubLimits(observes=1))
+    session = connected(crowd)
+    topics = [crowd.broker.topic_table.named(name) for name in (b"a", b"b")]
+    for topic in (*topics, topics[0]):
+        observe(session, topic.id)
+    assert came(session) == [smq.change(topic.id, 0) for topic in (*topics, topics[0])]
+    assert session.observed == {topics[0]}
+    assert topics[1].observers == {}
+    assert crowd.broker.stats.refused[CLIENT_OBSERVES] == 1
+
+
+def test_rights_apply_to_observe() -> None:
+    crowd = Crowd()
+    topic, hidden = (crowd.broker.topic_table.named(name) for name in (b"t", b"hidden"))
+    session = connected(crowd, identity=Identity("ann", rights=Rights((Action.OBSERVE, b"t"))))
+    observe(session, topic.id)
+    observe(session, hidden.id)
+    subscribe(connected(crowd, b"device-2"), b"hidden")
+    assert came(session) == [smq.change(topic.id, 0), smq.change(hidden.id, 0)]
+    assert session.observed == {topic}
+
+
+def test_a_closed_client_gets_no_notifications() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    topic = crowd.broker.topic_table.named(b"t")
+    session.state = SessionState.CLOSED
+    session.changed(topic, 3)
+    assert came(session) == []
+
+
+# ---- publishing
+
+
+def test_messages_reach_subscribers_and_the_route_is_cached() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    number = subscribe(other, b"t")
+    came(other)
+    run = smq.publish_frame(number, session.etid, 0, b"x")
+    assert session.publish(run) is False
+    assert list(session.routes) == [run[2:11]]
+    assert session.publish(run) is False
+    assert came(other) == [run[2:]] * 2
+    topic = crowd.broker.topic_table.get(number)
+    assert topic is not None
+    assert topic.cached == {session}
+    session.partitions = "derived"
+    subscribe(connected(crowd, b"device-3"), b"t")
+    assert session.routes == {}
+    assert session.partitions is None
+    session.publish(run)
+    session.forget_routes()
+    assert session.routes == {}
+    assert not topic.cached
+
+
+def test_the_route_cache_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROUTES", 2)
+    crowd = Crowd()
+    session = connected(crowd)
+    numbers = [crowd.broker.topic_table.named(b"%d" % n).id for n in range(3)]
+    for number, size in zip(numbers, (1, 2, 1), strict=True):
+        session.publish(smq.publish_frame(number, session.etid, 0, b"x"))
+        assert len(session.routes) == size
+
+
+def test_publish_before_connect_is_refused() -> None:
+    crowd = Crowd()
+    with pytest.raises(ProtocolError) as raised:
+        opened(crowd).resolve(smq.publish_frame(7, 0, 0, b"")[2:11])
+    assert raised.value.reason is CloseReason.BAD_CONNECT
+    session = connected(crowd)
+    key = smq.publish_frame(7, session.etid, 0, b"")[2:11]
+    session.resolve(key)
+    session.disconnect(CloseReason.CLIENT_DISCONNECT)
+    with pytest.raises(ProtocolError):
+        session.resolve(key)
+
+
+def test_routes_know_rights_hooks_and_limits() -> None:
+    crowd = Crowd()
+    topic, hidden = (crowd.broker.topic_table.named(name) for name in (b"t", b"hidden"))
+    session = connected(crowd, identity=Identity("ann", rights=Rights((Action.WRITE, b"t"))))
+
+    def route(number: int) -> Any:
+        return session.resolve(smq.publish_frame(number, session.etid, 0, b"")[2:11])
+
+    assert isinstance(route(hidden.id), DeniedRoute)
+    assert not isinstance(route(topic.id), DeniedRoute | GuardedRoute | MeteredRoute)
+    crowd.broker.hooks.onpublish = lambda run, tid, ptid, peer: run
+    assert isinstance(route(topic.id), GuardedRoute)
+    assert session.meter is None
+    crowd.broker.publish_limits = PublishLimits(per_s=5.0)
+    assert isinstance(route(topic.id), MeteredRoute)
+    meter = session.meter
+    assert isinstance(route(hidden.id), MeteredRoute)
+    assert session.meter is meter is not None
+    session.partitions = "derived"
+    crowd.broker.publish_limits = PublishLimits(per_s=5.0, message_bytes=10)
+    session.apply_publish_limits()
+    assert session.routes == {}
+    assert session.partitions is None
+    assert meter.admits(smq.publish_frame(topic.id, session.etid, 0, bytes(10)))
+    assert not meter.admits(smq.publish_frame(topic.id, session.etid, 0, bytes(11)))
+    crowd.broker.publish_limits = None
+    session.apply_publish_limits()
+    assert session.meter is meter
+
+
+def test_kept_messages_are_routed_anew() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    number = subscribe(other, b"t")
+    came(other)
+    run = smq.publish_frame(number, session.etid, 0, b"x")
+    assert session.route_held(run) is False
+    assert came(other) == [run[2:]]
+    crowd.broker.hooks.onpublish = lambda run, tid, ptid, peer: Deferred()
+    assert session.route_held(run) is True
+
+
+def test_messages_of_one_run_are_counted() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    number = subscribe(other, b"t")
+    topic = crowd.broker.topic_table.get(number)
+    assert topic is not None
+    session.count_batch(topic.key, 4)
+    assert topic.messages == 4
+    session.count_batch(b"none", 4)
+    crowd.broker.publish_limits = PublishLimits(per_s=5.0)
+    session.resolve(smq.publish_frame(number, session.etid, 0, b"")[2:11])
+    session.count_batch(topic.key, 2)
+    assert session.meter is not None
+    assert session.meter.batch_messages == 3
+
+
+# ---- fragments
+
+
+def fragment(number: int, session: Session, payload: bytes) -> bytes:
+    return bytes((Type.PUBFRAG,)) + smq.publish_frame(number, session.etid, 9, payload)[3:]
+
+
+def test_fragments_become_one_message() -> None:
+    crowd = Crowd()
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    number = subscribe(other, b"t")
+    came(other)
+    assert session.control(fragment(0, session, b"one ")) is False
+    assert session.control(fragment(0, session, b"two ")) is False
+    assert came(other) == []
+    assert session.control(fragment(number, session, b"three")) is False
+    assert came(other) == [smq.publish_frame(number, session.etid, 9, b"one two three")[2:]]
+    assert session.fragments is None
+    assert session.control(fragment(number, session, b"")) is False
+    assert came(other) == [smq.publish_frame(number, session.etid, 9, b"")[2:]]
+
+
+@pytest.mark.parametrize(("limits", "most"), [(None, smq.MAX_PAYLOAD_BYTES), (PublishLimits(message_bytes=1000), 1000)])
+def test_fragments_together_have_a_limit(limits: PublishLimits | None, most: int) -> None:
+    for size, closed in ((most, False), (most + 1, True)):
+        crowd = Crowd()
+        session = connected(crowd)
+        crowd.broker.publish_limits = limits
+        session.control(fragment(0, session, bytes(most // 2)))
+        session.control(fragment(0, session, bytes(size - most // 2)))
+        assert session.closed is closed
+        assert ends(crowd, CloseReason.FRAGMENT_TOO_LARGE) == closed
+
+
+def test_a_short_fragment_ends_the_client() -> None:
+    for size, closed in ((12, True), (13, False)):
+        crowd = Crowd()
+        session = connected(crowd)
+        session.control(bytes((Type.PUBFRAG,)) + bytes(size - 1))
+        assert session.closed is closed
+        assert ends(crowd, CloseReason.SHORT_PACKET) == closed
+
+
+def test_fragments_are_for_raw_sockets() -> None:
+    crowd = Crowd()
+    session = opened(crowd, ear=NumbersEar())
+    session.control(smq.connect(b"device"))
+    session.control(fragment(0, session, b""))
+    assert ends(crowd, CloseReason.FRAGMENT_NOT_ALLOWED) == 1
+
+
+def test_a_waiting_hook_has_the_whole_message() -> None:
+    crowd = Crowd(Hooks(onpublish=lambda run, tid, ptid, peer: Deferred()))
+    session = connected(crowd)
+    number = crowd.broker.topic_table.named(b"t").id
+    session.control(fragment(0, session, b"a"))
+    assert session.control(fragment(number, session, b"b")) is True
+    assert session.pending == smq.publish_frame(number, session.etid, 9, b"ab")
+
+
+# ---- limits of control packets
+
+
+def test_control_packets_have_limits_too() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    crowd.broker.publish_limits = PublishLimits(per_s=10.0, message_bytes=20)
+    session.control(smq.with_name(Type.CREATE, b"x" * 34))
+    assert not session.closed
+    session.resolve(smq.publish_frame(7, session.etid, 0, b"")[2:11])
+    assert session.meter is not None
+    charged: list[int] = []
+    session.meter = type("Meter", (), {"charge": lambda self, size: charged.append(size), "end": lambda self: None})()
+    session.control(smq.PING)
+    session.control(fragment(0, session, b""))
+    assert charged == [1], "fragments are charged as one message"
+    session.control(smq.with_name(Type.CREATE, b"x" * 35))
+    assert session.closed
+    assert ends(crowd, CloseReason.MESSAGE_TOO_LARGE) == 1
+
+
+# ---- rights that were taken away
+
+
+def test_a_lost_right_ends_a_subscription() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    number = subscribe(session, b"t")
+    topic = crowd.broker.topic_table.get(number)
+    assert topic is not None
+    came(session)
+    for _ in range(2):
+        session.end_subscription(topic)
+    assert came(session) == [smq.ack(Type.SUBACK, 0, b"t")]
+    assert (topic.subscribers, crowd.broker.stats.subscriptions) == (0, 0)
+
+
+def test_a_lost_right_ends_an_observation() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    topic = crowd.broker.topic_table.named(b"t")
+    observe(session, topic.id)
+    came(session)
+    for _ in range(2):
+        session.end_observation(topic)
+    assert came(session) == [smq.change(topic.id, 0)]
+    assert (session.observed, topic.observers) == (set(), {})
+
+
+# ---- the end
+
+
+def test_close_is_reported_and_leaves_nothing() -> None:
+    told: list[Any] = []
+    crowd = Crowd(Hooks(onclose=lambda *call: told.append(call)))
+    crowd.broker.on_end = lambda *call: told.append(call)
+    session, other = connected(crowd), connected(crowd, b"device-2")
+    topic = crowd.broker.topic_table.named(b"t")
+    subscribe(session, b"t")
+    observe(session, other.etid)
+    observe(other, topic.id)
+    session.publish(smq.publish_frame(topic.id, session.etid, 0, b"x"))
+    came(session)
+    came(other)
+    own = session.topic
+    session.disconnect(CloseReason.SHUTDOWN, b"bye", "by hand")
+    assert heard(session) == [smq.disconnect(b"bye")]
+    assert told == [(session, CloseReason.SHUTDOWN, "by hand"), (session, CloseReason.SHUTDOWN)]
+    assert isinstance(session.outbox, Ear)
+    assert session.outbox.ended
+    topic.deliver(smq.publish_frame(topic.id, other.etid, 0, b"x") * 3)
+    assert crowd.broker.stats.drops[Drop.CLOSED] == 3, "until it is out of every table"
+    assert came(other) == [smq.change(topic.id, 0)]
+    assert session.outbox.queue == []
+    assert topic.subscribers == 0
+    assert not topic.cached
+    assert own is not None
+    assert crowd.broker.topic_table.get(own.id) is None
+    assert list(crowd.broker.uids) == [b"device-2"]
+    assert other.topic is not None
+    assert other.topic.observers == {}
+    assert (session.observed, session.topics, session.fragments) == (None, None, None)
+
+
+def test_a_client_that_was_not_accepted_is_not_removed() -> None:
+    told: list[Any] = []
+    crowd = Crowd(Hooks(onclose=lambda *call: told.append(call)))
+    session = opened(crowd)
+    session.disconnect(CloseReason.CONNECT_TIMEOUT)
+    assert told == []
+    assert crowd.broker.stats.closes == 0
+    assert ends(crowd, CloseReason.CONNECT_TIMEOUT) == 1
+    assert type(session.outbox.queue) is list
+
+
+def test_what_a_meter_keeps_is_counted_at_the_end() -> None:
+    crowd = Crowd()
+    crowd.broker.call_later = lambda delay_s, function: None
+    session = connected(crowd)
+    crowd.broker.publish_limits = PublishLimits(per_s=1.0)
+    number = crowd.broker.topic_table.named(b"t").id
+    assert session.publish(smq.publish_frame(number, session.etid, 0, b"x") * 3) is True
+    session.disconnect(CloseReason.CLIENT_DISCONNECT)
+    assert crowd.broker.stats.drops[Drop.OVER_RATE] == 3
+
+
+def test_new_topics_begin_without_old_answers() -> None:
+    """A name that is asked for twice while the disk waits is joined once."""
+    crowd, disk, session, ear = with_disk()
+    session.control(smq.with_name(Type.SUBSCRIBE, b"a"))
+    session.control(smq.with_name(Type.SUBSCRIBE, b"a"))
+    disk.pending[0].resolve()
+    assert len(came(session)) == 2
+    assert crowd.broker.stats.subscriptions == 1

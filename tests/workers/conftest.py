@@ -1,0 +1,3 @@
+from tests.workers.served import app
+
+__all__ = ["app"]
