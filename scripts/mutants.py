@@ -425,7 +425,9 @@ class Check:
     def cold_killer(self, mutant: Mutant) -> str | None:
         """Return what kills a mutant that is imported anew: first the tests of its module, then the others."""
         words = Path(mutant.path).stem.split("_")
-        found = sorted(self.by_file.get(mutant.path, ()), key=self.seconds.__getitem__)
+        files = {test.partition("::")[0] for test in self.by_file.get(mutant.path, ())}
+        found = [test for test in self.seconds if test.partition("::")[0] in files]  # also those that read constants
+        found.sort(key=self.seconds.__getitem__)
         own = [test for test in found if any(word in test.partition("::")[0] for word in words)]
         for at, tests in enumerate((own, [test for test in found if test not in own])):
             known = mutant.path, at

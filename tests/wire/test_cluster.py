@@ -144,6 +144,7 @@ def test_the_key_of_a_password_stays() -> None:
     key = cluster_packets.key_of(b"secret", b"c")
     assert key.hex() == "83d6e07f4637a07e6f15c7001f8815b3413e1d158c8aa1c42fe750f469d4b17c"
     assert cluster_packets.key_of(b"secret", b"d") != key
+    assert cluster_packets.key_of(b"secret") == cluster_packets.key_of(b"secret", b"")
 
 
 def test_one_frame_is_rewritten_as_several_are() -> None:
