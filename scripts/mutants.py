@@ -385,9 +385,10 @@ class Check:
         return not self.failed
 
     def killer(self, mutant: Mutant) -> str | None:
-        if not mutant.statement:
+        known = self.by_statement.get((mutant.path, mutant.statement), [])
+        if not known:  # an import may execute it
             return self.cold_killer(mutant)
-        tests = self.affordable(self.by_statement.get((mutant.path, mutant.statement), []))
+        tests = self.affordable(known)
         while tests:
             failed = self.first_failure(mutant, tests)
             if failed == "timeout" and self.is_slow(lambda: self.first_failure(None, tests)):

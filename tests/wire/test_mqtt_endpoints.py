@@ -136,6 +136,20 @@ def test_a_message_without_an_alias_may_be_refused_for_its_properties_too() -> N
     assert not events.messages
 
 
+@pytest.mark.parametrize(
+    ("flags", "answers"),
+    [(1, []), (3, [(PacketType.PUBACK, 7, 0x97)]), (4, [(PacketType.PUBREC, 7, 0x97)])],
+)
+def test_a_refused_message_is_answered_by_its_qos(flags: int, answers: list[tuple[int, int, int]]) -> None:
+    client, events = client_of()
+    open_client(client)
+    refused: list[int] = []
+    events.on_left_out = lambda: refused.append(1)  # type: ignore[attr-defined]
+    give(client, PublishPacket("t", b"", flags, 7 if flags & 6 else 0, {"u": ["v"] * (MAX_PROPERTIES + 1)}))
+    assert [(packet.type, packet.packet_identifier, packet.code) for packet in sent(client)] == answers
+    assert refused == [1]
+
+
 # ---- signs of life
 
 
@@ -496,10 +510,10 @@ def test_a_message_of_qos_2_is_delivered_once() -> None:
 
 def test_a_refused_message_of_qos_2_is_complete() -> None:
     server, events = accepted({"receivemaximum": 1})
-    events.on_message = lambda _message: Reason.NOT_AUTHORIZED
-    for number in (1, 2):
+    for number, code in ((1, Reason.UNSPECIFIED_ERROR), (2, Reason.NOT_AUTHORIZED)):
+        events.on_message = lambda _message, code=code: code
         give(server, PublishPacket("a", b"x", 4, number))
-        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBREC, number, 0x87)]
+        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBREC, number, code)]
     events.on_message = lambda _message: 0x10
     give(server, PublishPacket("a", b"x", 4, 3))
     with pytest.raises(MqttError, match="receive maximum"):

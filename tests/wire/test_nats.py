@@ -208,6 +208,7 @@ def test_what_we_say() -> None:
     assert nats.sub("a.*.>", 7) == b"SUB a.*.> 7\r\n"
     assert nats.sub(">", 7, "workers") == b"SUB > workers 7\r\n"
     assert nats.unsub(7) == b"UNSUB 7\r\n"
+    assert (nats.PING, nats.PONG) == (b"PING\r\n", b"PONG\r\n")
 
 
 @given(st.text(max_size=30))
