@@ -49,7 +49,19 @@ STORAGE = [
 """The modules of the journal that write, read and check its files."""
 OF_STORAGE = [
     *("arrow", "checksums", "columns", "commit", "compact", "damage", "files", "formats", "locations", "manifest"),
-    *("merge", "reader", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps", "verify"),
+    *(
+        "merge",
+        "reader",
+        "record",
+        "recorder",
+        "recovery",
+        "results",
+        "retention",
+        "segment",
+        "staged",
+        "timestamps",
+        "verify",
+    ),
     "writer",
 ]
 """Tests of these modules that are quick and start no other processes."""

@@ -330,3 +330,18 @@ def test_a_lost_reservation_skips_far_ahead(tmp_path: Path) -> None:
     assert recovery.recover(tmp_path / "wal/n1").next_seq == 5
     (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 6}')
     assert recovery.recover(tmp_path / "wal/n1").next_seq == segment.STEP
+
+
+def test_an_unreadable_first_batch_gets_the_times_after_it(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    entries, data = parse_index(whole[1]), bytearray(whole[0])
+    data[entries[0].offset : entries[0].end] = b"\xff" * entries[0].length
+    (folder / SEGMENT).write_bytes(data)
+    (folder / SEGMENT).with_suffix(".idx").write_bytes(bytes(64) + whole[1][64:])
+    found = recovery.salvage(folder / SEGMENT)
+    [damaged] = found.damaged
+    assert damaged[:4] == entries[0][:4]
+    assert (damaged.ts_min_us, damaged.ts_max_us) == (entries[1].ts_min_us, entries[1].ts_max_us)
+    assert (damaged.flags, damaged.reserved) == (0, 0)
+    assert found.entries[1:] == entries[1:]
