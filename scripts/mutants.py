@@ -2,11 +2,13 @@
 
 One process collects the tests and records which statements each of them executes. For each mutant it forks: the child
 replaces the code of the function, and runs the tests that execute the changed statement, the quickest first, until one
-fails. A mutant of what is executed at import (constants, defaults, class bodies) gets a new process.
+fails. For a mutant of what is executed at import (constants, defaults, class bodies) the child imports all modules
+of the project anew, and collects the tests again.
 
 The sample is drawn from all mutants, also from those in statements that no test executes. A mutant counts as killed
-when the same test fails twice, or when the tests do not end. mutmut 3 and cosmic-ray collect the tests anew for each
-mutant, which takes seconds here, and draw no sample by a seed.
+when the same test fails twice and passes without the mutant, or when the tests end only without it.
+
+mutmut 3 and cosmic-ray collect the tests anew for each mutant, which takes seconds here, and draw no sample by a seed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,9 +47,15 @@ OF_CONNECTIONS = [
 ]
 STORAGE = [
     *("arrow", "columns", "commit", "committed", "compact", "durability", "files", "manifest", "parquet_files"),
-    *("record", "recovery", "retention", "segment", "verification", "writer"),
+    *("record", "recorder", "recovery", "retention", "segment", "verification", "writer"),
 ]
 """The modules of the journal that write, read and check its files."""
+OF_STORAGE = [
+    *("arrow", "checksums", "columns", "commit", "compact", "damage", "files", "formats", "locations", "manifest"),
+    *("merge", "reader", "record", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps"),
+    *("verification", "writer"),
+]
+"""Tests of these modules that are quick and start no other processes."""
 GROUPS = {
     "broker": (
         ["smqrt/broker"],
@@ -56,23 +63,19 @@ GROUPS = {
     ),
     "wire": (
         ["smqrt/wire"],
-        [
-            "tests/wire",
-            "tests/clients/mqtt",
-            *IN_PROCESS,
-            "tests/transport/test_outgoing_proxy.py",
-            "tests/cluster/test_channels.py",
-        ],
+        ["tests/wire", "tests/conformance", "tests/properties/test_kernels.py", "tests/properties/test_splits.py"],
     ),
-    "journal": ([f"smqrt/journal/{name}.py" for name in STORAGE], ["tests/journal"]),
+    "journal": (
+        [f"smqrt/journal/{name}.py" for name in STORAGE],
+        [f"tests/journal/test_{name}.py" for name in OF_STORAGE],
+    ),
 }
 """Name: (sources, tests)."""
 EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 MEMORY_BYTES = 8 << 30
-FAILED = "failed: "
 SPARE_S = 20
-"""What a mutant's tests get on top of six times what they took without it."""
+"""What a mutant's tests get on top of six times what they took without it; more when they need more without it."""
 COMPARISONS: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
     ast.Lt: [ast.LtE, ast.GtE],
     ast.LtE: [ast.Lt, ast.Gt],
@@ -109,6 +112,11 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.text}"
+
+
+def unchanged(path: str) -> Mutant:
+    """Return what stands for the file without a mutant."""
+    return Mutant(path, -1, 0, 0, "")
 
 
 class Mutator(ast.NodeTransformer):
@@ -287,6 +295,7 @@ class Code:
         self.texts = {path: Path(path).read_text("utf-8") for path in sources}
         self.trees = {path: compile(text, str(Path(path).resolve()), "exec") for path, text in self.texts.items()}
         self.functions: dict[tuple[str, str, int, bytes], list[FunctionType]] = {}
+        gc.unfreeze()  # objects that `tests/conftest.py` froze are not listed
         for thing in gc.get_objects():
             if isinstance(thing, FunctionType):
                 self.functions.setdefault(identity(thing.__code__), []).append(thing)
@@ -316,7 +325,8 @@ class Check:
         self.failed = False
         self.survivors: list[Mutant] = []
         self.tried = 0
-        self.cold_tests: dict[str, list[str]] = {}
+        self.cold_tests: dict[tuple[str, int], list[str]] = {}
+        self.slowness = 1
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -332,6 +342,8 @@ class Check:
         self.code = Code(self.sources)
         began = time.monotonic()
         self.record()
+        if not self.by_statement:
+            raise pytest.UsageError("no test executes a statement of these files")
         print(f"{len(self.items)} tests recorded in {time.monotonic() - began:.0f} s", flush=True)
         for number, mutant in enumerate(self.mutants, 1):
             killer = self.killer(mutant)
@@ -376,14 +388,18 @@ class Check:
         return not self.failed
 
     def killer(self, mutant: Mutant) -> str | None:
-        if not mutant.statement:
+        known = self.by_statement.get((mutant.path, mutant.statement), [])
+        if not known:  # an import may execute it
             return self.cold_killer(mutant)
-        tests = self.affordable(self.by_statement.get((mutant.path, mutant.statement), []))
+        tests = self.affordable(known)
         while tests:
             failed = self.first_failure(mutant, tests)
+            if failed == "timeout" and self.is_slow(lambda: self.first_failure(None, tests)):
+                continue
             if not isinstance(failed, int):
                 return failed
-            if self.first_failure(mutant, [tests[failed]]) is not None:
+            one = [tests[failed]]
+            if self.first_failure(mutant, one) is not None and self.first_failure(None, one) is None:
                 return tests[failed]
             del tests[: failed + 1]  # it fails sometimes
         return None
@@ -392,48 +408,59 @@ class Check:
         total = list(itertools.accumulate(self.seconds[test] for test in tests))
         return [test for test, seconds in zip(tests, total, strict=True) if seconds <= self.options.budget]
 
-    def first_failure(self, mutant: Mutant, tests: list[str]) -> int | str | None:
+    def is_slow(self, run_unchanged: Callable[[], object]) -> bool:
+        """Whether the tests need more time also without a mutant; they get twice as long from now on."""
+        slow = run_unchanged() == "timeout"
+        self.slowness *= 2 if slow else 1
+        return slow
+
+    def first_failure(self, mutant: Mutant | None, tests: list[str]) -> int | str | None:
         def run() -> Any:
-            if not self.code.replace(mutant.path, Mutator(mutant.path, mutant.number)):
+            if mutant and not self.code.replace(mutant.path, Mutator(mutant.path, mutant.number)):
                 return "nowhere"
             return next((at for at, test in enumerate(tests) if not self.passes(self.items[test])), None)
 
         outcome = in_child(run, self.deadline_s(tests))
-        return self.cold_killer(mutant) if outcome == "nowhere" else outcome
+        return self.cold_killer(mutant) if mutant and outcome == "nowhere" else outcome
 
     def deadline_s(self, tests: list[str]) -> float:
-        return SPARE_S + 6 * sum(self.seconds[test] for test in tests)
+        return self.slowness * (SPARE_S + 6 * sum(self.seconds[test] for test in tests))
 
     def cold_killer(self, mutant: Mutant) -> str | None:
-        """Return what a new process says that imports the mutant."""
-        name = Path(mutant.path).stem
-        of_file = sorted(self.by_file.get(mutant.path, ()), key=lambda test: (name not in test, self.seconds[test]))
-        if mutant.path not in self.cold_tests:
-            self.cold_tests[mutant.path] = self.reliable(mutant.path, self.affordable(of_file))
-        tests = self.cold_tests[mutant.path]
-        failed = self.run_cold(mutant, tests) if tests else None
+        """Return what kills a mutant that is imported anew: first the tests of its module, then the others."""
+        words = Path(mutant.path).stem.split("_")
+        files = {test.partition("::")[0] for test in self.by_file.get(mutant.path, ())}
+        found = [test for test in self.seconds if test.partition("::")[0] in files]  # also those that read constants
+        found.sort(key=self.seconds.__getitem__)
+        own = [test for test in found if any(word in test.partition("::")[0] for word in words)]
+        for at, tests in enumerate((own, [test for test in found if test not in own])):
+            known = mutant.path, at
+            if known not in self.cold_tests:
+                self.cold_tests[known] = self.reliable(mutant.path, self.affordable(tests))
+            if self.cold_tests[known] and (killer := self.killed_cold(mutant, self.cold_tests[known])):
+                return killer
+        return None
+
+    def killed_cold(self, mutant: Mutant, tests: list[str]) -> str | None:
+        failed = self.run_cold(mutant, tests)
+        if failed == "timeout" and self.is_slow(lambda: self.run_cold(unchanged(mutant.path), tests)):
+            return self.killed_cold(mutant, tests)
         if not isinstance(failed, list):
             return failed
         again = self.run_cold(mutant, failed)
         return again if again is None or isinstance(again, str) else failed[0]
 
     def reliable(self, path: str, tests: list[str]) -> list[str]:
-        """Leave out the tests that fail in a new process without a mutant."""
-        failed = self.run_cold(Mutant(path, -1, 0, 0, ""), tests) if tests else None
+        """Leave out the tests that fail after a new import without a mutant."""
+        failed = self.run_cold(unchanged(path), tests) if tests else None
         if isinstance(failed, str):  # it did not end
             return self.reliable(path, tests[: len(tests) // 2])
         return [test for test in tests if test not in (failed or ())]
 
     def run_cold(self, mutant: Mutant, tests: list[str]) -> list[str] | str | None:
-        """Return the tests that fail in a new process, or how it ended; None when all pass."""
-        order = [sys.executable, __file__, "--cold", mutant.path, str(mutant.number)]
-        seconds = 2 * SPARE_S + self.deadline_s(tests)
-        try:
-            done = subprocess.run(order, input="\n".join(tests), text=True, capture_output=True, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        failed = [line.removeprefix(FAILED) for line in done.stderr.splitlines() if line.startswith(FAILED)]
-        return failed or (f"exit status {done.returncode}" if done.returncode else None)
+        """Return the tests that fail with the imported mutant, or how the process ended; None when all pass."""
+        outcome = in_child(lambda: failures(mutant, tests), 2 * SPARE_S + self.deadline_s(tests))
+        return outcome or None
 
 
 def in_child(run: Callable[[], Any], deadline_s: float, quiet: bool = True) -> Any:
@@ -479,31 +506,34 @@ def pytest_options(folder: str) -> list[str]:
     return [*options, *without, f"--basetemp={folder}/base", "-m", "not (servers or browser or spark or cluster)"]
 
 
-def run_cold(path: str, number: int) -> int:
-    """Run the tests that standard input names in this process, where the import of a file gives its mutant."""
-    source = str(Path(path).resolve())
+def failures(mutant: Mutant, tests: list[str]) -> list[str] | str:
+    """Import the mutant and all modules of this folder anew, and run tests until one fails."""
+    source = str(Path(mutant.path).resolve())
     get_code = importlib.machinery.SourceFileLoader.get_code
 
     def mutated(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
         if loader.get_filename(name) != source:
             return get_code(loader, name)
-        return compiled(Path(path).read_text("utf-8"), path, Mutator(path, number))
+        return compiled(Path(source).read_text("utf-8"), mutant.path, Mutator(mutant.path, mutant.number))
 
     importlib.machinery.SourceFileLoader.get_code = mutated  # type: ignore[method-assign]
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "/")
+        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and name != "__main__":
+            del sys.modules[name]
+    found: list[str] = []
 
     class Quick:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.failed:
-                print(f"\n{FAILED}{report.nodeid}", file=sys.__stderr__, flush=True)
+            found.extend([report.nodeid] * report.failed)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_collection(self) -> None:
             quick_hypothesis()
 
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        return pytest.main(
-            [*["-x"][: number >= 0], *pytest_options(folder), *sys.stdin.read().split("\n")], plugins=[Quick()]
-        )
+        status = pytest.main([*["-x"][: mutant.number >= 0], *pytest_options(folder), *tests], plugins=[Quick()])
+    return found or (f"exit status {int(status)}" if status else "")
 
 
 class Equivalent:
@@ -539,8 +569,6 @@ def drawn(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--cold"]:
-        return run_cold(sys.argv[2], int(sys.argv[3]))
     parser = argparse.ArgumentParser(description="Lists changes of the code that no test notices, and their share.")
     parser.add_argument("what", nargs="+", help=f"{', '.join(GROUPS)}, or files in Python")
     parser.add_argument("--tests", nargs="+", help="files or folders of tests, for files in Python")

@@ -79,6 +79,12 @@ def test_survivors_are_listed_and_the_share_is_printed(tmp_path: Path) -> None:
     assert lines[-1] == "killed: 3 of 7, 43 %"
 
 
+def test_functions_are_found_after_a_freeze(tmp_path: Path) -> None:
+    freezes = "import gc\n\n\ndef pytest_collection_finish():\n    gc.freeze()\n"
+    (tmp_path / "conftest.py").write_text(freezes, "utf-8")
+    assert mutants(tmp_path)[-1] == "killed: 3 of 7, 43 %"
+
+
 def test_a_seed_draws_the_same_sample_again() -> None:
     everything = tool.all_mutants([str(TOOL)])
     first, again, other = (tool.drawn(everything, 20, seed) for seed in (1, 1, 2))

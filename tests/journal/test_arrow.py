@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -164,3 +165,67 @@ def test_spark_sees_node_and_broker_as_columns() -> None:
     assert [one.name for one in COLUMNS][:5] == ["node", "seq", "ts", "broker", "topic"]
     assert [one for one in COLUMNS if one.name not in ("node", "broker")] == list(SEGMENT_COLUMNS)
     assert DDL.startswith("node STRING NOT NULL, seq BIGINT NOT NULL, ts TIMESTAMP NOT NULL, broker STRING, topic")
+
+
+def test_bytes_of_segments_stay_the_same() -> None:
+    """A damaged schema is repaired from the bytes that this release writes."""
+    schemas = [arrow.schema_message(*names) for names in (("n1", "hub"), ("node-2", "größe"))]
+    batch = encoded(written.rows(0, 20))
+    assert [len(data) for data in (*schemas, batch)] == [968, 984, 2576]
+    assert [zlib.crc32(data) for data in (*schemas, batch)] == [3042601463, 1739040181, 2181108554]
+    assert arrow.HEADER_BYTES == 712
+
+
+def with_format(number: str) -> bytes:
+    """A schema that names its format."""
+    message = arrow.schema_message("format", number)
+    at = message.index(b"broker\0")
+    return message[:at] + b"format\0" + message[at + 7 :]
+
+
+def test_a_newer_format_is_refused() -> None:
+    assert arrow.schema_metadata(with_format("1"))["format"] == "1"
+    assert arrow.schema_metadata(with_format("x"))["format"] == "x"
+    with pytest.raises(JournalError, match="has format 2, written by a newer smqrt; this one reads up to 1"):
+        arrow.schema_metadata(with_format("2"))
+
+
+def test_a_message_begins_with_its_mark_and_size() -> None:
+    assert arrow.message_size(b"\xff\xff\xff\xff\x08\0\0\0") == 16
+    assert arrow.message_size(b"\xff\xff\xff\xff\x10\0\0\0more") == 24
+    for wrong in (b"\xff\xff\xff\xff\x07\0\0\0", b"\xff" * 4 + bytes(4), b"\xff" * 8, bytes(8), b"\xff" * 7):
+        with pytest.raises(ValueError, match="no Arrow message"):
+            arrow.message_size(wrong)
+
+
+def test_a_header_that_contradicts_itself_is_refused() -> None:
+    nulls, lengths = (0,) * arrow.FIELDS, (8,) * arrow.BUFFERS
+    header = arrow.read_header(arrow.batch_header(1, nulls, lengths))
+    assert (header.rows, header.nulls, header.body_bytes) == (1, nulls, 8 * arrow.BUFFERS)
+    assert header.buffers == [(8 * at, 8) for at in range(arrow.BUFFERS)]
+    assert arrow.read_header(arrow.batch_header(0, nulls, (0,) * arrow.BUFFERS)).body_bytes == 0
+    (body, rows, _, buffers), _ = arrow.header_layout()
+    for at, value in ((rows, -1), (body, 8 * arrow.BUFFERS - 1), (buffers, -1), (buffers + 8, 10_000)):
+        damaged = bytearray(arrow.batch_header(1, nulls, lengths))
+        struct.pack_into("<q", damaged, at, value)
+        with pytest.raises(ValueError, match="contradicts itself"):
+            arrow.read_header(damaged)
+    with pytest.raises(ValueError, match="711 bytes are less"):
+        arrow.read_header(arrow.batch_header(1, nulls, lengths)[:-1])
+
+
+def test_lengths_are_padded_to_eight_bytes() -> None:
+    lengths = (1, 8, 9, *(0,) * (arrow.BUFFERS - 3))
+    header = arrow.read_header(arrow.batch_header(1, (0,) * arrow.FIELDS, lengths))
+    assert header.buffers[:4] == [(0, 1), (8, 8), (16, 9), (32, 0)]
+    assert header.body_bytes == 32
+
+
+def test_the_layout_gives_every_byte_of_a_header() -> None:
+    numbers, parts = arrow.header_layout()
+    header = arrow.batch_header(7, (0,) * arrow.FIELDS, (8,) * arrow.BUFFERS)
+    assert all(header[at : at + len(part)] == part for at, part in parts)
+    assert struct.unpack_from("<q", header, numbers[0])[0] == 8 * arrow.BUFFERS
+    assert struct.unpack_from("<q", header, numbers[1])[0] == 7
+    assert sum(len(part) for _, part in parts) + 16 + 16 * (arrow.FIELDS + arrow.BUFFERS) == arrow.HEADER_BYTES
+    assert (arrow.FIELDS, arrow.BUFFERS, arrow.FIRST_BUFFER[:4], arrow.FIRST_BUFFER[-1]) == (11, 27, [0, 2, 4, 7], 27)

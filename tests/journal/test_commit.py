@@ -282,3 +282,115 @@ def test_a_snapshot_of_an_older_version_is_read(tmp_path: Path) -> None:
     sensor_rows.write(tmp_path, [sensor_rows.row(seq, txn="q:3" if seq == 35 else None) for seq in range(40)], 5, 10)
     (tmp_path / "wal" / "n1" / committed.COMMITS_FILE).write_text('{"q": 2, "r": 7}')
     assert committed.last_batches(tmp_path) == {"q": 3, "r": 7}
+
+
+# ---- rows as bytes
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1 << 20])
+def test_rows_are_decoded_from_pieces_of_any_size(size: int) -> None:
+    body, decoder, found = commits.encode(ROWS), RowDecoder(3000), list[commits.OutRow]()
+    for at in range(0, len(body), size):
+        found += decoder.feed(body[at : at + size])
+        assert decoder.count == len(found)
+    decoder.finish()
+    assert found == ROWS
+
+
+def test_a_row_has_its_lengths_before_its_parts() -> None:
+    assert commits.encode([(b"ab", b"c", b"def")]) == b"\0\2ab\0\1c\0\0\0\3def"
+    assert commits.encode([(b"t" * 65535, b"s" * 65535, b"")])[:2] == b"\xff\xff"
+    assert commits.size_bytes((b"ab", b"c", b"def")) == 14
+    assert commits.size_bytes((b"ab", None, b"def")) == 13
+    assert (commits.MAX_PAYLOAD_BYTES, commits.MAX_NAME_BYTES) == (0xFFF0, 0xFFF7)
+
+
+def test_a_row_that_is_not_whole_is_refused() -> None:
+    body = commits.encode([ROWS[1]] * 2)
+    for size in range(1, len(body)):
+        decoder = RowDecoder(10)
+        count = len(list(decoder.feed(body[:size])))
+        if size == len(body) // 2:
+            decoder.finish()
+        else:
+            with pytest.raises(ArgumentError, match=f"record {count + 1}: the body ends inside it"):
+                decoder.finish()
+
+
+def test_a_payload_of_exactly_the_limit_passes() -> None:
+    body = commits.encode([(b"t", None, b"x" * 10)])
+    assert list(RowDecoder(10).feed(body)) == [(b"t", None, b"x" * 10)]
+    with pytest.raises(ArgumentError, match="record 1: the payload has 10 bytes; a message carries at most 9"):
+        list(RowDecoder(9).feed(body[:9]))
+    with pytest.raises(ArgumentError, match="record 2: the topic is empty"):
+        list(RowDecoder(10).feed(body + b"\0\0"))
+
+
+def test_rows_are_split_at_exactly_the_limit() -> None:
+    rows: list[commits.OutRow] = [(b"t", None, b"x" * 11)] * 5
+    assert [len(part) for part in commits.split(rows, 40)] == [2, 2, 1]
+    assert [len(part) for part in commits.split(rows, 39)] == [1] * 5
+    assert commits.is_one_part(rows, 100)
+    assert not commits.is_one_part(rows, 99)
+    assert list(commits.split([])) == [[]]
+    most: list[commits.OutRow] = [(b"t", None, b"")] * 4096
+    assert commits.is_one_part(most)
+    assert not commits.is_one_part([*most, most[0]])
+    assert (commits.PART_BYTES, commits.order((b"t", None, b"x"))) == (1 << 20, (b"t", b"", b"x"))
+
+
+# ---- known commits
+
+
+def test_the_last_batch_of_each_query_is_known() -> None:
+    known = committed.CommittedBatches({"a": 1})
+    assert (known.last("a"), known.last("b")) == (1, -1)
+    known.merge({"a": 0, "b": 4})
+    known.note("a", 2)
+    assert known.all() == {"b": 4, "a": 2}
+    assert list(known.all()) == ["b", "a"]
+    assert (len(known), known.forgotten) == (2, 0)
+
+
+def test_commits_of_other_nodes_are_read_once(tmp_path: Path) -> None:
+    others = committed.OtherNodes(tmp_path, "n1")
+    rows = [sensor_rows.row(seq, txn=f"q:{seq}") for seq in range(4)]
+    sensor_rows.write(tmp_path, rows, batch=2, node="n1")
+    assert not others.exist()
+    assert others.new_commits() == {}
+    sensor_rows.write(tmp_path, rows, batch=2, segment_rows=2, node="n2")
+    assert others.exist()
+    assert others.new_commits() == {"q": 3}
+    assert others.new_commits() == {}
+    sensor_rows.write(tmp_path, [sensor_rows.row(4, txn="r:1"), sensor_rows.row(5)], batch=1, node="n2")
+    assert others.new_commits() == {"r": 1}
+    committed.save_snapshot(tmp_path / "wal" / "n2", {"s": 9}, through=6)
+    assert others.new_commits() == {"s": 9}
+    assert others.new_commits() == {}
+
+
+def test_commits_before_a_number_are_left_out(tmp_path: Path) -> None:
+    rows = [sensor_rows.row(seq, txn=f"q{seq // 2}:{seq}" if seq < 6 else None) for seq in range(8)]
+    sensor_rows.write(tmp_path, rows, batch=2)
+    [path] = (tmp_path / "wal" / "n1").glob("*.arrows")
+    assert committed.batches_of_segment(path) == {"q0": 1, "q1": 3, "q2": 5}
+    assert committed.batches_of_segment(path, 2) == {"q1": 3, "q2": 5}
+    assert committed.batches_of_segment(path, 3) == {"q2": 5}
+    assert committed.batches_of_segment(path, 6) == {}
+
+
+def test_the_later_of_both_snapshots_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "wal" / "n1"
+    folder.mkdir(parents=True)
+    assert committed.load_snapshot(folder) == {}
+    committed.save_snapshot(folder, {"q": 2, "r": 7}, through=10)
+    manifest.write_json(tmp_path / committed.COMMITS_FILE, {"q": 3, "r": 1, "s": 0})
+    assert committed.load_snapshot(folder) == {"q": 3, "r": 7, "s": 0}
+
+
+@pytest.mark.parametrize("part", ["", "0123456789abcdef", "0123456789abcdef.", "0123456789abcdef.1234567", "../x.1", 5])
+def test_a_wrong_name_of_a_part_is_refused(part: object) -> None:
+    for right in ("0123456789abcdef.0", "0123456789abcdef.123456"):
+        assert committed.checked_part(right) == right
+    with pytest.raises(ArgumentError, match="is not the name of a part"):
+        committed.checked_part(part)

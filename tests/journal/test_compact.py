@@ -16,7 +16,6 @@ import pytest
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, compact, manifest, parquet_files, recovery, segment, tables
 from smqrt.journal.compact import CompactOptions, sealed
-from smqrt.journal.parquet_files import GROUP_ROWS
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
@@ -106,10 +105,10 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
     (file,) = manifest.load(tmp_path).all_files()
     metadata = pq.ParquetFile(tmp_path / file.path).metadata
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-    assert [group.num_rows for group in groups] == [GROUP_ROWS, GROUP_ROWS, 150_000 - 2 * GROUP_ROWS]
+    assert [group.num_rows for group in groups] == [65_536, 65_536, 150_000 - 2 * 65_536]
     by_name = {groups[0].column(at).path_in_schema: groups[0].column(at) for at in range(metadata.num_columns)}
     assert (by_name["topic"].statistics.min, by_name["topic"].statistics.max) == ("t0", "t1")
-    assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, GROUP_ROWS - 1)
+    assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, 65_535)
     assert by_name["ts"].statistics.has_min_max
     assert {column.compression for column in by_name.values()} == {"ZSTD"}
 
@@ -161,12 +160,13 @@ def test_typed_columns(tmp_path: Path) -> None:
 
 def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(300), segment_rows=100)
-    done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=1000))
     assert (done.removed, done.waiting) == (0, 2)
     assert len(segment.paths(tmp_path / "wal" / "n1")) == 3
     assert rows_of(tmp_path) == rows
-    time.sleep(0.3)  # the grace
-    done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
+    for file in manifest.load(tmp_path).all_files():
+        os.utime(tmp_path / file.path, (0, time.time() - 1001))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=1000))
     assert (done.segments, done.removed, done.waiting) == (0, 2, 0)
     assert rows_of(tmp_path) == rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, readers, recovery, segment
+from smqrt.journal import files, manifest, readers, recovery, segment
 from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.files import make_folder
 from smqrt.journal.inspection import export
@@ -90,3 +91,157 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JournalError, match="can't be used"):
         segment.lock(tmp_path / "file")
+
+
+# ---- ages, whole files, checksums
+
+
+@pytest.mark.parametrize(("ahead_s", "lowest_s", "is_touched"), [(-100, 99, False), (50, -51, False), (70, 0, True)])
+def test_a_time_far_in_the_future_is_set_to_now(
+    tmp_path: Path, ahead_s: float, lowest_s: float, is_touched: bool
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    set_s = time.time() + ahead_s
+    os.utime(path, (set_s, set_s))
+    assert lowest_s <= files.age_s(path) <= lowest_s + 10
+    assert (path.stat().st_mtime < set_s - 60) is is_touched
+    with pytest.raises(FileNotFoundError):
+        files.age_s(tmp_path / "nowhere")
+
+
+def replace_folder(folder: Path, beside: Path) -> None:
+    folder.rename(beside)
+    folder.mkdir()
+
+
+def test_a_folder_must_stay_while_it_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    with pytest.raises(FileNotFoundError), files.existing_folder(folder):
+        pass
+    folder.mkdir()
+    with files.existing_folder(folder):
+        pass
+    with pytest.raises(FileNotFoundError, match="another folder"), files.existing_folder(folder):
+        replace_folder(folder, tmp_path / "moved")
+
+
+def test_a_journal_has_segments_or_a_manifest(tmp_path: Path) -> None:
+    assert not files.is_journal(tmp_path)
+    (tmp_path / "manifest.json").touch()
+    assert files.is_journal(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "wal").mkdir()
+    assert files.is_journal(tmp_path)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_file_is_replaced_whole(tmp_path: Path, sync: bool) -> None:
+    path = tmp_path / "file"
+    for content in (b"one", b"", b"three"):
+        files.write_whole(path, content, sync)
+        assert path.read_bytes() == content
+        assert os.listdir(tmp_path) == ["file"]
+    assert modes(tmp_path) == {}
+
+
+def test_a_failed_replacement_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        files.write_whole(tmp_path / "folder", b"x")
+    assert os.listdir(tmp_path) == ["folder"]
+    with pytest.raises(FileNotFoundError):
+        files.write_whole(tmp_path / "nowhere" / "file", b"x")
+
+
+def test_the_checksum_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for size in (0, 1, (1 << 20) - 1, 1 << 20, (2 << 20) + 7):
+        data = os.urandom(size)
+        path.write_bytes(data)
+        assert files.crc32_of_file(path) == files.crc32(data)
+
+
+def test_the_footer_of_a_parquet_file_is_found(tmp_path: Path) -> None:
+    footer = b"footer" + (6).to_bytes(4, "little") + b"PAR1"
+    path = tmp_path / "file"
+    path.write_bytes(b"PAR1" + b"data" + footer)
+    assert files.crc32_of_footer(path) == files.crc32(footer)
+    with path.open("rb") as file:
+        assert files.footer(file) == footer
+        files.check_footer(file, None)
+        files.check_footer(file, files.crc32(footer))
+        assert file.tell() == 0
+        with pytest.raises(ValueError, match="checksum of its footer"):
+            files.check_footer(file, 1)
+    path.write_bytes(b"PAR1" + footer)
+    assert files.crc32_of_footer(path) == files.crc32(footer)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "0 bytes"),
+        (b"PAR1\0\0\0PAR1", "11 bytes"),
+        (b"PAR1" + bytes(4) + b"PAR2", "no footer"),
+        (b"PAR1ooter" + (6).to_bytes(4, "little") + b"PAR1", "no footer"),
+    ],
+)
+def test_a_file_without_a_footer_is_refused(tmp_path: Path, data: bytes, why: str) -> None:
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(ValueError, match=why):
+        files.crc32_of_footer(tmp_path / "file")
+
+
+def test_the_shortest_parquet_file_has_twelve_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"PAR1" + bytes(4) + b"PAR1")
+    assert files.crc32_of_footer(tmp_path / "file") == files.crc32(bytes(4) + b"PAR1")
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://h/j", "http:///j", "http://h:0/j", "http://h:x/j", "http://h:99999/j", "http://h", "http://h/", "h/j"],
+)
+def test_a_wrong_address_is_refused(url: str) -> None:
+    assert files.checked_url("https://h:9/rtl/journal/x//") == "https://h:9/rtl/journal/x"
+    with pytest.raises(JournalError, match="is not the address of a journal"):
+        files.checked_url(url)
+
+
+@pytest.mark.parametrize("token", [None, "", "a\nb", "ä"])
+def test_an_address_needs_a_printable_token(token: str | None) -> None:
+    assert files.with_token("http://h/j", "secret") == "secret"
+    with pytest.raises(JournalError, match="needs a token"):
+        files.with_token("http://h/j", token)
+
+
+def test_the_address_of_a_folder_is_in_its_file(tmp_path: Path) -> None:
+    address = files.HubAddress.of(tmp_path)
+    with pytest.raises(JournalError, match="No hub serves"):
+        address.find()
+    for text in ("{", "[]", '{"url": "http://h/j"}', '{"token": "t"}'):
+        (tmp_path / "hub.json").write_text(text)
+        with pytest.raises(JournalError, match="can't be read"):
+            address.find()
+    (tmp_path / "hub.json").write_text('{"url": "http://h/j/", "token": "t"}')
+    assert (address.url, address.token) == ("http://h/j", "t")
+    assert files.HubAddress.of("http://h/j/", "given").find() == ("http://h/j", "given", None)
+
+
+def test_a_token_is_created_once_and_checked(tmp_path: Path) -> None:
+    token = files.journal_token(tmp_path)
+    assert len(token) == 43
+    assert files.journal_token(tmp_path) == token
+    assert os.listdir(tmp_path) == ["token"]
+    (tmp_path / "token").write_text("x" * 16 + "\n")
+    assert files.journal_token(tmp_path) == "x" * 16
+    for text in ("x" * 15, "x" * 16 + " y", "x" * 16 + "\0"):
+        (tmp_path / "token").write_text(text)
+        with pytest.raises(JournalError, match="holds no token"):
+            files.journal_token(tmp_path)
+    (tmp_path / "token").write_bytes(b"\xff" * 20)
+    with pytest.raises(JournalError, match="can't be used"):
+        files.journal_token(tmp_path)

@@ -236,3 +236,95 @@ def test_small_messages_cost_at_most_three_tenths_extra(tmp_path: Path) -> None:
     assert apart > 4 * payload
     assert segment.paths(tmp_path / "wal" / "n1") == []
     assert rows_of(tmp_path) == rows
+
+
+# ---- which files are merged
+
+
+def data_file(first: int, start_us: int, end_us: int | None = None, size: int = 10) -> DataFile:
+    return DataFile(f"{first}", "n1", first, first + 9, 10, start_us, end_us or start_us, size)
+
+
+def hours_of(*hours: int, size: int = 10) -> list[DataFile]:
+    return [data_file(at * 10, hour * HOUR_US, size=size) for at, hour in enumerate(hours)]
+
+
+def merged_numbers(files: list[DataFile], now_hour: int, max_bytes: int = 1000) -> list[list[int]]:
+    found = parquet_files.merge_groups(files, now_hour * HOUR_US, max_bytes, lambda one, other: True)
+    return [[file.first // 10 for file in group] for group in found]
+
+
+def test_an_hour_is_merged_when_it_is_closed() -> None:
+    files = hours_of(30, 30)
+    assert merged_numbers(files, 31) == []
+    assert merged_numbers(files, 32) == [[0, 1]]
+    assert merged_numbers([*files, data_file(20, 31 * HOUR_US)], 31) == [[0, 1]], "rows of a later hour"
+
+
+def test_a_day_is_merged_after_its_last_hour() -> None:
+    files = hours_of(24, 24, 30, 47)
+    assert merged_numbers(files, 48) == [[0, 1]]
+    assert merged_numbers(files, 49) == [[0, 1, 2, 3]]
+    assert merged_numbers(hours_of(23, 24, 24), 60) == [[1, 2]]
+    assert merged_numbers([data_file(0, 23 * HOUR_US, 24 * HOUR_US), *hours_of(24)], 60) == []
+
+
+def test_files_of_several_hours_wait_for_their_day() -> None:
+    files = [data_file(0, 24 * HOUR_US, 25 * HOUR_US), data_file(10, 25 * HOUR_US)]
+    assert merged_numbers(files, 40) == []
+    assert merged_numbers(files, 60) == [[0, 1]]
+
+
+def test_only_consecutive_files_are_merged() -> None:
+    files = [*hours_of(1, 1), data_file(30, HOUR_US), data_file(40, HOUR_US)]
+    assert merged_numbers(files, 60) == [[0, 1], [3, 4]]
+
+
+def test_a_group_has_at_most_the_largest_size() -> None:
+    assert merged_numbers(hours_of(1, 1, 1, size=10), 60, 30) == [[0, 1, 2]]
+    assert merged_numbers(hours_of(1, 1, 1, size=10), 60, 29) == [[0, 1]]
+    assert merged_numbers(hours_of(1, 1, size=10), 60, 20) == [[0, 1]]
+    assert merged_numbers(hours_of(1, 1, size=10), 60, 19) == []
+
+
+def test_files_that_do_not_fit_are_apart() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def fits(one: DataFile, other: DataFile) -> bool:
+        asked.append((one.first, other.first))
+        return other.first != 20
+
+    found = list(parquet_files.merge_groups(hours_of(1, 1, 1, 1), 60 * HOUR_US, 1000, fits))
+    assert [[file.first for file in group] for group in found] == [[0, 10], [20, 30]]
+    assert asked == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_files_below_a_complete_day_are_settled() -> None:
+    files = hours_of(1, 24, 47)
+    assert parquet_files.settled_below(files, 60 * HOUR_US) == 30
+    assert parquet_files.settled_below(files, 48 * HOUR_US) == 10
+    assert parquet_files.settled_below([], 60 * HOUR_US) is None
+    crossing = [data_file(0, 23 * HOUR_US, 24 * HOUR_US), *hours_of(60)]
+    assert parquet_files.settled_below(crossing, 90 * HOUR_US) == 0
+
+
+def test_folders_are_named_by_hour_and_day() -> None:
+    hour = parquet_files.hour_of(NOON_US + HOUR_US - 1)
+    assert parquet_files.hour_of(NOON_US) == hour == parquet_files.hour_of(NOON_US + HOUR_US) - 1
+    assert parquet_files.folder_of(hour) == "data/date=2026-11-20/hour=12"
+    assert parquet_files.day_folder_of(hour) == "data/date=2026-11-20/hour=__HIVE_DEFAULT_PARTITION__"
+
+
+def test_a_retired_file_stays_for_the_grace(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "x.parquet"
+    file.parent.mkdir()
+    file.write_bytes(b"x")
+    assert parquet_files.compacted_path(tmp_path, "data/x.parquet") == file
+    parquet_files.retire_files(tmp_path, [file, tmp_path / "data" / "gone.parquet"])
+    retired = tmp_path / "retired" / "x.parquet"
+    assert parquet_files.compacted_path(tmp_path, "data/x.parquet") == retired
+    parquet_files.remove_retired(tmp_path, 60)
+    assert retired.exists()
+    os.utime(retired, (0, time.time() - 61))
+    parquet_files.remove_retired(tmp_path, 60)
+    assert not retired.exists()

@@ -17,6 +17,17 @@ from smqrt.wire import smq
 NOW_US = 1_700_000_000_000_000
 
 
+class CountedClock:
+    """A time that stands still, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.us, self.reads = NOW_US, 0
+
+    def read(self) -> int:
+        self.reads += 1
+        return self.us
+
+
 class Disk:
     """Takes the batches of a recorder, when it is not full."""
 
@@ -48,16 +59,16 @@ def recording(request: Any, disk: Disk, tmp_path: Path, monkeypatch: pytest.Monk
     client = SimpleNamespace(uid=b"client")
     topic = SimpleNamespace(name=b"topic")
     broker: Any = SimpleNamespace(
-        server=SimpleNamespace(etid=1, uid=b"server"),
+        server=SimpleNamespace(etid=1, uid=b"server", outbox=SimpleNamespace(resume=lambda: None)),
         sessions={2: client},
         topic_table=SimpleNamespace(get=lambda number: topic),
         subtopic_table=SimpleNamespace(by_id={}),
         record=lambda ended: None,
     )
-    clock = SimpleNamespace(us=NOW_US)
+    clock = CountedClock()
     asked = settings.parse({"path": str(tmp_path)}, tmp_path)
-    made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, lambda: clock.us, lambda: None)
-    yield SimpleNamespace(recorder=made, clock=clock)
+    made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, clock.read, lambda: None)
+    yield SimpleNamespace(recorder=made, clock=clock, server=broker.server)
     made.full = False
     made.close()
 
@@ -117,3 +128,95 @@ def test_read_only_buffers_are_accepted(recording: Any, disk: Disk) -> None:
     recording.recorder.record_large(memoryview(run(0, 100)))
     recording.recorder.flush()
     assert numbers(disk) == list(range(100))
+
+
+def test_a_quiet_recorder_does_not_read_the_clock(recording: Any, disk: Disk) -> None:
+    of = recording.recorder
+    of.record(run(0, 2))
+    of.flush()
+    reads = recording.clock.reads
+    for _ in range(3):
+        of.flush()
+    assert recording.clock.reads == reads
+    assert numbers(disk) == [0, 1]
+
+
+def test_waiting_messages_are_counted(recording: Any, disk: Disk) -> None:
+    of = recording.recorder
+    assert of.waiting() == 0
+    of.record(run(0, 2))
+    of.record_unrouted(run(2, 3))
+    assert of.waiting() == 5
+    of.flush()
+    assert of.waiting() == 0
+    assert [row.flags for row in disk.rows] == [0, 0, 2, 2, 2]
+
+
+def test_messages_that_are_not_selected_are_counted(recording: Any) -> None:
+    of = recording.recorder
+    of.skipped(run(0, 1))
+    assert of.messages_skipped == 1
+    of.skipped(run(0, 1000))
+    assert of.messages_skipped == 1001
+
+
+def test_assembled_messages_have_their_flag(recording: Any, disk: Disk) -> None:
+    of = recording.recorder
+    delivered: list[bytes] = []
+
+    def deliver(frames: bytes) -> bool:
+        delivered.append(frames)
+        of.record(frames)
+        return True
+
+    assert of.record_assembled(deliver, run(0, 1))
+    of.record(run(1, 1))
+    with pytest.raises(ZeroDivisionError):
+        of.record_assembled(lambda _: 1 // 0 == 0, run(2, 1))
+    of.record(run(3, 1))
+    of.flush()
+    assert delivered == [run(0, 1)]
+    assert [(row.flags, row.payload) for row in disk.rows] == [(Flag.ASSEMBLED, b"0"), (0, b"1"), (0, b"3")]
+
+
+def test_messages_wait_for_their_rows_on_the_disk(recording: Any, disk: Disk) -> None:
+    of, sent = recording.recorder, list[bytes]()
+    resumed: list[str] = []
+    publisher: Any = SimpleNamespace(outbox=SimpleNamespace(resume=lambda: resumed.append("client")))
+
+    def deliver(frames: bytes) -> bool:
+        sent.append(frames)
+        return frames == b"second"
+
+    assert of.send_later(deliver, b"first", publisher)
+    of.record(run(0, 2))
+    of.flush()
+    assert of.send_later(deliver, b"second", publisher)
+    of.kept(0)
+    assert sent == []
+    of.kept(1)
+    assert (sent, resumed) == ([b"first"], ["client"])
+    of.kept(2)
+    assert sent == [b"first"]
+    of.kept(3)
+    assert (sent, resumed) == ([b"first", b"second"], ["client"]), "the second one waits for its receiver"
+
+
+def test_an_error_of_one_message_stops_no_other(recording: Any, caplog: pytest.LogCaptureFixture) -> None:
+    of, sent = recording.recorder, list[bytes]()
+    resumed: list[int] = []
+    publisher: Any = SimpleNamespace(outbox=SimpleNamespace(resume=lambda: resumed.append(1)))
+    of.send_later(lambda _: 1 // 0 == 0, b"first", publisher)
+    of.send_later(lambda frames: sent.append(frames), b"second", publisher)
+    of.kept(1)
+    assert (sent, resumed) == ([b"second"], [1, 1])
+    assert "error while a message was routed" in caplog.text
+
+
+def test_the_server_waits_above_a_limit_of_bytes(recording: Any, disk: Disk) -> None:
+    of = recording.recorder
+    server = recording.server
+    assert not of.send_later(lambda _: None, bytes(recorder.SERVER_UNSENT_BYTES), server)
+    assert of.send_later(lambda _: None, b"x", server)
+    of.kept(1)
+    assert not of.send_later(lambda _: None, b"x", server)

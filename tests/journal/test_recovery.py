@@ -247,3 +247,101 @@ def test_kill_9(tmp_path: Path) -> None:
         end = recovery.recover(tmp_path / "wal/n1").next_seq
         assert end >= told
         assert list(Journal(tmp_path).rows({}, {"n1": end})) == written.rows(0, end)
+
+
+# ---- what is repaired
+
+
+def test_a_segment_is_read_with_and_without_its_index(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    path = tmp_path / SEGMENT
+    path.write_bytes(whole[0])
+    path.with_suffix(".idx").write_bytes(whole[1])
+    entries = parse_index(whole[1])
+    expected = recovery.Salvaged(entries, [], len(whole[0]), entries[0].offset)
+    assert recovery.salvage(path) == expected
+    path.with_suffix(".idx").unlink()
+    assert recovery.salvage(path) == expected
+    path.write_bytes(whole[0] + b"more")
+    assert recovery.salvage(path) == expected
+    path.write_bytes(whole[0][: entries[2].end - 1])
+    assert recovery.salvage(path) == recovery.Salvaged(entries[:2], [], entries[1].end, entries[0].offset)
+
+
+def test_a_damaged_batch_stays_between_valid_ones(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    entries, data = parse_index(whole[1]), bytearray(whole[0])
+    data[entries[3].end - 20] ^= 1
+    (folder / SEGMENT).write_bytes(data)
+    (folder / SEGMENT).with_suffix(".idx").write_bytes(whole[1])
+    found = recovery.salvage(folder / SEGMENT)
+    assert [(one.first_seq, one.rows, one.offset, one.length) for one in found.damaged] == [entries[3][:4]]
+    assert [one[:4] for one in found.entries] == [one[:4] for one in entries]
+    recovered = recovery.recover(folder)
+    assert (recovered.next_seq, recovered.end, recovered.removed_bytes) == (BATCHES[-1], BATCHES[-1], 0)
+    [sentence] = recovered.damages
+    assert f"rows {entries[3].first_seq} to {entries[3].next_seq - 1} are damaged" in sentence
+    assert (folder / SEGMENT).read_bytes() == data
+
+
+def test_a_damaged_index_is_kept_beside_the_corrected_one(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    entries, data, index = parse_index(whole[1]), bytearray(whole[0]), bytearray(whole[1])
+    data[entries[3].end - 20] ^= 1
+    index[-64 + 32] ^= 1
+    (folder / SEGMENT).write_bytes(data)
+    (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
+    recovery.recover(folder)
+    assert (folder / f"{SEGMENT[:-7]}.idx.damaged").read_bytes() == index
+    assert (folder / SEGMENT).with_suffix(".idx").read_bytes()[-64:] == whole[1][-64:]
+
+
+def test_empty_segments_at_the_end_are_removed(tmp_path: Path) -> None:
+    written.write(tmp_path, [[5], [9]])
+    folder = tmp_path / "wal/n1"
+    for first in (9, 10, 11):
+        segment.SegmentFile.open(folder, first, "n1", "hub").close()
+    recovery.remove_empty(folder, 11)
+    assert index.firsts(folder) == [0, 5, 11]
+    recovery.remove_empty(folder, 5)
+    assert index.firsts(folder) == [0, 5]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".arrows"] * 2 + [".idx"] * 2
+
+
+def test_a_beginning_that_is_nearly_right_is_known(tmp_path: Path) -> None:
+    path, schema = tmp_path / "x", bytes(range(1, 101))
+    for differing, is_right in ((0, True), (16, True), (17, False)):
+        changed = bytearray(schema)
+        changed[:differing] = bytes([200]) * differing
+        changed[50:60] = bytes(10)
+        path.write_bytes(bytes(changed) + b"batches")
+        assert recovery.is_nearly(path, schema, 100) is is_right
+        assert not recovery.is_nearly(path, schema, 99)
+
+
+def test_a_lost_reservation_skips_far_ahead(tmp_path: Path) -> None:
+    written.write(tmp_path, [[5]])
+    (tmp_path / "wal/n1" / segment.FILE).write_text("x")
+    found = recovery.recover(tmp_path / "wal/n1")
+    assert (found.next_seq, found.end) == (segment.next_step(5 + segment.FAR), 5)
+    assert len(found.damages) == 1
+    (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 5}')
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == 5
+    (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 6}')
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == segment.STEP
+
+
+def test_an_unreadable_first_batch_gets_the_times_after_it(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    entries, data = parse_index(whole[1]), bytearray(whole[0])
+    data[entries[0].offset : entries[0].end] = b"\xff" * entries[0].length
+    (folder / SEGMENT).write_bytes(data)
+    (folder / SEGMENT).with_suffix(".idx").write_bytes(bytes(64) + whole[1][64:])
+    found = recovery.salvage(folder / SEGMENT)
+    [damaged] = found.damaged
+    assert damaged[:4] == entries[0][:4]
+    assert (damaged.ts_min_us, damaged.ts_max_us) == (entries[1].ts_min_us, entries[1].ts_max_us)
+    assert (damaged.flags, damaged.reserved) == (0, 0)
+    assert found.entries[1:] == entries[1:]

@@ -10,7 +10,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.errors import JournalError
+from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, service
 from smqrt.journal.commit import commit_staged, encode, last_batch, stage
 from smqrt.journal.committed import StagedResults
@@ -143,3 +143,41 @@ def test_a_journal_that_was_moved_is_not_made_anew(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="can't be written"):
         waiting.put("q", 0, PART, b"x")
     assert not (tmp_path / "journal").exists()
+
+
+def test_forgotten_parts_are_those_up_to_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "wal").mkdir()
+    waiting = StagedResults(tmp_path, lambda query: -1)
+    for batch in (1, 2, 3):
+        waiting.put("q", batch, PART, b"rows")
+    waiting.forget("q", 2)
+    assert [path.name for path in (tmp_path / committed.STAGED_FOLDER / "q").iterdir()] == ["3"]
+    waiting.forget("q", 3)
+    assert list((tmp_path / committed.STAGED_FOLDER).iterdir()) == []
+    waiting.forget("q", 3)
+
+
+def test_a_small_part_counts_as_16_kib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (committed.MIN_PART_BYTES, committed.MAX_STAGED_BYTES, committed.MAX_PARTS) == (16 << 10, 2 << 30, 10_000)
+    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 40 << 10)
+    (tmp_path / "wal").mkdir()
+    waiting = StagedResults(tmp_path, lambda query: -1)
+    waiting.put("q", 0, PART, b"x")
+    waiting.put("q", 1, PART, bytes(24 << 10))
+    for again in (waiting, StagedResults(tmp_path, lambda query: -1)):
+        with pytest.raises(JournalError, match="limit reached"):
+            again.put("q", 2, PART, b"x")
+    assert waiting.open("q", 0, PART).read() == b"x"
+
+
+def test_sealed_parts_stay_those_of_the_first_call(tmp_path: Path) -> None:
+    (tmp_path / "wal").mkdir()
+    waiting, other = StagedResults(tmp_path, lambda query: -1), PART[:-1] + "9"
+    for part in (PART, other):
+        waiting.put("q", 0, part, b"x")
+    assert waiting.seal("q", 0, [PART]) == [PART]
+    assert waiting.seal("q", 0, [other]) == [PART]
+    with pytest.raises(ArgumentError, match="is not staged"):
+        waiting.seal("q", 1, [PART])
+    with pytest.raises(ArgumentError, match="is not staged"):
+        waiting.open("q", 1, PART)

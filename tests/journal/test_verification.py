@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import committed, compact, manifest, readers, segment
 from smqrt.journal.reader import Journal
-from smqrt.journal.verification import VerifyReport, repair, verify
+from smqrt.journal.verification import VerifyReport, count_files, repair, verify
 from tests.journal import written
 from tests.journal.sensor_rows import readings, row, write
 
@@ -238,3 +238,66 @@ def test_an_index_that_is_lost(tmp_path: Path) -> None:
     repair(tmp_path, report)
     assert not verify(tmp_path).faults
     assert list(Journal(tmp_path).rows({}, {"n1": 400})) == rows
+
+
+# ---- counts, gaps and single faults
+
+
+def test_files_and_progress_are_counted(journal: Path) -> None:
+    write(journal, readings(100, first=3000), batch=50)
+    told: list[int] = []
+    report = verify(journal, lambda: told.append(1))
+    assert (report.segments, report.batches, report.rows) == (2, 22, 1100)
+    assert (report.files, report.file_rows, report.unchecked) == (2, 2000, 0)
+    assert len(told) == count_files(journal) == 4
+
+
+def test_a_gap_after_a_crash_is_no_fault(tmp_path: Path) -> None:
+    written.write(tmp_path, [[5]])
+    written.write(tmp_path, [[segment.STEP + 3]], first=segment.STEP)
+    report = verify(tmp_path)
+    assert (report.faults, report.gaps) == ([], {"n1": [(5, segment.STEP)]})
+    assert report.rows == 8
+
+
+def test_a_batch_that_is_not_whole_is_described(segments: list[Path], tmp_path: Path) -> None:
+    entries = segment.read_index(segments[0])
+    os.truncate(segments[0], entries[-1].end - 10)
+    (fault,) = faults(tmp_path)
+    assert f"rows {entries[-1].first_seq} to 999 at offset {entries[-1].offset}" in fault
+    assert f"({entries[-1].length - 10} of its {entries[-1].length} bytes are there)" in fault
+
+
+def test_bytes_after_the_last_batch_are_counted(segments: list[Path], tmp_path: Path) -> None:
+    with segments[0].open("ab") as file:
+        file.write(b"x" * 7)
+    (fault,) = verify(tmp_path).faults
+    assert "7 bytes after its last batch belong to no batch" in fault.what
+    assert not fault.torn
+
+
+def test_a_torn_record_is_counted(segments: list[Path], tmp_path: Path) -> None:
+    for path, is_torn in ((segments[0], False), (segments[-1], True)):
+        index = path.with_suffix(".idx")
+        whole = index.read_bytes()
+        index.write_bytes(whole + bytes(13))
+        (fault,) = verify(tmp_path).faults
+        assert "13 bytes of a torn record are at its end" in fault.what
+        assert (fault.path, fault.torn) == (index, is_torn)
+        index.write_bytes(whole)
+
+
+def test_a_file_in_two_places_is_a_fault(journal: Path) -> None:
+    text = written.as_version_1(journal)
+    text["files"][1]["first"] -= 1
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert any("rows are in two files" in one for one in faults(journal))
+    text["files"][1]["first"] += 2
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert any("rows are in no file" in one for one in faults(journal))
+
+
+def test_a_damaged_reservation_is_a_fault(segments: list[Path], tmp_path: Path) -> None:
+    (segments[0].parent / segment.FILE).write_text("x")
+    (fault,) = faults(tmp_path)
+    assert fault.startswith(f"{segments[0].parent / segment.FILE}: is damaged")

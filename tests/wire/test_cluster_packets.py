@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_packets, smq
-from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
+from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet, Refusal, Siblings
 from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 
 U16 = st.integers(0, (1 << 16) - 1)
@@ -142,6 +142,7 @@ def test_the_key_of_a_password_stays() -> None:
     key = cluster_packets.key_of(b"secret", b"c")
     assert key.hex() == "83d6e07f4637a07e6f15c7001f8815b3413e1d158c8aa1c42fe750f469d4b17c"
     assert cluster_packets.key_of(b"secret", b"d") != key
+    assert cluster_packets.key_of(b"secret") == cluster_packets.key_of(b"secret", b"")
 
 
 def test_one_frame_is_rewritten_as_several_are() -> None:
@@ -149,3 +150,83 @@ def test_one_frame_is_rewritten_as_several_are() -> None:
     expected = [smq.publish_frame(7, 8, 3, b"x" * size) for size in (1, 300)]
     for run, rewritten in ((frames[:1], expected[:1]), (frames[1:], expected[1:]), (frames[::-1], expected[::-1])):
         assert cluster_packets.rewritten(b"".join(run), 7, 8) == b"".join(rewritten)
+
+
+PLACE = st.tuples(st.binary(min_size=16, max_size=16), U16)
+
+
+@given(st.binary(min_size=16, max_size=16), st.lists(PLACE, min_size=1, max_size=5).map(tuple), st.data())
+def test_processes_of_a_server_come_back(server: bytes, places: tuple[tuple[bytes, int], ...], data: Any) -> None:
+    announced = Siblings(server, data.draw(st.integers(0, len(places) - 1)), places)
+    assert cluster_packets.parse_siblings(cluster_packets.siblings(announced)) == announced
+
+
+def test_a_sender_is_one_of_its_processes() -> None:
+    places = ((bytes(16), 7),) * 2
+    for own, count in ((2, 2), (0, 0), (0, cluster_packets.MAX_SIBLINGS + 1)):
+        packet = cluster_packets.siblings(Siblings(bytes(16), own, (places * 1024)[:count]))
+        with pytest.raises(ProtocolError, match="processes"):
+            cluster_packets.parse_siblings(packet)
+    largest = Siblings(bytes(16), 1023, places * 512)
+    assert cluster_packets.parse_siblings(cluster_packets.siblings(largest)) == largest
+
+
+def test_a_cut_announcement_of_processes_is_refused() -> None:
+    packet = cluster_packets.siblings(Siblings(b"s" * 16, 0, ((b"i" * 16, 258),)))
+    assert packet == b"\x6d" + b"s" * 16 + b"\0\0" + b"i" * 16 + b"\1\2"
+    for size in range(1, len(packet)):
+        with pytest.raises(ProtocolError):
+            cluster_packets.parse_siblings(packet[:size])
+
+
+def test_packets_of_a_link_have_fixed_bytes() -> None:
+    """Nodes of two versions talk to each other while a cluster is upgraded."""
+    hello = Hello(1, 2, b"i" * 16, 258, b"n" * 32)
+    assert cluster_packets.hello(hello) == b"\x60smqrt node\1\2" + b"i" * 16 + bytes(6) + b"\1\2" + b"n" * 32
+    assert cluster_packets.refused(Refusal.NUMBER, "no") == b"\x62\x05no"
+    assert cluster_packets.numbers(Packet.TAKEN, [1, 258]) == b"\x64\0\1\1\2"
+    assert cluster_packets.channel(Packet.CLOSE, 258, b"why") == b"\x66\1\2why"
+    assert cluster_packets.u64(Packet.HANDLED, 258) == b"\x6c" + bytes(6) + b"\1\2"
+    assert cluster_packets.end(258, b"why") == b"\x4b\0\0\1\2why"
+    assert list(cluster_packets.keys(LinkType.WATCH, [(1, 2)])) == [b"\x48\0\0\0\1\0\0\0\2"]
+    assert list(cluster_packets.names(LinkType.TOPICS, [(1, b"ab")])) == [b"\x4c\0\0\0\1\0\2ab"]
+    assert list(cluster_packets.etids([1, 2])) == [b"\x46\0\0\0\1\0\0\0\2"]
+    peer = Announced(1, 2, b"u", b"info", b"joe")
+    assert list(cluster_packets.peers([peer])) == [b"\x45\0\0\0\1" + bytes(7) + b"\2\1u\0\4info\3joe"]
+    assert (cluster_packets.OLDEST_VERSION, cluster_packets.VERSION) == (1, 1)
+    assert [code.value for code in Refusal] == list(range(1, 7))
+
+
+def test_prefixes_of_channels_that_are_no_hubs_stay() -> None:
+    assert cluster_packets.APP == b"\xff"
+    some = [cluster_packets.PRESSURE, cluster_packets.STAMPS, cluster_packets.SUCCESSION, cluster_packets.SIBLINGS]
+    assert some == [b"\xfepressure", b"\xfestamps", b"\xfesuccession", b"\xfesiblings"]
+
+
+def test_a_proof_and_the_key_of_a_link_stay() -> None:
+    assert cluster_packets.proof(b"k", True, b"h").hex().startswith("61df2b5406b0")
+    assert cluster_packets.proof(b"k", False, b"h").hex().startswith("6149e35610fc")
+    assert cluster_packets.session_key(b"k", b"h").hex().startswith("b21198a50a74d602")
+    assert len(cluster_packets.proof(b"k", True, b"h")) == 1 + cluster_packets.PROOF_BYTES
+
+
+@pytest.mark.parametrize("number", [0, MAX_NODE + 1])
+def test_a_node_number_out_of_range_is_refused(number: int) -> None:
+    assert cluster_packets.parse_numbers(cluster_packets.numbers(Packet.NODE, [1, MAX_NODE])) == [1, MAX_NODE]
+    with pytest.raises(ProtocolError, match="node number"):
+        cluster_packets.parse_numbers(cluster_packets.numbers(Packet.NODE, [1, number]))
+
+
+def test_a_packet_is_filled_to_its_last_byte() -> None:
+    fitting = (MAX_PACKET_BYTES - 1) // 4
+    assert (MAX_PACKET_BYTES - 1) % 4 == 0
+    sizes = [len(packet) for packet in cluster_packets.etids(range(fitting + 1))]
+    assert sizes == [MAX_PACKET_BYTES, 5]
+    assert list(cluster_packets.etids([])) == []
+
+
+def test_a_hello_of_another_program_is_refused() -> None:
+    hello = cluster_packets.hello(Hello(1, 1, bytes(16), 0, bytes(32)))
+    for other in (hello[:-1], hello + b"x", b"\x61" + hello[1:], hello[:1] + b"other node" + hello[11:]):
+        with pytest.raises(ProtocolError, match="not from a node"):
+            cluster_packets.parse_hello(other)

@@ -208,6 +208,7 @@ def test_what_we_say() -> None:
     assert nats.sub("a.*.>", 7) == b"SUB a.*.> 7\r\n"
     assert nats.sub(">", 7, "workers") == b"SUB > workers 7\r\n"
     assert nats.unsub(7) == b"UNSUB 7\r\n"
+    assert (nats.PING, nats.PONG) == (b"PING\r\n", b"PONG\r\n")
 
 
 @given(st.text(max_size=30))
@@ -271,3 +272,72 @@ def test_what_are_no_headers(block: bytes) -> None:
 def test_headers_that_are_not_sent(header: tuple[str, str]) -> None:
     with pytest.raises(ArgumentError):
         nats.headers_bytes(dict([header]))
+
+
+# ---- limits
+
+
+def test_a_subject_has_at_most_1024_bytes() -> None:
+    for encode in (nats.subject_bytes, nats.pattern_bytes, nats.queue_bytes):
+        assert encode("x" * 1024) == b"x" * 1024
+        with pytest.raises(ArgumentError, match="at most 1024"):
+            encode("x" * 1025)
+        with pytest.raises(ArgumentError, match="at most 1024"):
+            encode("ä" * 513)
+
+
+def test_pieces_of_a_payload_are_joined() -> None:
+    assert nats.pub_pieces("a", [b"hi", memoryview(b"ho"), b""]) == b"PUB a 4\r\nhiho\r\n"
+
+
+def test_fields_that_info_lacks_have_defaults() -> None:
+    found = nats.parse_info(b'{"server_id":null,"tls_required":true,"tls_available":true,"cluster":"c"}')
+    assert found == nats.ServerInfo(tls_required=True, tls_available=True, cluster="c")
+    assert found.max_payload_bytes == 1 << 20
+    assert nats.parse_info(b'{"max_payload":67108864}').max_payload_bytes == 64 << 20
+    for wrong in (b'{"max_payload":67108865}', b'{"headers":1}', b'{"max_payload":true}', b'{"nonce":5}'):
+        with pytest.raises(NatsError, match="invalid"):
+            nats.parse_info(wrong)
+
+
+def test_a_payload_of_exactly_the_limit_passes() -> None:
+    for size in (10, 11):
+        recorder = NatsRecorder()
+        decoder = nats.NatsDecoder(recorder, 10)
+        decoder.feed(message(b"a", 1, b"", bytes(size)))
+        if size == 10:
+            assert not decoder.decode()
+            assert len(recorder.events) == 1
+        else:
+            with pytest.raises(NatsError, match="invalid size"):
+                decoder.decode()
+
+
+def test_a_line_of_exactly_the_limit_passes() -> None:
+    line = b"-ERR " + b"x" * (nats.MAX_LINE_BYTES - 7) + b"\r\n"
+    assert len(decoded(line)) == len(decoded(line[:100], line[100:])) == 1
+    for pieces in ((b"x" + line,), (b"x" + line[:-1],), (b"x" + line[:100], line[100:-1])):
+        with pytest.raises(NatsError):
+            decoded(*pieces)
+
+
+def test_a_number_has_at_most_ten_digits() -> None:
+    assert decoded(b"MSG a 1 0000000002\r\nhi\r\n") == [("on_message", b"1", b"a", b"", b"hi", b"")]
+    with pytest.raises(NatsError, match="not a number"):
+        decoded(b"MSG a 1 00000000002\r\nhi\r\n")
+
+
+def test_headers_are_a_part_of_the_message() -> None:
+    recorder = NatsRecorder()
+    decoder = nats.NatsDecoder(recorder)
+    decoder.feed(message(b"a", 1, b"r", b"", HEADERS) + message(b"a", 1, b"", b"hi", HEADERS))
+    assert not decoder.decode()
+    assert (decoder.messages, decoder.payload_bytes) == (2, 2 * len(HEADERS) + 2)
+    assert [event[3:] for event in recorder.events] == [(b"r", b"", HEADERS), (b"", b"hi", HEADERS)]
+
+
+def test_the_last_header_of_a_name_counts() -> None:
+    block = b"NATS/1.0 100 Idle Heartbeat\r\na: 1\r\na:2 \r\nb:\xff\r\n\r\n"
+    assert nats.parse_headers(block) == (100, {"a": "2", "b": "\ufffd"})
+    with pytest.raises(NatsError, match="malformed"):
+        nats.parse_headers(b"NATS/1.0\r\na: 1\r\n")

@@ -95,3 +95,45 @@ def test_mutated_headers_are_read_or_refused() -> None:
         except NoProxyHeader:
             continue
         assert found is None or (found.size_bytes <= len(data) and found.size_bytes <= MAX_V2_BYTES)
+
+
+def line_of(size: int) -> bytes:
+    return b"PROXY UNKNOWN " + b"x" * (size - 16) + b"\r\n"
+
+
+def test_a_line_has_at_most_107_bytes() -> None:
+    assert parse(line_of(107)) == ProxyHeader(107)
+    assert parse(line_of(107)[:106]) is None
+    with pytest.raises(NoProxyHeader, match="107 bytes"):
+        parse(line_of(108))
+
+
+def test_a_header_has_at_most_4096_bytes() -> None:
+    body = V4 + b"\x04" + struct.pack(">H", 4096 - 16 - 12 - 3) + bytes(4065)
+    assert parse(version_2(body=body)) == ProxyHeader(4096, ("192.0.2.7", 4711))
+    with pytest.raises(NoProxyHeader, match="4096 bytes"):
+        parse(version_2(body=body + b"x"))
+
+
+@pytest.mark.parametrize(("family", "size"), [(0x11, 12), (0x12, 12), (0x21, 36), (0x22, 36), (0x31, 216), (0x32, 216)])
+def test_each_family_has_addresses_of_its_size(family: int, size: int) -> None:
+    assert parse(version_2(family=family, body=bytes(size))) is not None
+    found = parse(version_2(family=family, body=bytes(size) + TLS))
+    assert found is not None
+    assert found.is_tls
+    with pytest.raises(NoProxyHeader, match="too short"):
+        parse(version_2(family=family, body=bytes(size - 1)))
+
+
+@pytest.mark.parametrize("flags", [0, 1, 2, 3, 0xFE])
+def test_the_lowest_flag_says_that_tls_is_used(flags: int) -> None:
+    field = b"\x20" + struct.pack(">H", 5) + bytes((flags,)) + bytes(4)
+    found = parse(version_2(body=V4 + b"\x02\0\1h" + field))
+    assert found == ProxyHeader(16 + 12 + 4 + 8, ("192.0.2.7", 4711), flags & 1 == 1)
+
+
+def test_an_empty_field_of_tls_says_nothing() -> None:
+    found = parse(version_2(body=V4 + TLS + b"\x20\0\0"))
+    assert found is not None
+    assert found.is_tls
+    assert parse(version_2(body=V4 + b"\x20\0\0")) == ProxyHeader(31, ("192.0.2.7", 4711), False)

@@ -72,3 +72,17 @@ def test_no_header_can_be_smuggled() -> None:
 def test_parts_of_another_scheme() -> None:
     parts = split_url("MQTTS://u%3A:p@broker:8883")
     assert (parts.scheme, parts.host, parts.port, parts.user, parts.password) == ("mqtts", "broker", 8883, "u:", "p")
+
+
+def test_each_scheme_has_its_default_port() -> None:
+    ports = {scheme: parse_url(f"{scheme}://host/").port for scheme in ("http", "ws", "https", "wss")}
+    assert ports == {"http": 80, "ws": 80, "https": 443, "wss": 443}
+    assert [parse_url(f"{scheme}://host/").secure for scheme in ports] == [False, False, True, True]
+    assert [parse_url(f"{scheme}://host/").websocket for scheme in ports] == [False, True, False, True]
+
+
+def test_a_port_is_1_to_65535() -> None:
+    assert parse_url("http://host:1/").origin == (False, "host", 1)
+    assert parse_url("http://host:65535/").authority == "host:65535"
+    with pytest.raises(ValueError, match="1 to 65535"):
+        parse_url("http://host:0/")

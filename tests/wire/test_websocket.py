@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.errors import ProtocolError
+from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import websocket
 from smqrt.wire.websocket import (
     BINARY,
@@ -184,3 +184,165 @@ def test_a_message_of_endless_fragments_is_a_violation(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="more than 4096 frames") as caught:
         side.next()
     assert close_code(caught.value.reason) == 1008
+
+
+# ---- handshake and single frames
+
+
+def test_the_handshake_of_the_standard() -> None:
+    """RFC 6455 §1.3"""
+    key = "dGhlIHNhbXBsZSBub25jZQ=="
+    assert websocket.accept_key(f" {key} ") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    assert websocket.switching_protocols(key, b"X: y\r\n") == (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nX: y\r\n\r\n"
+    )
+    assert dict(websocket.request_headers(key)) == {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": key,
+        "Sec-WebSocket-Version": "13",
+    }
+
+
+def test_a_key_is_sixteen_bytes_in_base64() -> None:
+    assert websocket.valid_key(websocket.new_key())
+    assert websocket.valid_key(" dGhlIHNhbXBsZSBub25jZQ== ")
+    for wrong in ("", "dGhlIHNhbXBsZQ==", "dGhlIHNhbXBsZSBub25jZXh4", "dGhlIHNhbXBsZSBub25jZQ=", "ä" * 22, "!" * 24):
+        assert not websocket.valid_key(wrong)
+
+
+@pytest.mark.parametrize(
+    ("size", "head"),
+    [
+        (0, b"\x82\0"),
+        (125, b"\x82\x7d"),
+        (126, b"\x82\x7e\0\x7e"),
+        (65535, b"\x82\x7e\xff\xff"),
+        (65536, b"\x82\x7f\0\0\0\0\0\1\0\0"),
+    ],
+)
+def test_a_frame_has_the_shortest_form_of_its_size(size: int, head: bytes) -> None:
+    payload = os.urandom(size)
+    whole = websocket.encode(BINARY, payload)
+    assert whole == head + payload
+    masked = websocket.encode_masked(BINARY, payload)
+    assert masked[:2] == bytes((0x82, head[1] | 0x80))
+    assert websocket.parse_client_frame(masked, size) == ((True, BINARY, payload), len(masked))
+    assert websocket.parse_client_frame(b"before" + masked + b"x", size, 6) == (
+        (True, BINARY, payload),
+        6 + len(masked),
+    )
+    for cut in {0, 1, 2, 3, 5, len(masked) - 1}:
+        assert websocket.parse_client_frame(masked[:cut], size) == (None, 0)
+
+
+def test_a_frame_above_the_limit_is_refused_early() -> None:
+    masked = websocket.encode_masked(BINARY, bytes(200))
+    with pytest.raises(ProtocolError) as caught:
+        websocket.parse_client_frame(masked[:4], 199)
+    assert caught.value.reason is CloseReason.MESSAGE_TOO_LARGE
+
+
+def test_a_frame_with_a_longer_form_is_refused() -> None:
+    for head in (b"\x82\x7e\0\x7d", b"\x82\x7f\0\0\0\0\0\0\xff\xff"):
+        with pytest.raises(ProtocolError, match="minimal"):
+            websocket.parse_head(head, 0, False)
+    assert websocket.parse_head(b"\x82\x7e\0\x7e", 0, False) == (0x82, 126, 4)
+    assert websocket.parse_head(b"x\x82\x7f\0\0\0\0\0\1\0\0", 1, False) == (0x82, 65536, 11)
+
+
+@pytest.mark.parametrize("bit", [0x10, 0x20, 0x40])
+def test_a_reserved_bit_is_a_violation(bit: int) -> None:
+    with pytest.raises(ProtocolError, match="reserved"):
+        websocket.parse_head(bytes((0x82 | bit, 0)), 0, False)
+
+
+def test_only_the_opcodes_of_the_standard_pass() -> None:
+    known = []
+    for opcode in range(16):
+        try:
+            websocket.parse_head(bytes((0x80 | opcode, 0)), 0, False)
+        except ProtocolError:
+            continue
+        known.append(opcode)
+    assert known == [0, 1, 2, 8, 9, 10]
+
+
+def test_a_control_frame_has_at_most_125_bytes() -> None:
+    assert websocket.parse_head(b"\x89\x7d", 0, False) == (0x89, 125, 2)
+    for head in (b"\x89\x7e\0\x7e", b"\x88\x7e\0\x7e", b"\x09\0", b"\x08\0"):
+        with pytest.raises(ProtocolError, match="control"):
+            websocket.parse_head(head, 0, False)
+
+
+def test_only_close_codes_that_may_be_sent_pass() -> None:
+    """RFC 6455 §7.4"""
+    allowed = [*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)]
+    for code in [0, 999, *range(1000, 1020), 2999, 3000, 4999, 5000, 65535]:
+        if code in allowed:
+            assert websocket.check_close(code.to_bytes(2, "big") + "grüße".encode()) == code
+        else:
+            with pytest.raises(ProtocolError, match=str(code)):
+                websocket.check_close(code.to_bytes(2, "big"))
+    assert websocket.check_close(b"") == CLOSE_NO_CODE == 1005
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (CloseReason.WEBSOCKET_PROTOCOL, 1002),
+        (CloseReason.MESSAGE_TOO_LARGE, 1009),
+        (CloseReason.TOO_MANY_FRAGMENTS, 1008),
+        (CloseReason.INVALID_TEXT, 1007),
+        (CloseReason.SHUTDOWN, 1001),
+        (CloseReason.RESTARTED, 1001),
+        (CloseReason.IDLE, 1000),
+    ],
+)
+def test_each_close_reason_has_its_code(reason: CloseReason, code: int) -> None:
+    assert close_code(reason) == code
+
+
+def test_a_close_frame_carries_123_bytes_of_text() -> None:
+    assert websocket.close_payload(1001, b"x" * 200) == b"\x03\xe9" + b"x" * 123
+    assert websocket.close_payload(CLOSE_NO_CODE, b"x") == b""
+    side = WebSocketCodec()
+    assert side.close(1001, b"bye") == b"\x88\x05\x03\xe9bye"
+    assert side.close_sent
+
+
+def test_a_message_of_exactly_the_limit_passes() -> None:
+    assert received(frame(BINARY, b"x" * 2000), limit=2000) == [(b"x" * 2000, False, 0, 0)]
+    whole = frame(BINARY, b"x" * 1000, False) + frame(CONTINUATION, b"x" * 1000)
+    assert received(whole, limit=2000) == [(b"x" * 2000, False, 0, 0)]
+    assert WebSocketCodec().max_message_bytes == 16 << 20
+
+
+def test_a_message_of_the_most_fragments_passes() -> None:
+    whole = frame(BINARY, b"x", False) + frame(CONTINUATION, b"x", False) * 4094 + frame(CONTINUATION, b"x")
+    assert received(whole) == [(b"x" * 4096, False, 0, 0)]
+
+
+def test_an_incomplete_message_continues_in_another_assembler() -> None:
+    first = websocket.Assembler()
+    assert first.state() is None
+    assert first.add(websocket.Frame(False, TEXT, b"a"), 10) is None
+    assert first.add(websocket.Frame(False, CONTINUATION, b"b"), 10) is None
+    state = first.state()
+    assert state == (TEXT, 2, b"ab")
+    other = websocket.Assembler.of(*state)
+    assert other.busy
+    assert other.opcode == TEXT
+    assert other.add(websocket.Frame(True, CONTINUATION, b"c"), 10) == b"abc"
+    assert not other.busy
+    last = websocket.Assembler.of(BINARY, websocket.MAX_FRAGMENTS, b"")
+    with pytest.raises(ProtocolError, match="more than 4096"):
+        last.add(websocket.Frame(True, CONTINUATION, b""), 10)
+
+
+@given(st.binary(max_size=70), st.binary(min_size=4, max_size=4))
+def test_a_mask_is_undone_by_itself(payload: bytes, key: bytes) -> None:
+    masked = websocket.mask(payload, key)
+    assert masked == bytes(byte ^ key[at % 4] for at, byte in enumerate(payload))
+    assert websocket.mask(masked, key) == payload

@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import ConnectionState, MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.endpoint import MAX_WAITING_BYTES, ConnectionState, MqttSession, OutgoingMessage
 from smqrt.wire.mqtt.fields import MAX_PROPERTIES, PacketType, Reason
 from smqrt.wire.mqtt.packets import (
     PINGREQ,
@@ -16,9 +16,14 @@ from smqrt.wire.mqtt.packets import (
     Acknowledgement,
     ConnackPacket,
     ConnectPacket,
+    DisconnectPacket,
     Packet,
     PacketSplitter,
     PublishPacket,
+    SubscribeAnswer,
+    SubscribePacket,
+    Subscription,
+    UnsubscribePacket,
     WillMessage,
     decode,
     encode,
@@ -129,6 +134,20 @@ def test_messages_without_alias_are_refused_for_properties_too() -> None:
     assert [(packet.packet_identifier, packet.code) for packet in sent(client)] == [(7, Reason.QUOTA_EXCEEDED)]
     assert client.is_open
     assert not events.messages
+
+
+@pytest.mark.parametrize(
+    ("flags", "answers"),
+    [(1, []), (3, [(PacketType.PUBACK, 7, 0x97)]), (4, [(PacketType.PUBREC, 7, 0x97)])],
+)
+def test_a_refused_message_is_answered_by_its_qos(flags: int, answers: list[tuple[int, int, int]]) -> None:
+    client, events = client_of()
+    open_client(client)
+    refused: list[int] = []
+    events.on_left_out = lambda: refused.append(1)  # type: ignore[attr-defined]
+    give(client, PublishPacket("t", b"", flags, 7 if flags & 6 else 0, {"u": ["v"] * (MAX_PROPERTIES + 1)}))
+    assert [(packet.type, packet.packet_identifier, packet.code) for packet in sent(client)] == answers
+    assert refused == [1]
 
 
 # ---- signs of life
@@ -343,3 +362,346 @@ def test_the_largest_receive_maximum_leaves_identifiers_free() -> None:
         server.send(message(qos=1))
         server.take(0.0)
     assert 1000 < len(server.session.in_flight) <= 0x7FFF
+
+
+# ---- limits and rules of one side
+
+
+class Recorded(OutgoingMessage):
+    """A message that remembers how it ended."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self, payload: bytes = b"x", qos: int = 0, retain: bool = False, properties: bytes = b"") -> None:
+        super().__init__(b"t", payload, qos, retain, properties)
+        self.ends: list[str | int | None] = []
+
+    def finish(self, error: str | int | None = None) -> None:
+        self.ends.append(error)
+
+
+def accepted(connack: dict[str, Any] | None = None, connect: ConnectPacket = CONNECT) -> tuple[MqttServerEndpoint, Any]:
+    """A server that has accepted its client."""
+    events: Any = Events()
+    server = MqttServerEndpoint(events)
+    events.on_connect = lambda _packet: server.accept(MqttSession(), False, connack or {})
+    give(server, connect, connect.version)
+    server.take(0.0)
+    return server, events
+
+
+def test_a_message_without_qos_ends_when_it_is_sent() -> None:
+    client, _ = client_of()
+    open_client(client)
+    item = Recorded(b"x", 0, True, b"\x01\1")
+    client.send(item)
+    assert item.ends == [None]
+    assert client.unconfirmed == 1
+    client.forget_unconfirmed()
+    assert client.unconfirmed == 0
+    [packet] = sent(client)
+    assert (packet.retain, packet.properties) == (True, {"payloadformatindicator": 1})
+
+
+def test_a_packet_of_exactly_the_limit_is_sent() -> None:
+    size = len(encode(PublishPacket("t", b"x" * 50), 5))
+    for limit, ends in ((size, [None]), (size - 1, ["toolarge"])):
+        client, _ = client_of()
+        open_client(client, {"maximumpacketsize": limit})
+        item = Recorded(b"x" * 50)
+        client.send(item)
+        assert item.ends == ends
+
+
+def test_the_window_is_the_smaller_of_both_limits() -> None:
+    for version, inflight, connack, window in ((5, 3, {}, 3), (5, 9, {"receivemaximum": 2}, 2), (4, None, {}, 20)):
+        client, _ = client_of(version, inflight=inflight)
+        open_client(client, connack, version=version)
+        while client.can_send(1):
+            client.send(message(qos=1))
+        assert len(client.session.in_flight) == window
+        assert client.can_send(0)
+
+
+def test_only_so_many_packets_wait_to_be_written() -> None:
+    client, _ = client_of()
+    open_client(client)
+    count = 0
+    while client.can_send(0):
+        client.send(message())
+        count += 1
+    assert count == 500
+    assert not client.can_ask
+    client.take(0.0)
+    assert client.can_ask
+    size = len(encode(PublishPacket("t", b"x" * 1000), 5))
+    while client.can_send(0):
+        client.send(message(b"x" * 1000))
+    assert MAX_WAITING_BYTES <= len(client.take(0.0)) < MAX_WAITING_BYTES + size
+    assert MAX_WAITING_BYTES == 256 * 1024
+
+
+def test_only_so_many_requests_are_unanswered() -> None:
+    client, events = client_of()
+    open_client(client)
+    while client.can_ask:
+        client.subscribe("a", 0, {})
+    assert len(client.session.requests) == 100
+    client.take(0.0)
+    give(client, SubscribeAnswer(PacketType.SUBACK, 1, b"\x87"))
+    assert client.can_ask
+    assert events.answers == [(1, 0x87)]
+
+
+def test_an_answer_has_one_code() -> None:
+    client, _ = client_of()
+    open_client(client)
+    client.subscribe("a", 0, {})
+    with pytest.raises(MqttError, match="more codes") as failure:
+        give(client, SubscribeAnswer(PacketType.SUBACK, 1, b"\0\0"))
+    assert failure.value.code == Reason.MALFORMED_PACKET
+
+
+def test_a_peer_that_takes_no_acknowledgements_is_not_read() -> None:
+    server, _ = accepted()
+    for number in range(1, 1001):
+        give(server, PublishPacket("a", b"x", 2, number))
+    assert not server.is_congested
+    give(server, PublishPacket("a", b"x", 2, 1001))
+    assert server.is_congested
+    server.take(0.0)
+    assert not server.is_congested
+
+
+def test_an_alias_above_the_maximum_is_refused() -> None:
+    server, events = accepted({"topicaliasmaximum": 2})
+    give(server, PublishPacket("a", b"1", properties={"topicalias": 2}))
+    give(server, PublishPacket("", b"2", properties={"topicalias": 2}))
+    assert events.messages == [("a", b"1"), ("a", b"2")]
+    with pytest.raises(MqttError, match="above the maximum") as failure:
+        give(server, PublishPacket("a", b"1", properties={"topicalias": 3}))
+    assert failure.value.code == Reason.TOPIC_ALIAS_INVALID
+    with pytest.raises(MqttError, match="without a topic") as failure:
+        give(server, PublishPacket("", b"1"))
+    assert failure.value.code == Reason.PROTOCOL_ERROR
+
+
+def test_a_topic_beyond_the_last_alias_is_sent_whole() -> None:
+    client, _ = client_of(use_aliases=True)
+    open_client(client, {"topicaliasmaximum": 1})
+    for topic in (b"a", b"b", b"a", b"b"):
+        client.send(message(topic=topic))
+    packets = [(packet.topic, packet.properties) for packet in sent(client)]
+    assert packets == [("a", {"topicalias": 1}), ("b", {}), ("", {"topicalias": 1}), ("b", {})]
+
+
+def test_a_message_of_qos_2_is_delivered_once() -> None:
+    server, events = accepted()
+    for _ in range(2):
+        give(server, PublishPacket("a", b"x", 4, 7))
+    assert events.messages == [("a", b"x")]
+    assert [(one.type, one.code) for one in sent(server, is_client=False)] == [(PacketType.PUBREC, 0)] * 2
+    for code in (0, Reason.PACKET_IDENTIFIER_NOT_FOUND):
+        give(server, Acknowledgement(PacketType.PUBREL, 7))
+        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBCOMP, 7, code)]
+    give(server, PublishPacket("a", b"y", 4, 7))
+    assert events.messages[1:] == [("a", b"y")]
+
+
+def test_a_refused_message_of_qos_2_is_complete() -> None:
+    server, events = accepted({"receivemaximum": 1})
+    for number, code in ((1, Reason.UNSPECIFIED_ERROR), (2, Reason.NOT_AUTHORIZED)):
+        events.on_message = lambda _message, code=code: code
+        give(server, PublishPacket("a", b"x", 4, number))
+        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBREC, number, code)]
+    events.on_message = lambda _message: 0x10
+    give(server, PublishPacket("a", b"x", 4, 3))
+    with pytest.raises(MqttError, match="receive maximum"):
+        give(server, PublishPacket("a", b"x", 4, 4))
+
+
+def test_pubrec_of_an_unknown_message_is_answered() -> None:
+    client, _ = client_of()
+    open_client(client)
+    give(client, Acknowledgement(PacketType.PUBREC, 9))
+    assert sent(client) == [Acknowledgement(PacketType.PUBREL, 9, Reason.PACKET_IDENTIFIER_NOT_FOUND)]
+
+
+def test_disconnect_is_the_last_packet() -> None:
+    server, events = accepted()
+    server.disconnect(Reason.SERVER_SHUTTING_DOWN, {"reasonstring": "bye"})
+    assert server.state is ConnectionState.CLOSING
+    give(server, PublishPacket("a", b"x"))
+    assert not events.messages
+    assert sent(server, is_client=False) == [DisconnectPacket(0x8B, {"reasonstring": "bye"})]
+    assert server.state is ConnectionState.CLOSED
+    server.disconnect()
+    assert not server.has_output
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_only_mqtt_5_sends_the_reason_of_a_failure(version: int) -> None:
+    server, _ = accepted(connect=ConnectPacket(version, "c"))
+    server.fail(MqttError(Reason.MALFORMED_PACKET, "x"))
+    assert server.state is ConnectionState.CLOSED
+    assert sent(server, version, False) == ([DisconnectPacket(0x81)] if version == 5 else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "answer"),
+    [(5, 0x87, b"\x20\3\0\x87\0"), (4, 0x87, b"\x20\2\0\5"), (4, 0x97, b""), (4, 0x88, b"\x20\2\0\3")],
+)
+def test_a_refusal_has_the_code_of_its_version(version: int, code: int, answer: bytes) -> None:
+    server = ServerEvents("later").endpoint
+    give(server, ConnectPacket(version, "c"), version)
+    server.fail(MqttError(code, "x"))
+    assert server.take(0.0) == answer
+    assert server.state is ConnectionState.CLOSED
+
+
+def test_a_client_is_silent_for_1_5_keep_alives() -> None:
+    server, _ = accepted()
+    give(server, PINGREQ, now_s=5.0)
+    assert server.take(5.0) == PINGRESP
+    server.check_alive(20.0)
+    server.feed(b"\x30", 19.0)
+    assert not server.next()
+    with pytest.raises(MqttError, match="keep-alive") as failure:
+        server.check_alive(20.5)
+    assert failure.value.code == Reason.KEEP_ALIVE_TIMEOUT
+    patient, _ = accepted(connect=ConnectPacket(5, "c", keepalive_s=0))
+    patient.check_alive(1e6)
+    longer, _ = accepted({"serverkeepalive": 100})
+    longer.check_alive(150.0)
+    with pytest.raises(MqttError):
+        longer.check_alive(150.5)
+
+
+def test_limits_that_the_server_announced_are_enforced() -> None:
+    server, _ = accepted({"maximumqos": 1})
+    give(server, PublishPacket("a", b"x", 2, 1))
+    with pytest.raises(MqttError) as failure:
+        give(server, PublishPacket("a", b"x", 4, 2))
+    assert failure.value.code == Reason.QOS_NOT_SUPPORTED
+    server, _ = accepted({"retainavailable": 0})
+    with pytest.raises(MqttError) as failure:
+        give(server, PublishPacket("a", b"x", 1))
+    assert failure.value.code == Reason.RETAIN_NOT_SUPPORTED
+    server, events = accepted({"retainavailable": 0}, ConnectPacket(4, "c"))
+    give(server, PublishPacket("a", b"x", 1), 4)
+    assert events.messages == [("a", b"x")]
+
+
+@pytest.mark.parametrize("properties", [{"subscriptionidentifier": 1}, {"responsetopic": "#"}, {"responsetopic": ""}])
+def test_a_message_of_a_client_has_allowed_properties(properties: dict[str, Any]) -> None:
+    server, events = accepted()
+    give(server, PublishPacket("a", b"x", properties={"responsetopic": "a"}))
+    assert len(events.messages) == 1
+    with pytest.raises(MqttError) as failure:
+        give(server, PublishPacket("a", b"x", properties=properties))
+    assert failure.value.code == Reason.PROTOCOL_ERROR
+
+
+def test_only_the_first_packet_is_connect() -> None:
+    server, _ = accepted()
+    with pytest.raises(MqttError, match="second CONNECT"):
+        give(server, CONNECT)
+    with pytest.raises(MqttError, match="unexpected packet"):
+        give(ServerEvents("accept").endpoint, PINGREQ)
+    client, _ = client_of()
+    open_client(client)
+    with pytest.raises(MqttError, match="second CONNACK"):
+        give(client, ConnackPacket(False, 0))
+
+
+def test_a_session_of_3_1_1_needs_an_identifier() -> None:
+    for packet in (ConnectPacket(4, "c", False), ConnectPacket(4, "", True), ConnectPacket(5, "", False)):
+        assert accepted(connect=packet)[0].is_open
+    with pytest.raises(MqttError) as failure:
+        accepted(connect=ConnectPacket(4, "", False))
+    assert failure.value.code == Reason.CLIENT_IDENTIFIER_NOT_VALID
+
+
+def test_a_session_expiry_is_not_raised_from_zero() -> None:
+    expiry = DisconnectPacket(0, {"sessionexpiryinterval": 5})
+    server, _ = accepted(connect=CONNECT._replace(properties={"sessionexpiryinterval": 1}))
+    give(server, expiry)
+    assert server.state is ConnectionState.CLOSED
+    with pytest.raises(MqttError, match="session expiry"):
+        give(accepted()[0], expiry)
+
+
+def test_a_disconnect_with_a_code_keeps_the_will() -> None:
+    server, events = accepted()
+    told: list[int] = []
+    events.on_disconnect = lambda code, _properties: told.append(code)
+    give(server, DisconnectPacket(Reason.DISCONNECT_WITH_WILL_MESSAGE))
+    assert server.will == WillMessage("w", b"dead")
+    assert told == [4]
+
+
+def test_requests_are_answered_by_their_kind() -> None:
+    server, events = accepted()
+    asked: list[Any] = []
+    events.on_subscribe = events.on_unsubscribe = asked.append
+    give(server, SubscribePacket(7, [Subscription("a", 1)]))
+    give(server, UnsubscribePacket(8, ["a"]))
+    for packet in asked:
+        server.answer(packet, b"\0")
+    answers = [(one.type, one.packet_identifier, one.codes) for one in sent(server, is_client=False)]
+    assert answers == [(PacketType.SUBACK, 7, b"\0"), (PacketType.UNSUBACK, 8, b"\0")]
+
+
+def test_a_client_asks_for_what_it_was_told() -> None:
+    client, _ = client_of(limit_bytes=5000)
+    client.username, client.password, client.will = "u", b"p", WillMessage("w", b"dead")
+    client.connect(True, 30, {"receivemaximum": 5})
+    [packet] = sent(client)
+    assert packet == ConnectPacket(
+        5, "c", True, 30, {"maximumpacketsize": 5000, "receivemaximum": 5}, client.will, "u", b"p"
+    )
+    with pytest.raises(MqttError, match="session is present"):
+        give(client, ConnackPacket(True, 0))
+
+
+def test_an_assigned_identifier_is_used_again() -> None:
+    client, _ = client_of()
+    open_client(client, {"assignedclientidentifier": "given"})
+    client.abort()
+    client.connect(False, 0, {})
+    assert [packet.client_identifier for packet in sent(client)] == ["given"]
+
+
+def test_a_silent_server_is_pinged_and_then_given_up() -> None:
+    client, _ = client_of()
+    open_client(client, keepalive_s=10)
+    client.check_alive(4.5)
+    assert client.take(4.5) == b""
+    client.check_alive(5.0)
+    assert client.take(5.0) == PINGREQ
+    client.check_alive(9.5)
+    assert client.take(9.5) == b""
+    with pytest.raises(MqttError, match="did not answer"):
+        client.check_alive(10.0)
+    quiet, _ = client_of()
+    open_client(quiet)
+    quiet.check_alive(1e6)
+    assert quiet.take(1e6) == b""
+
+
+def test_room_and_output_are_announced() -> None:
+    client, events = client_of()
+    calls: list[str] = []
+    events.on_room = lambda: calls.append("room")  # type: ignore[attr-defined]
+    events.on_wake = lambda: calls.append("wake")  # type: ignore[attr-defined]
+    open_client(client)
+    client.send(message(qos=1))
+    client.send(message(qos=2))
+    client.take(0.0)
+    assert calls == ["wake", "wake"]
+    calls.clear()
+    give(client, Acknowledgement(PacketType.PUBACK, 1))
+    give(client, Acknowledgement(PacketType.PUBREC, 2, 0x87))
+    give(client, PINGRESP)
+    give(client, Acknowledgement(PacketType.PUBCOMP, 5))
+    assert calls == ["room"] * 4

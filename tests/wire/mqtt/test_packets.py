@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import process_time
 from typing import Any
 
@@ -32,6 +33,10 @@ from smqrt.wire.mqtt.packets import (
     connect_version,
     decode,
     encode,
+    encode_acknowledgement,
+    encode_publish,
+    publish_alias,
+    publish_identifier,
 )
 from smqrt.wire.mqtt.server import MqttServerEndpoint
 
@@ -278,3 +283,227 @@ def test_only_known_options_of_a_subscription_pass(version: int) -> None:
             else:
                 with pytest.raises(MqttError):
                     _subscribe(topic, options, version)
+
+
+# ---- bytes of the standard
+
+USER_X = {"x": "y"}
+USER_BYTES = b"\x07\x26\0\1x\0\1y"
+FULL_CONNECT = ConnectPacket(
+    5, "c", True, 258, USER_X, WillMessage("w", b"dead", 1, True, USER_X, USER_BYTES), "u", b"p"
+)
+BYTES_OF: dict[str, tuple[Packet, int, bool, bytes]] = {
+    "CONNECT": (
+        FULL_CONNECT,
+        5,
+        True,
+        b"\x10\x2c\0\4MQTT\5\xee\1\2" + USER_BYTES + b"\0\1c" + USER_BYTES + b"\0\1w\0\4dead\0\1u\0\1p",
+    ),
+    "CONNECT 3.1.1": (ConnectPacket(4, "c", False), 4, True, b"\x10\x0d\0\4MQTT\4\0\0\0\0\1c"),
+    "CONNACK": (ConnackPacket(True, 0, USER_X), 5, False, b"\x20\x0a\1\0" + USER_BYTES),
+    "CONNACK 3.1.1": (ConnackPacket(False, 5), 4, False, b"\x20\2\0\5"),
+    "PUBLISH": (
+        PublishPacket("t", b"p", 3, 258, USER_X, USER_BYTES),
+        5,
+        True,
+        b"\x33\x0e\0\1t\1\2" + USER_BYTES + b"p",
+    ),
+    "PUBLISH 3.1.1": (PublishPacket("t", b"p"), 4, True, b"\x30\4\0\1tp"),
+    "PUBACK": (Acknowledgement(PacketType.PUBACK, 258), 5, True, b"\x40\2\1\2"),
+    "PUBREC with a code": (Acknowledgement(PacketType.PUBREC, 258, 0x80), 5, True, b"\x50\3\1\2\x80"),
+    "PUBREL": (Acknowledgement(PacketType.PUBREL, 1, 0, USER_X), 5, True, b"\x62\x0b\0\1\0" + USER_BYTES),
+    "PUBCOMP 3.1.1": (Acknowledgement(PacketType.PUBCOMP, 1), 4, False, b"\x70\2\0\1"),
+    "SUBSCRIBE": (
+        SubscribePacket(258, [Subscription("a", 0x2E), Subscription("b", 1)], USER_X),
+        5,
+        True,
+        b"\x82\x12\1\2" + USER_BYTES + b"\0\1a\x2e\0\1b\1",
+    ),
+    "SUBSCRIBE 3.1.1": (SubscribePacket(1, [Subscription("a", 2)]), 4, True, b"\x82\6\0\1\0\1a\2"),
+    "SUBACK": (SubscribeAnswer(PacketType.SUBACK, 258, b"\2\x87"), 5, False, b"\x90\5\1\2\0\2\x87"),
+    "SUBACK 3.1.1": (SubscribeAnswer(PacketType.SUBACK, 1, b"\2\x80"), 4, False, b"\x90\4\0\1\2\x80"),
+    "UNSUBSCRIBE": (UnsubscribePacket(258, ["a", "b"]), 5, True, b"\xa2\x09\1\2\0\0\1a\0\1b"),
+    "UNSUBACK": (
+        SubscribeAnswer(PacketType.UNSUBACK, 1, b"\x11", USER_X),
+        5,
+        False,
+        b"\xb0\x0b\0\1" + USER_BYTES + b"\x11",
+    ),
+    "UNSUBACK 3.1.1": (SubscribeAnswer(PacketType.UNSUBACK, 1, b""), 4, False, b"\xb0\2\0\1"),
+    "PINGREQ": (PingPacket(PacketType.PINGREQ), 5, True, b"\xc0\0"),
+    "PINGRESP": (PingPacket(PacketType.PINGRESP), 4, False, b"\xd0\0"),
+    "DISCONNECT": (DisconnectPacket(), 5, True, b"\xe0\0"),
+    "DISCONNECT with a code": (DisconnectPacket(0x8E), 5, False, b"\xe0\1\x8e"),
+    "DISCONNECT with properties": (DisconnectPacket(0, USER_X), 5, False, b"\xe0\x09\0" + USER_BYTES),
+    "DISCONNECT 3.1.1": (DisconnectPacket(), 4, True, b"\xe0\0"),
+    "AUTH": (AuthPacket(0x18, USER_X), 5, True, b"\xf0\x09\x18" + USER_BYTES),
+}
+
+
+@pytest.mark.parametrize("what", BYTES_OF)
+def test_packets_have_the_bytes_of_the_standard(what: str) -> None:
+    packet, version, is_from_client, data = BYTES_OF[what]
+    assert encode(packet, version) == data
+    assert decode(data[0], data[2:], version, is_from_client) == packet
+    for end in range(2, len(data)):
+        with contextlib.suppress(MqttError):  # an end that may be left out, or a payload
+            assert decode(data[0], data[2:end], version, is_from_client) != packet
+
+
+WRONG_BYTES = {
+    "a reserved flag of CONNECT": (b"\x10\0\4MQTT\5\1\0\0\0\0\0", 5, True, 0x81),
+    "a will with QoS 3": (b"\x10\0\4MQTT\5\x1c\0\0\0\0\1c\0\0\1w\0\0", 5, True, 0x81),
+    "the QoS of no will": (b"\x10\0\4MQTT\5\x08\0\0\0\0\0", 5, True, 0x81),
+    "the retain flag of no will": (b"\x10\0\4MQTT\5\x20\0\0\0\0\0", 5, True, 0x81),
+    "a will to a wildcard": (b"\x10\0\4MQTT\5\4\0\0\0\0\1c\0\0\1#\0\0", 5, True, 0x90),
+    "a password without a user": (b"\x10\0\4MQTT\4\x40\0\0\0\0\0\1p", 4, True, 0x81),
+    "another protocol": (b"\x10\0\4MQTX\5\0\0\0\0\0\0", 5, True, 0x84),
+    "version 3": (b"\x10\0\4MQTT\3\0\0\0\0\0", 5, True, 0x84),
+    "version 6": (b"\x10\0\4MQTT\6\0\0\0\0\0\0", 5, True, 0x84),
+    "data of no method": (b"\x10\0\4MQTT\5\0\0\0\4\x16\0\1x\0\0", 5, True, 0x82),
+    "bytes after CONNECT": (b"\x10\0\4MQTT\5\0\0\0\0\0\0x", 5, True, 0x81),
+    "a reserved flag of CONNACK": (b"\x20\2\0\0", 5, False, 0x81),
+    "a CONNACK of one byte": (b"\x20\0", 4, False, 0x81),
+    "properties in 3.1.1": (b"\x20\0\0\0", 4, False, 0x81),
+    "a PUBLISH with QoS 3": (b"\x36\0\1t\0\1\0", 5, True, 0x81),
+    "a repeated QoS 0": (b"\x38\0\1t\0", 5, True, 0x81),
+    "identifier 0": (b"\x32\0\1t\0\0\0", 5, True, 0x81),
+    "a topic with +": (b"\x30\0\1+\0", 5, True, 0x90),
+    "a topic with #": (b"\x30\0\1#\0", 5, True, 0x90),
+    "a PUBACK with flags": (b"\x41\0\1", 5, True, 0x81),
+    "a PUBREL without flags": (b"\x60\0\1", 5, True, 0x81),
+    "an acknowledgement of 0": (b"\x40\0\0", 5, True, 0x82),
+    "a code in 3.1.1": (b"\x40\0\1\0", 4, True, 0x81),
+    "bytes after an acknowledgement": (b"\x40\0\1\0\0x", 5, True, 0x81),
+    "SUBSCRIBE without flags": (b"\x80\0\1\0\0\1a\0", 5, True, 0x81),
+    "SUBSCRIBE without a filter": (b"\x82\0\1\0", 5, True, 0x82),
+    "UNSUBSCRIBE without a filter": (b"\xa2\0\1\0", 5, True, 0x82),
+    "a filter without options": (b"\x82\0\1\0\0\1a", 5, True, 0x81),
+    "SUBACK without codes": (b"\x90\0\1\0", 5, False, 0x81),
+    "UNSUBACK of 3.1.1 with codes": (b"\xb0\0\1\0", 4, False, 0x81),
+    "PINGREQ with a body": (b"\xc0x", 5, True, 0x81),
+    "DISCONNECT of 3.1.1 with a body": (b"\xe0\0", 4, True, 0x81),
+    "DISCONNECT of a server of 3.1.1": (b"\xe0", 4, False, 0x82),
+    "AUTH of 3.1.1": (b"\xf0", 4, True, 0x82),
+    "bytes after DISCONNECT": (b"\xe0\0\0x", 5, True, 0x81),
+    "CONNACK of a client": (b"\x20\0\0\0", 5, True, 0x82),
+    "CONNECT of a server": (b"\x10\0\4MQTT\5\0\0\0\0\0\0", 5, False, 0x82),
+    "PINGREQ of a server": (b"\xc0", 5, False, 0x82),
+    "packet type 0": (b"\0", 5, True, 0x82),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_BYTES)
+def test_a_wrong_packet_is_refused_with_its_code(what: str) -> None:
+    data, version, is_from_client, code = WRONG_BYTES[what]
+    with pytest.raises(MqttError) as caught:
+        decode(data[0], data[1:], version, is_from_client)
+    assert caught.value.code == code
+
+
+def test_answers_omit_what_3_1_1_lacks() -> None:
+    codes = bytes((0, 2, 0x7F, 0x80, 0x87))
+    suback = encode(SubscribeAnswer(PacketType.SUBACK, 1, codes, USER_X), 4)
+    assert suback == b"\x90\7\0\1\0\2\x7f\x80\x80"
+    assert encode(SubscribeAnswer(PacketType.UNSUBACK, 1, codes), 4) == b"\xb0\2\0\1"
+    assert encode(Acknowledgement(PacketType.PUBACK, 1, 0x87, USER_X), 4) == b"\x40\2\0\1"
+    assert encode(SubscribePacket(1, [Subscription("a", 0x2E)]), 4) == b"\x82\6\0\1\0\1a\2"
+    assert encode(DisconnectPacket(0x8E), 4) == b"\xe0\0"
+
+
+def test_an_acknowledgement_without_properties_is_short() -> None:
+    assert encode_acknowledgement(PacketType.PUBREL, 258, 5) == b"\x62\2\1\2"
+    assert encode_acknowledgement(PacketType.PUBREC, 258, 5, 0x91) == b"\x50\3\1\2\x91"
+    assert encode_acknowledgement(PacketType.PUBREC, 258, 4, 0x91) == b"\x50\2\1\2"
+
+
+def test_refusals_without_properties_are_accepted() -> None:
+    assert decode(0x20, b"\0\x87", 5, False) == ConnackPacket(False, 0x87)
+    assert decode(0xE0, b"\x8e", 5, False) == DisconnectPacket(0x8E)
+    assert decode(0x40, b"\0\1\x10", 5, False) == Acknowledgement(PacketType.PUBACK, 1, 0x10)
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 70_000])
+def test_a_stream_is_split_at_every_size(size: int) -> None:
+    stream = b"\x30" + varint(size) + b"b" * size
+    splitter = PacketSplitter(len(stream))
+    splitter.feed(stream[:-1])
+    assert splitter.next() is None or not size
+    splitter.feed(stream[-1:] + stream)
+    assert [splitter.next(), splitter.next(), splitter.next()] == [(0x30, b"b" * size)] * 2 + [None]
+
+
+def test_a_packet_above_the_limit_is_refused_early() -> None:
+    whole = encode_publish(0, b"t", 0, b"", bytes(200))
+    accepting, refusing = PacketSplitter(len(whole)), PacketSplitter(len(whole) - 1)
+    accepting.feed(whole)
+    assert accepting.next() == (0x30, whole[3:])
+    refusing.feed(whole[:3])
+    with pytest.raises(MqttError, match=f"a packet of {len(whole)} bytes") as caught:
+        refusing.next()
+    assert caught.value.code == 0x95
+
+
+def test_a_length_has_at_most_four_bytes() -> None:
+    splitter = PacketSplitter()
+    splitter.feed(b"\x30\xff\xff\xff")
+    assert splitter.next() is None
+    splitter.feed(b"\xff")
+    with pytest.raises(MqttError, match="more than four bytes") as caught:
+        splitter.next()
+    assert caught.value.code == 0x81
+    largest = PacketSplitter()
+    largest.feed(b"\x30\xff\xff\xff\x7f")
+    assert largest.next() is None
+
+
+def test_another_first_packet_is_refused_by_its_type() -> None:
+    splitter = PacketSplitter()
+    splitter.only = 0x10
+    assert splitter.next() is None
+    splitter.feed(b"\x10")
+    assert splitter.next() is None
+    splitter.feed(b"\0\x20")
+    assert splitter.next() == (0x10, b"")
+    with pytest.raises(MqttError, match="unexpected packet 0x20"):
+        splitter.next()
+
+
+def test_the_version_for_an_answer_is_known_early() -> None:
+    versions = {
+        b"\0\4MQTT\5": 5,
+        b"\0\4MQTT\6": 5,
+        b"\0\4MQTT\4": 4,
+        b"\0\6MQIsdp\3": 4,
+        b"\0\4MQTT": 0,
+        b"\0\4MQTX\5": 0,
+        b"": 0,
+    }
+    assert {body: connect_version(body) for body in versions} == versions
+
+
+@pytest.mark.parametrize("first", [0x30, 0x32])
+def test_topic_and_alias_of_a_refused_message_are_known(first: int) -> None:
+    whole = encode_publish(first & 6, b"t" * 300, 258, b"\3\x23\1\2", b"p")[3:]
+    packet = publish_alias(first, whole)
+    assert (packet.topic, packet.properties) == ("t" * 300, {"topicalias": 258})
+    assert publish_alias(first, encode_publish(first & 6, b"t", 1, b"\0", b"p")[2:]).properties == {}
+    if first & 6:
+        assert publish_identifier(whole) == 258
+
+
+def test_packets_with_the_most_filters_pass() -> None:
+    subscribe = encode(SubscribePacket(1, [Subscription("t")] * MAX_FILTERS), 5)
+    assert len(decode(subscribe[0], subscribe[3:], 5, True).subscriptions) == 1000  # type: ignore[union-attr]
+    for count in (1000, 1001):
+        unsubscribe = encode(UnsubscribePacket(1, ["t"] * count), 5)
+        if count == 1000:
+            assert len(decode(unsubscribe[0], unsubscribe[3:], 5, True).topics) == 1000  # type: ignore[union-attr]
+        else:
+            with pytest.raises(MqttError, match="more than 1000"):
+                decode(unsubscribe[0], unsubscribe[3:], 5, True)
+
+
+def test_quality_and_retain_are_flags_of_a_message() -> None:
+    found = [(PublishPacket("t", b"", flags).qos, PublishPacket("t", b"", flags).retain) for flags in (0, 3, 12, 8)]
+    assert found == [(0, False), (1, True), (2, False), (0, False)]

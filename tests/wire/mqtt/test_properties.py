@@ -14,10 +14,22 @@ from paho.mqtt.properties import Properties
 from smqrt.errors import ArgumentError, MqttError
 from smqrt.wire.mqtt.fields import (
     MAX_PROPERTIES,
+    NAMES,
+    NUMBERS,
+    RETURN_CODES,
+    TEXTS,
     PacketType,
+    Reason,
     TooManyPropertiesError,
+    cut_property,
     decode_properties,
     encode_properties,
+    find_alias,
+    number_of,
+    read_binary,
+    read_text,
+    read_varint,
+    reason_words,
     varint,
 )
 
@@ -204,3 +216,193 @@ def test_values_of_lua() -> None:
     assert decode_properties(encode_properties({"$reason": "late"}, PacketType.DISCONNECT), 0, PacketType.DISCONNECT)[
         0
     ] == {"reasonstring": "late"}
+
+
+# ---- the tables of the standard
+
+TABLE: dict[str, tuple[int, PacketType, bytes, bytes, object]] = {
+    "payloadformatindicator": (0x01, PacketType.WILL, b"\1", b"\2", 1),
+    "messageexpiryinterval": (0x02, PacketType.PUBLISH, b"\xff" * 4, b"", 0xFFFFFFFF),
+    "contenttype": (0x03, PacketType.PUBLISH, b"\0\1x", b"", "x"),
+    "responsetopic": (0x08, PacketType.WILL, b"\0\1x", b"", "x"),
+    "correlationdata": (0x09, PacketType.PUBLISH, b"\0\1\xff", b"", b"\xff"),
+    "subscriptionidentifier": (0x0B, PacketType.SUBSCRIBE, b"\xff\xff\xff\x7f", b"\0", 268_435_455),
+    "sessionexpiryinterval": (0x11, PacketType.DISCONNECT, b"\xff" * 4, b"", 0xFFFFFFFF),
+    "assignedclientidentifier": (0x12, PacketType.CONNACK, b"\0\1x", b"", "x"),
+    "serverkeepalive": (0x13, PacketType.CONNACK, b"\xff\xff", b"", 0xFFFF),
+    "authenticationmethod": (0x15, PacketType.AUTH, b"\0\1x", b"", "x"),
+    "authenticationdata": (0x16, PacketType.AUTH, b"\0\1\xff", b"", b"\xff"),
+    "requestprobleminformation": (0x17, PacketType.CONNECT, b"\1", b"\2", 1),
+    "willdelayinterval": (0x18, PacketType.WILL, b"\0\0\0\0", b"", 0),
+    "requestresponseinformation": (0x19, PacketType.CONNECT, b"\0", b"\2", 0),
+    "responseinformation": (0x1A, PacketType.CONNACK, b"\0\1x", b"", "x"),
+    "serverreference": (0x1C, PacketType.DISCONNECT, b"\0\1x", b"", "x"),
+    "reasonstring": (0x1F, PacketType.PUBCOMP, b"\0\1x", b"", "x"),
+    "receivemaximum": (0x21, PacketType.CONNECT, b"\0\1", b"\0\0", 1),
+    "topicaliasmaximum": (0x22, PacketType.CONNACK, b"\0\0", b"", 0),
+    "topicalias": (0x23, PacketType.PUBLISH, b"\xff\xff", b"\0\0", 0xFFFF),
+    "maximumqos": (0x24, PacketType.CONNACK, b"\0", b"\2", 0),
+    "retainavailable": (0x25, PacketType.CONNACK, b"\0", b"\2", 0),
+    "maximumpacketsize": (0x27, PacketType.CONNACK, b"\0\0\0\1", b"\0\0\0\0", 1),
+    "wildcardsubscriptionavailable": (0x28, PacketType.CONNACK, b"\0", b"\2", 0),
+    "subscriptionidentifieravailable": (0x29, PacketType.CONNACK, b"\0", b"\2", 0),
+    "sharedsubscriptionavailable": (0x2A, PacketType.CONNACK, b"\0", b"\2", 0),
+}
+"""Name: number, a packet that has it, the bytes of a value, those of one out of range, and the value (table 2-4)."""
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_each_property_has_its_number_and_range(name: str) -> None:
+    number, packet, encoded, wrong, value = TABLE[name]
+    body = bytes((number,)) + encoded
+    assert encode_properties({name: value}, packet) == bytes((len(body),)) + body
+    assert decode_properties(bytes((len(body),)) + body, 0, packet) == ({name: value}, len(body) + 1)
+    if wrong:
+        with pytest.raises(MqttError, match=f"{name} can't be"):
+            decode_properties(bytes((len(wrong) + 1, number)) + wrong, 0, packet)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_number_out_of_range_is_not_sent(name: str) -> None:
+    _, packet, encoded, wrong, value = TABLE[name]
+    if name in NUMBERS:
+        highest = (
+            268_435_455 if name == "subscriptionidentifier" else (1 if b"\2" in wrong else 256 ** len(encoded) - 1)
+        )
+        lowest = 1 if wrong and not any(wrong) else 0
+        for edge in (lowest, highest):
+            assert decode_properties(encode_properties({name: edge}, packet), 0, packet)[0] == {name: edge}
+        for beyond in (lowest - 1, highest + 1):
+            with pytest.raises(ArgumentError, match=name):
+                encode_properties({name: beyond}, packet)
+    else:
+        assert isinstance(value, str | bytes)
+
+
+def test_properties_are_numbers_or_texts() -> None:
+    assert tuple(TABLE) == NAMES
+    assert {name for name, row in TABLE.items() if isinstance(row[4], int)} == NUMBERS
+    assert set(NAMES) - NUMBERS == TEXTS
+
+
+def test_reason_codes_keep_their_numbers() -> None:
+    """MQTT 5 §2.4"""
+    assert [code.value for code in Reason] == [0, 1, 2, 4, 0x10, 0x11, 0x18, 0x19, *range(0x80, 0xA3)]
+    assert RETURN_CODES == {0x84: 1, 0x85: 2, 0x88: 3, 0x86: 4, 0x87: 5}
+    assert [kind.value for kind in PacketType] == list(range(16))
+
+
+def test_reasons_are_named_in_words() -> None:
+    assert reason_words(0x87, 5) == reason_words(5, 4) == "not authorized"
+    assert reason_words(5, 5) == "reason 5"
+    assert reason_words(0x87, 4) == "reason 135"
+
+
+@pytest.mark.parametrize(
+    ("number", "encoded"),
+    [
+        (0, b"\0"),
+        (127, b"\x7f"),
+        (128, b"\x80\1"),
+        (16_383, b"\xff\x7f"),
+        (16_384, b"\x80\x80\1"),
+        (2_097_151, b"\xff\xff\x7f"),
+        (268_435_455, b"\xff\xff\xff\x7f"),
+    ],
+)
+def test_a_variable_byte_integer_has_the_fewest_bytes(number: int, encoded: bytes) -> None:
+    """MQTT 5 §1.5.5"""
+    assert varint(number) == encoded
+    assert read_varint(b"x" + encoded + b"y", 1, len(encoded) + 1) == (number, len(encoded) + 1)
+    for end in range(len(encoded)):
+        with pytest.raises(MqttError, match="inside a field"):
+            read_varint(encoded, 0, end)
+
+
+def test_a_wrong_variable_byte_integer_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 268435455"):
+        varint(268_435_456)
+    for longer in (b"\x80\0", b"\xff\x80\0"):
+        with pytest.raises(MqttError, match="than it needs"):
+            read_varint(longer, 0, len(longer))
+    with pytest.raises(MqttError, match="more than four"):
+        read_varint(b"\xff\xff\xff\xff\1", 0, 5)
+
+
+def test_a_text_ends_where_its_length_says() -> None:
+    assert read_binary(b"x\0\2abc", 1, 5) == (b"ab", 5)
+    assert read_text(b"x\0\2abc", 1, 5) == ("ab", 5)
+    assert read_binary(b"\1\0" + b"a" * 256, 0, 258) == (b"a" * 256, 258)
+    for end in range(4):
+        with pytest.raises(MqttError, match="inside a field"):
+            read_binary(b"\0\2abc", 0, end)
+
+
+def test_the_longest_text_is_65535_bytes() -> None:
+    text = "x" * 65535
+    encoded = encode_properties({"contenttype": text}, PacketType.PUBLISH)
+    assert decode_properties(encoded, 0, PacketType.PUBLISH)[0] == {"contenttype": text}
+    with pytest.raises(ArgumentError, match="contenttype"):
+        encode_properties({"contenttype": text + "x"}, PacketType.PUBLISH)
+
+
+@pytest.mark.parametrize("name", ["contenttype", "messageexpiryinterval", "subscriptionidentifier", "x-own"])
+def test_one_property_is_cut_out_of_a_block(name: str) -> None:
+    found = {"contenttype": "t", "messageexpiryinterval": 7, "x-own": ["a", "b"], "subscriptionidentifier": [200, 3]}
+    block = encode_properties(found, PacketType.PUBLISH)
+    if name == "x-own":
+        assert cut_property(block, "topicalias") == block[1:]
+        return
+    kept = {other: value for other, value in found.items() if other != name}
+    assert cut_property(block, name) == encode_properties(kept, PacketType.PUBLISH)[1:]
+
+
+def test_the_alias_is_found_among_many_user_properties() -> None:
+    many = {"x" * 300: ["y" * 300] * 2000}
+    for found, alias in (({"topicalias": 258} | many, 258), (many | {"topicalias": 258}, 258), (many, 0), ({}, 0)):
+        assert find_alias(b"before" + encode_properties(found, PacketType.PUBLISH), 6) == alias
+
+
+def test_the_search_for_an_alias_ends_at_the_limit() -> None:
+    numbers = {"subscriptionidentifier": [1] * MAX_PROPERTIES}
+    assert find_alias(encode_properties(numbers | {"topicalias": 5}, PacketType.PUBLISH), 0) == 5
+    numbers["subscriptionidentifier"].append(1)
+    with pytest.raises(TooManyPropertiesError):
+        find_alias(encode_properties(numbers | {"topicalias": 5}, PacketType.PUBLISH), 0)
+
+
+def test_a_cut_block_has_no_alias() -> None:
+    block = encode_properties({"x-own": "abc", "y-own": "d"}, PacketType.PUBLISH)
+    assert find_alias(block, 0) == 0
+    for size in range(1, len(block) - 1):
+        with pytest.raises(MqttError):
+            find_alias(block[:size], 0)
+    with pytest.raises(MqttError):
+        find_alias(bytes((block[0] - 1,)) + block[1:], 0)
+
+
+def test_more_properties_than_allowed_are_refused() -> None:
+    body = b"\x26\0\1a\0\1b" * (MAX_PROPERTIES + 1)
+    with pytest.raises(TooManyPropertiesError, match="more than 1000") as caught:
+        decode_properties(varint(len(body)) + body, 0, PacketType.PUBLISH)
+    assert caught.value.code == 0x97
+
+
+def test_a_number_is_read_from_properties() -> None:
+    assert number_of({"a": 5}, "a", 7) == 5
+    assert number_of({"a": 5.9}, "a", 7) == 5
+    assert number_of({"a": "5"}, "a", 7) == 7
+    assert number_of({}, "a", 7) == 7
+
+
+def test_lists_of_user_properties_become_several() -> None:
+    for values in (["a", b"b", 3], ("a", b"b", 3)):
+        assert encode_properties({"k": values}, PacketType.AUTH) == (
+            b"\x15\x26\0\1k\0\1a\x26\0\1k\0\1b\x26\0\1k\0\x013"
+        )
+    assert encode_properties(None, PacketType.AUTH) == encode_properties({}, PacketType.AUTH) == b"\0"
+
+
+def test_a_property_of_another_packet_becomes_a_user_property() -> None:
+    encoded = encode_properties({"topicalias": 5}, PacketType.CONNECT)
+    assert encoded == b"\x10\x26\0\x0atopicalias\0\x015"

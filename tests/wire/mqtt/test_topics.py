@@ -76,3 +76,30 @@ def test_repeated_subscription_identifiers_deliver_a_message_once() -> None:
     routes = Routes()
     one, other = (routes.add(topic, lambda *_: None) for topic in ("a", "b"))
     assert len(routes.find("a", {"subscriptionidentifier": [one] * 1000 + [other]})) == 2
+
+
+def test_a_shared_filter_needs_a_group_and_a_filter() -> None:
+    assert unshared("$share/g/") == ""
+    assert unshared("$share/g") == "$share/g"
+    assert unshared("$shared/g/a") == "$shared/g/a"
+
+
+def test_a_topic_has_at_most_65535_bytes() -> None:
+    for check in (check_topic, check_filter):
+        assert check("x" * 65535) == "x" * 65535
+        with pytest.raises(ArgumentError, match="65535 bytes"):
+            check("x" * 65536)
+        with pytest.raises(ArgumentError, match="65535 bytes"):
+            check("ä" * 32768)
+        with pytest.raises(ArgumentError, match="UTF-8"):
+            check(b"\xff")
+
+
+def test_identifiers_of_subscriptions_are_not_used_again() -> None:
+    routes = Routes()
+    assert routes.find("a", {"subscriptionidentifier": 1}) == []
+    assert [routes.add(topic, lambda *_: None) for topic in ("a", "b")] == [1, 2]
+    routes.remove("b")
+    assert routes.add("b", lambda *_: None) == 3
+    assert routes.find("b", {"subscriptionidentifier": 2}) == []
+    assert routes.uses_identifiers
