@@ -329,7 +329,9 @@ def chromium() -> Iterator[Any]:
     expect.set_options(timeout=WAIT_MS)
     # The program without a user interface of its own takes a fifth of the CPU time for each page.
     path = shutil.which("chromium-headless-shell") or shutil.which("chromium") or shutil.which("google-chrome")
-    assert path, "the browser tests need Chromium; scripts/test installs it, or: apt-get install chromium-headless-shell"
+    assert path, (
+        "the browser tests need Chromium; scripts/test installs it, or: apt-get install chromium-headless-shell"
+    )
     quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync"
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", *quiet.split()]
     with sync_playwright() as playwright:
