@@ -320,7 +320,7 @@ def test_a_row_that_is_not_whole_is_refused() -> None:
 def test_a_payload_of_exactly_the_limit_passes() -> None:
     body = commits.encode([(b"t", None, b"x" * 10)])
     assert list(RowDecoder(10).feed(body)) == [(b"t", None, b"x" * 10)]
-    with pytest.raises(ArgumentError, match="record 1: the payload has 10 bytes; a message carries at most 9"):
+    with pytest.raises(ArgumentError, match="row 1: the payload has 10 bytes; a message carries at most 9"):
         list(RowDecoder(9).feed(body[:9]))
     with pytest.raises(ArgumentError, match="record 2: the topic is empty"):
         list(RowDecoder(10).feed(body + b"\0\0"))

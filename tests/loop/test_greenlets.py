@@ -172,7 +172,7 @@ def test_a_leftover_timeout_does_not_hit_other_jobs(caplog: pytest.LogCaptureFix
         in_hub(body)
         wait_until(lambda: seen)
     assert seen == ["unharmed"]
-    assert [record.message.partition(" left ")[0] for record in caplog.records] == ["Timeout.start"]
+    assert [record.message.partition(" has ended")[0] for record in caplog.records] == ["Timeout.start"]
 
 
 @pytest.mark.parametrize(

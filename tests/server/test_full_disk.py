@@ -97,7 +97,7 @@ def test_the_access_log_goes_on_with_a_new_line(small_disk: Path, tmp_path: Path
     is_half = not log.read_text().endswith("\n")  # unless a page of the disk ends with a line
     (small_disk / "filler").unlink()
     ask(url, "after", 1)
-    wait_until(lambda: "left out" in log.read_text(), served.lines)
+    wait_until(lambda: "discarded" in log.read_text(), served.lines)
     assert served.stop() == 0
     lines = log.read_text().splitlines()
     whole, halves = [], []

@@ -80,7 +80,7 @@ def test_another_build_disables_the_feature_with_a_log_line(
     assert reason in caplog.records[0].message
     assert len(seen) == 1  # of Python alone
     assert seen[0].startswith(b"the event loop has been blocked for 0.1 s:\nnot in Lua, or in a C function")
-    assert b"in test_with_another_build" in seen[0]
+    assert b"in test_another_build_disables" in seen[0]
 
 
 def test_the_text_of_an_address() -> None:
