@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +379,23 @@ def test_the_words_for_a_process_of_its_own(tmp_path: Path) -> None:
 def test_settings_of_compaction_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="journal.compact.schema: schema 'temp dubble': 'dubble' is not a type"):
         parse({"compact": {"schema": {"a/#": "temp dubble"}}}, tmp_path)
+
+
+def test_a_result_counts_what_was_done(tmp_path: Path) -> None:
+    assert set(astuple(compact.CompactResult())) == {0}
+    rows = write(tmp_path, readings(400), segment_rows=100)
+    read: list[int] = []
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0, merge_bytes=0), on_rows=read.append)
+    [file] = manifest.load(tmp_path).all_files()
+    assert (done.segments, done.rows, done.files, done.file_bytes) == (3, 300, 1, file.bytes)
+    assert done.payload_bytes == sum(len(one.payload) for one in rows[:300])
+    assert (done.removed, done.waiting, done.merged, sum(read)) == (3, 0, 0, 300)
+
+
+def test_rows_to_compact_are_those_of_sealed_segments(tmp_path: Path) -> None:
+    write(tmp_path, readings(250), segment_rows=100)
+    assert compact.rows_to_compact(tmp_path) == 200
+    assert compact.rows_to_compact(tmp_path, CompactOptions(everything=True)) == 250
+    assert compact.rows_to_compact(tmp_path, CompactOptions(after_s=60)) == 0
+    compact.compact(tmp_path, CompactOptions(grace_s=1000))
+    assert compact.rows_to_compact(tmp_path) == 0

@@ -301,3 +301,13 @@ def test_a_plan_leaves_out_files_of_many_topics(tmp_path: Path) -> None:
     assert 120 in planned("site36007/#")
     assert len(planned("site36007/temp")) <= 8
     assert len(planned("#")) == 40
+
+
+def test_the_very_first_row_is_among_all_files(tmp_path: Path) -> None:
+    files = [data_file(0, 1), data_file(1, 1)]
+    with manifest.edit(tmp_path) as changes:
+        changes.add(files)
+    state = manifest.load(tmp_path)
+    assert list(state.files("n1")) == list(state.all_files()) == files
+    assert list(state.files("n1", 1)) == files[1:]
+    assert list(state.files("n1", 0, 1)) == files[:1]

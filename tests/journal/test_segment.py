@@ -439,3 +439,11 @@ def test_a_batch_that_is_lost_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(one.first_seq, one.rows) for one in opened.sync()] == [(5, 4)]
     assert opened.sync() == []
     opened.close()
+
+
+def test_a_segment_without_an_index_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / f"{segment.name(7)}.idx").mkdir()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="directory"):
+        segment.SegmentFile(tmp_path / f"{segment.name(7)}.arrows", 7, b"schema")
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -301,3 +301,11 @@ def test_a_damaged_reservation_is_a_fault(segments: list[Path], tmp_path: Path) 
     (segments[0].parent / segment.FILE).write_text("x")
     (fault,) = faults(tmp_path)
     assert fault.startswith(f"{segments[0].parent / segment.FILE}: is damaged")
+
+
+def test_a_damaged_manifest_is_told_with_its_remedy(journal: Path) -> None:
+    (journal / "manifest.json").write_text("{")
+    (fault,) = faults(journal)
+    assert fault.startswith(f"{journal / 'manifest.json'}: can't be read ({journal / 'manifest.json'} can't be read: ")
+    assert fault.endswith("); restore it from a backup: it lists the compacted files.")
+    assert "journal verify" not in fault
