@@ -309,3 +309,14 @@ def test_a_damaged_manifest_is_told_with_its_remedy(journal: Path) -> None:
     assert fault.startswith(f"{journal / 'manifest.json'}: can't be read ({journal / 'manifest.json'} can't be read: ")
     assert fault.endswith("); restore it from a backup: it lists the compacted files.")
     assert "journal verify" not in fault
+
+
+def test_pages_of_older_versions_are_read(journal: Path, file: Path) -> None:
+    text = written.as_version_1(journal)
+    for values in text["files"]:
+        values |= {"crc32": None, "footer_crc32": None}
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert faults(journal) == []
+    flip(file, file.stat().st_size // 3)
+    (fault,) = faults(journal)
+    assert fault.startswith(f"{file}: is damaged (")
