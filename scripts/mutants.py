@@ -48,7 +48,18 @@ STORAGE = [
 ]
 """The modules of the journal that write, read and check its files."""
 OF_STORAGE = [
-    *("arrow", "checksums", "columns", "commit", "compact", "damage", "delivery_of_results", "files", "formats"),
+    *(
+        "arrow",
+        "checksums",
+        "columns",
+        "commit",
+        "compact",
+        "damage",
+        "delivery_of_results",
+        "durability",
+        "files",
+        "formats",
+    ),
     *("jumping_clock", "locations", "manifest", "merge", "moved_folder", "old_journal", "power_failure", "reader"),
     *("record", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps", "unmounted"),
     *("verify", "writer"),

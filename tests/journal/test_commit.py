@@ -394,3 +394,7 @@ def test_a_wrong_name_of_a_part_is_refused(part: object) -> None:
         assert committed.checked_part(right) == right
     with pytest.raises(ArgumentError, match="is not the name of a part"):
         committed.checked_part(part)
+
+
+def test_commits_of_50000_queries_are_known() -> None:
+    assert (committed.MAX_QUERIES, committed.STALE_S, commits.MAX_COMMIT_ROWS) == (50_000, 86_400.0, 4096)

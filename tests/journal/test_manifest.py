@@ -311,3 +311,9 @@ def test_the_very_first_row_is_among_all_files(tmp_path: Path) -> None:
     assert list(state.files("n1")) == list(state.all_files()) == files
     assert list(state.files("n1", 1)) == files[1:]
     assert list(state.files("n1", 0, 1)) == files[:1]
+
+
+def test_sizes_of_pages_are_those_of_the_manual() -> None:
+    """help: journal"""
+    assert (manifest.MAX_TOPICS, PAGE_FILES, manifest.PAGE_BYTES) == (64, 256, 512 * 1024)
+    assert (manifest.VERSION, manifest.PAGE_GRACE_S, EVERYTHING) == (2, 120.0, 2**63)

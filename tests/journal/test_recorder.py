@@ -220,3 +220,8 @@ def test_the_server_waits_above_a_limit_of_bytes(recording: Any, disk: Disk) -> 
     assert of.send_later(lambda _: None, b"x", server)
     of.kept(1)
     assert not of.send_later(lambda _: None, b"x", server)
+
+
+def test_the_server_may_wait_for_16_mib() -> None:
+    """help: journal"""
+    assert recorder.SERVER_UNSENT_BYTES == 16 * 1024 * 1024

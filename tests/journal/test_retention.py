@@ -379,3 +379,8 @@ def test_removed_bytes_are_counted(compacted: Path) -> None:
     assert retention.remove(compacted, paths) == size_bytes
     assert not any(path.exists() for path in paths)
     assert files_of(compacted) == files[1:]
+
+
+def test_files_are_held_for_24_hours() -> None:
+    """help: journal"""
+    assert retention.HOLD_S == 24 * 60 * 60

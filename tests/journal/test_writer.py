@@ -561,3 +561,8 @@ def test_a_commit_that_the_disk_refuses_can_be_repeated(record: Make) -> None:
     for _ in many:
         device.expect(publish(tid, 1, bytes(60_000)))
     assert len(rows(site)) == 3
+
+
+def test_waiting_times_are_those_of_the_manual() -> None:
+    """help: journal"""
+    assert (writer.TURN_S, writer.BEHIND_S, writer.SEAL_S) == (5.0, 30.0, 600.0)
