@@ -112,6 +112,8 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
     assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, 65_535)
     assert by_name["ts"].statistics.has_min_max
     assert {column.compression for column in by_name.values()} == {"ZSTD"}
+    assert all(column.has_offset_index for column in by_name.values())
+    assert all(column.has_column_index for name, column in by_name.items() if name != "payload")
 
 
 def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,3 +401,13 @@ def test_rows_to_compact_are_those_of_sealed_segments(tmp_path: Path) -> None:
     assert compact.rows_to_compact(tmp_path, CompactOptions(after_s=60)) == 0
     compact.compact(tmp_path, CompactOptions(grace_s=1000))
     assert compact.rows_to_compact(tmp_path) == 0
+
+
+def test_the_steps_of_a_run_are_told_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, readings(300, step_us=30_000_000), segment_rows=150)
+    write(tmp_path, [row(300)])
+    steps: list[str] = []
+    compact.compact(tmp_path, CompactOptions(grace_s=0), steps.append)
+    files = ["file", "file", "written", "named", "named", "named", "switched"]
+    assert steps[:7] == files
+    assert steps[7:11] == ["index removed", "removed"] * 2
