@@ -61,8 +61,8 @@ OF_STORAGE = [
         "formats",
     ),
     *("jumping_clock", "locations", "manifest", "merge", "moved_folder", "old_journal", "power_failure", "reader"),
-    *("record", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps", "unmounted"),
-    *("verify", "writer"),
+    *("record", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps", "two_hubs"),
+    *("unmounted", "verify", "writer"),
 ]
 """Tests of these modules that are quick and start no other processes."""
 GROUPS = {

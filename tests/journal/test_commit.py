@@ -358,7 +358,7 @@ def test_commits_of_other_nodes_are_read_once(tmp_path: Path) -> None:
     sensor_rows.write(tmp_path, rows, batch=2, node="n1")
     assert not others.exist()
     assert others.new_commits() == {}
-    sensor_rows.write(tmp_path, rows, batch=2, segment_rows=2, node="n2")
+    sensor_rows.write(tmp_path, rows, batch=1, node="n2")
     assert others.exist()
     assert others.new_commits() == {"q": 3}
     assert others.new_commits() == {}

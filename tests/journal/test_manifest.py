@@ -317,3 +317,10 @@ def test_sizes_of_pages_are_those_of_the_manual() -> None:
     """help: journal"""
     assert (manifest.MAX_TOPICS, PAGE_FILES, manifest.PAGE_BYTES) == (64, 256, 512 * 1024)
     assert (manifest.VERSION, manifest.PAGE_GRACE_S, EVERYTHING) == (2, 120.0, 2**63)
+
+
+def test_a_page_omits_what_a_file_does_not_have(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    [name] = page_files(tmp_path)
+    [values] = json.loads((tmp_path / manifest.PAGES_FOLDER / name).read_text())["files"]
+    assert list(values) == ["path", "node", "first", "last", "rows", "ts_min_us", "ts_max_us", "bytes", "topics"]

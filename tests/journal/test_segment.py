@@ -353,6 +353,8 @@ def test_a_batch_that_does_not_follow_is_damage(wrong: segment.BatchEntry) -> No
     segment.check([entry(0, 5, 8), right], "x.arrows")
     with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 192: "):
         segment.check([entry(0, 5, 8), wrong], "a/x.arrows", 128)
+    with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 64: "):
+        segment.check([entry(0, 5, 8), wrong], "a/x.idx")
 
 
 def test_names_of_segments_are_numbers(tmp_path: Path) -> None:

@@ -320,3 +320,12 @@ def test_pages_of_older_versions_are_read(journal: Path, file: Path) -> None:
     flip(file, file.stat().st_size // 3)
     (fault,) = faults(journal)
     assert fault.startswith(f"{file}: is damaged (")
+
+
+def test_a_segment_that_is_removed_meanwhile_is_not_counted(segments: list[Path], tmp_path: Path) -> None:
+    def remove_the_last() -> None:
+        segments[-1].unlink(missing_ok=True)
+        segments[-1].with_suffix(".idx").unlink(missing_ok=True)
+
+    report = verify(tmp_path, remove_the_last)
+    assert (report.faults, report.segments) == ([], len(segments) - 1)
