@@ -453,3 +453,7 @@ def test_what_other_nodes_publish_is_kept(of_topic: TopicValues, topic: Topic) -
     assert sink.runs == [frame(topic, b"a"), frame(topic, b"b")]
     assert of_topic.newest[stid(0)] == (frame(topic, b"b"), None)
     assert of_topic.stamp(stid(0)) == 124
+
+
+def test_a_topic_has_at_most_1000_values_and_512_kib() -> None:
+    assert (module.MAX_TOPIC_VALUES, module.MAX_TOPIC_BYTES) == (1000, 512 * 1024)

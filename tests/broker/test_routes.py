@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from smqrt.broker.routes import (
     SkippedRoute,
     UnroutedRoute,
     destination,
+    is_behind,
+    is_received,
+    recorded_destination,
 )
 from smqrt.broker.server_client import HandlerQueue
 from smqrt.broker.sessions import Session
@@ -336,3 +340,38 @@ def test_what_a_hook_swallows_is_counted_once() -> None:
     way.topic.count()
     assert (traffic.messages, traffic.copies) == (6, 1)
     assert way.broker.stats.drops[Drop.SWALLOWED] == 5
+
+
+# ---- messages that are in the journal already
+
+
+def test_the_route_of_recorded_messages_is_not_recorded_again() -> None:
+    way = NodeSendQueue(journal=Journal())
+    assert recorded_destination(way.broker, way.topic) is way.topic
+    other = way.broker.topic_table.named(b"other")
+    assert isinstance(recorded_destination(way.broker, other), UnroutedRoute)
+    assert is_received(way.broker, way.topic)
+    assert not is_received(way.broker, other)
+
+
+def test_a_topic_is_behind_while_its_handlers_are() -> None:
+    way = NodeSendQueue()
+    server = way.broker.server
+    server.behind = True
+    assert is_behind(way.broker, way.topic) is False
+    server.subscribe(way.topic, None)
+    assert is_behind(way.broker, way.topic) is True
+    server.behind = False
+    assert is_behind(way.broker, way.topic) is False
+
+
+def test_only_clients_wait_for_links_to_other_nodes() -> None:
+    way = NodeSendQueue()
+    broker: Any = way.broker
+    broker.cluster = SimpleNamespace(
+        forwarded=lambda route, topic, tid, ptid: route,
+        with_link_backpressure=lambda route, found, peer: ("link", route, found, peer),
+    )
+    assert way.route() == ("link", way.topic, way.topic, way.publisher)
+    assert destination(broker, way.topic.id, broker.server.etid, broker.server) is way.topic
+    assert isinstance(way.route(4711), UnroutedRoute)

@@ -464,3 +464,8 @@ def test_a_closed_server_calls_no_handler(server: ServerClient, topic: Topic) ->
     server.close()
     deliver(topic, message(topic, b"x"))
     assert handler.got == []
+
+
+def test_the_server_has_no_identity(server: ServerClient) -> None:
+    assert server.identity is None
+    assert (server.uid, server.info) == (b"SMQ server client", b"")

@@ -892,3 +892,47 @@ def test_new_topics_begin_without_old_answers() -> None:
     disk.pending[0].resolve()
     assert len(came(session)) == 2
     assert crowd.broker.stats.subscriptions == 1
+
+
+# ---- disconnected by the hub
+
+
+class FakeCluster:
+    """A cluster that knows the clients of other nodes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def end_all(self, text: bytes | None) -> None:
+        self.calls.append(("all", text))
+
+    def end_client(self, etid: int, text: bytes | None) -> bool:
+        self.calls.append((etid, text))
+        return etid == 4711
+
+    def left(self, client: Session) -> None:
+        """The nodes are told of it."""
+
+
+def test_one_client_or_all_are_disconnected() -> None:
+    crowd = Crowd()
+    one, two, three = crowd.clients(3)
+    crowd.broker.shutdown(b"bye", one.etid)
+    assert set(crowd.broker.sessions) == {two.etid, three.etid}
+    assert heard(one)[-1] == smq.disconnect(b"bye")
+    crowd.broker.shutdown()
+    assert not crowd.broker.sessions
+
+
+def test_clients_of_other_nodes_are_disconnected_there() -> None:
+    crowd = Crowd()
+    one, two = crowd.clients(2)
+    broker: Any = crowd.broker
+    cluster = broker.cluster = FakeCluster()
+    broker.shutdown(b"bye", 4711)
+    broker.shutdown(b"bye", one.etid)
+    broker.shutdown(b"all")
+    assert cluster.calls == [(4711, b"bye"), (one.etid, b"bye"), ("all", b"all")]
+    assert set(broker.sessions) == {two.etid}
+    broker.shutdown(b"here", everywhere=False)
+    assert not broker.sessions

@@ -439,3 +439,11 @@ def test_limits_of_a_client() -> None:
     assert limits.of_client(1, 4, b"123456") is None
     assert limits.of_client(1, 4, b"1234567") is module.CLIENT_NAMES_MEMORY
     assert limits.of_client(2, 0, b"1") is module.CLIENT_NAMES
+
+
+def test_limits_are_those_of_the_manual() -> None:
+    """help: limits"""
+    limits = HubLimits()
+    assert (limits.names, limits.names_bytes) == (250_000, 64 << 20)
+    assert (limits.client_names, limits.client_names_bytes) == (10_000, 4 << 20)
+    assert (limits.subscriptions, limits.observes, limits.connections_per_user) == (10_000, 10_000, None)

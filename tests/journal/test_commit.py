@@ -358,7 +358,7 @@ def test_commits_of_other_nodes_are_read_once(tmp_path: Path) -> None:
     sensor_rows.write(tmp_path, rows, batch=2, node="n1")
     assert not others.exist()
     assert others.new_commits() == {}
-    sensor_rows.write(tmp_path, rows, batch=2, segment_rows=2, node="n2")
+    sensor_rows.write(tmp_path, rows, batch=1, node="n2")
     assert others.exist()
     assert others.new_commits() == {"q": 3}
     assert others.new_commits() == {}
@@ -394,3 +394,7 @@ def test_a_wrong_name_of_a_part_is_refused(part: object) -> None:
         assert committed.checked_part(right) == right
     with pytest.raises(ArgumentError, match="is not the name of a part"):
         committed.checked_part(part)
+
+
+def test_commits_of_50000_queries_are_known() -> None:
+    assert (committed.MAX_QUERIES, committed.STALE_S, commits.MAX_COMMIT_ROWS) == (50_000, 86_400.0, 4096)

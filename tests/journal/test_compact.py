@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
     assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, 65_535)
     assert by_name["ts"].statistics.has_min_max
     assert {column.compression for column in by_name.values()} == {"ZSTD"}
+    assert all(column.has_offset_index for column in by_name.values())
+    assert all(column.has_column_index for name, column in by_name.items() if name != "payload")
 
 
 def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,3 +381,33 @@ def test_the_words_for_a_process_of_its_own(tmp_path: Path) -> None:
 def test_settings_of_compaction_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="journal.compact.schema: schema 'temp dubble': 'dubble' is not a type"):
         parse({"compact": {"schema": {"a/#": "temp dubble"}}}, tmp_path)
+
+
+def test_a_result_counts_what_was_done(tmp_path: Path) -> None:
+    assert set(astuple(compact.CompactResult())) == {0}
+    rows = write(tmp_path, readings(400), segment_rows=100)
+    read: list[int] = []
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0, merge_bytes=0), on_rows=read.append)
+    [file] = manifest.load(tmp_path).all_files()
+    assert (done.segments, done.rows, done.files, done.file_bytes) == (3, 300, 1, file.bytes)
+    assert done.payload_bytes == sum(len(one.payload) for one in rows[:300])
+    assert (done.removed, done.waiting, done.merged, sum(read)) == (3, 0, 0, 300)
+
+
+def test_rows_to_compact_are_those_of_sealed_segments(tmp_path: Path) -> None:
+    write(tmp_path, readings(250), segment_rows=100)
+    assert compact.rows_to_compact(tmp_path) == 200
+    assert compact.rows_to_compact(tmp_path, CompactOptions(everything=True)) == 250
+    assert compact.rows_to_compact(tmp_path, CompactOptions(after_s=60)) == 0
+    compact.compact(tmp_path, CompactOptions(grace_s=1000))
+    assert compact.rows_to_compact(tmp_path) == 0
+
+
+def test_the_steps_of_a_run_are_told_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, readings(300, step_us=30_000_000), segment_rows=150)
+    write(tmp_path, [row(300)])
+    steps: list[str] = []
+    compact.compact(tmp_path, CompactOptions(grace_s=0), steps.append)
+    files = ["file", "file", "written", "named", "named", "named", "switched"]
+    assert steps[:7] == files
+    assert steps[7:11] == ["index removed", "removed"] * 2

@@ -301,3 +301,26 @@ def test_a_plan_leaves_out_files_of_many_topics(tmp_path: Path) -> None:
     assert 120 in planned("site36007/#")
     assert len(planned("site36007/temp")) <= 8
     assert len(planned("#")) == 40
+
+
+def test_the_very_first_row_is_among_all_files(tmp_path: Path) -> None:
+    files = [data_file(0, 1), data_file(1, 1)]
+    with manifest.edit(tmp_path) as changes:
+        changes.add(files)
+    state = manifest.load(tmp_path)
+    assert list(state.files("n1")) == list(state.all_files()) == files
+    assert list(state.files("n1", 1)) == files[1:]
+    assert list(state.files("n1", 0, 1)) == files[:1]
+
+
+def test_sizes_of_pages_are_those_of_the_manual() -> None:
+    """help: journal"""
+    assert (manifest.MAX_TOPICS, PAGE_FILES, manifest.PAGE_BYTES) == (64, 256, 512 * 1024)
+    assert (manifest.VERSION, manifest.PAGE_GRACE_S, EVERYTHING) == (2, 120.0, 2**63)
+
+
+def test_a_page_omits_what_a_file_does_not_have(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    [name] = page_files(tmp_path)
+    [values] = json.loads((tmp_path / manifest.PAGES_FOLDER / name).read_text())["files"]
+    assert list(values) == ["path", "node", "first", "last", "rows", "ts_min_us", "ts_max_us", "bytes", "topics"]

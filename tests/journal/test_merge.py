@@ -328,3 +328,12 @@ def test_a_retired_file_stays_for_the_grace(tmp_path: Path) -> None:
     os.utime(retired, (0, time.time() - 61))
     parquet_files.remove_retired(tmp_path, 60)
     assert not retired.exists()
+
+
+def test_files_of_the_present_hour_are_not_merged(tmp_path: Path) -> None:
+    now_us = time.time_ns() // 1000
+    for first in (0, 10):
+        write(tmp_path, [row(seq, now_us) for seq in range(first, first + 10)])
+        assert compact.compact(tmp_path, MERGED).merged == 0
+    assert len(files_of(tmp_path)) == 2
+    assert manifest.load(tmp_path).settled == {}

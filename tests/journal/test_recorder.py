@@ -61,14 +61,14 @@ def recording(request: Any, disk: Disk, tmp_path: Path, monkeypatch: pytest.Monk
     broker: Any = SimpleNamespace(
         server=SimpleNamespace(etid=1, uid=b"server", outbox=SimpleNamespace(resume=lambda: None)),
         sessions={2: client},
-        topic_table=SimpleNamespace(get=lambda number: topic),
+        topic_table=SimpleNamespace(get=lambda number: topics[-1] if topics else None),
         subtopic_table=SimpleNamespace(by_id={}),
         record=lambda ended: None,
     )
-    clock = CountedClock()
+    clock, topics = CountedClock(), [topic]
     asked = settings.parse({"path": str(tmp_path)}, tmp_path)
     made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, clock.read, lambda: None)
-    yield SimpleNamespace(recorder=made, clock=clock, server=broker.server)
+    yield SimpleNamespace(recorder=made, clock=clock, server=broker.server, topics=topics)
     made.full = False
     made.close()
 
@@ -220,3 +220,30 @@ def test_the_server_waits_above_a_limit_of_bytes(recording: Any, disk: Disk) -> 
     assert of.send_later(lambda _: None, b"x", server)
     of.kept(1)
     assert not of.send_later(lambda _: None, b"x", server)
+
+
+def test_the_server_may_wait_for_16_mib() -> None:
+    """help: journal"""
+    assert recorder.SERVER_UNSENT_BYTES == 16 * 1024 * 1024
+
+
+def test_an_unknown_topic_is_asked_for_again(recording: Any, disk: Disk) -> None:
+    of, topics = recording.recorder, recording.topics
+    topics.clear()
+    for _ in range(2):
+        of.record(run(0, 1))
+        of.flush()
+    topics.append(SimpleNamespace(name=b"late"))
+    of.record(run(1, 1))
+    of.flush()
+    assert [(row.topic, row.flags) for row in disk.rows] == [(None, 1), (None, 1), ("late", 0)]
+
+
+def test_a_client_that_left_keeps_its_name_once(recording: Any, disk: Disk) -> None:
+    of = recording.recorder
+    of.record(smq.publish_frame(5, 3, 0, b"1"))
+    of.left(SimpleNamespace(etid=3, uid=b"gone"))
+    of.flush()
+    of.record(smq.publish_frame(5, 3, 0, b"2") + smq.publish_frame(5, 1, 0, b"3"))
+    of.flush()
+    assert [row.uid for row in disk.rows] == ["gone", None, "server"]

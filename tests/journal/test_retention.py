@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -270,3 +273,114 @@ def test_a_missing_or_wrong_summary_is_rebuilt(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError):
         summary_of(path)
+
+
+# ---- held files
+
+
+@pytest.fixture
+def compacted(tmp_path: Path) -> Path:
+    """Three compacted files of ten rows."""
+    written.write(tmp_path, [[10, 20, 30], [40]])
+    written.to_parquet(tmp_path, [10, 20, 30])
+    return tmp_path
+
+
+def files_of(journal: Path) -> list[manifest.DataFile]:
+    return list(manifest.load(journal).all_files())
+
+
+def test_held_files_stay_after_they_are_removed(compacted: Path) -> None:
+    files = files_of(compacted)
+    contents = [(compacted / file.path).read_bytes() for file in files]
+    began_s = time.time()
+    held = retention.hold_files(compacted, files)
+    assert retention.hold_files(compacted, files) == held
+    [folder] = {path.parent for path in held}
+    assert (folder.parent, str(os.getpid()) in folder.name) == (compacted / retention.HELD_FOLDER, True)
+    for file in files:
+        (compacted / file.path).unlink()
+    assert [path.read_bytes() for path in held] == contents
+    until_s = retention.held_until_s(held[0])
+    assert until_s is not None
+    assert began_s + retention.HOLD_S <= until_s <= time.time() + retention.HOLD_S
+    assert retention.held_until_s(compacted / files[0].path) is None
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        retention.hold_files(compacted, files)
+
+
+def test_links_of_a_living_process_are_released_in_time(compacted: Path) -> None:
+    [path, *_] = retention.hold_files(compacted, files_of(compacted))
+    for later_s in (0.0, retention.HOLD_S - 60):
+        retention.release_links(compacted, time.time() + later_s)
+        assert path.exists()
+    retention.release_links(compacted, time.time() + retention.HOLD_S + 60)
+    assert not path.parent.exists()
+
+
+def test_links_of_an_ended_process_are_released_at_once(compacted: Path) -> None:
+    code = "import sys, os; from pathlib import Path; from smqrt.journal import manifest, retention"
+    code += "; at = Path(sys.argv[1]); held = retention.hold_files(at, list(manifest.load(at).all_files()))"
+    code += "; print(held[0], flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", code, str(compacted)], capture_output=True, text=True, check=True)
+    path = Path(done.stdout.strip())
+    mine = retention.hold_files(compacted, files_of(compacted))
+    assert path.exists()
+    retention.release_links(compacted, time.time())
+    assert not path.parent.exists()
+    assert all(one.exists() for one in mine)
+
+
+def test_a_folder_of_another_machine_is_kept(compacted: Path) -> None:
+    folder = retention.hold_files(compacted, files_of(compacted))[0].parent
+    other = folder.with_name(folder.name + "x")
+    shutil.copytree(folder, other)
+    (other / ".lock").write_text("another machine")
+    unfinished = folder.with_name(f".new-{folder.name}")
+    unfinished.mkdir()
+    retention.release_links(compacted, time.time())
+    assert other.exists()
+    assert unfinished.exists()
+    (other / ".lock").unlink()
+    os.utime(unfinished, (0, time.time() - 70))
+    retention.release_links(compacted, time.time())
+    assert not other.exists()
+    assert not unfinished.exists()
+    assert folder.exists()
+
+
+def test_a_full_disk_releases_links_of_expired_files(compacted: Path) -> None:
+    files = files_of(compacted)
+    first, second, _ = retention.hold_files(compacted, files)
+    (compacted / files[0].path).unlink()
+    retention.release_links(compacted, time.time(), is_full=True)
+    assert not first.exists()
+    assert second.exists()
+
+
+def test_files_of_another_file_system_are_their_own_paths(compacted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files = files_of(compacted)
+    assert retention.hold_files(compacted, files) == [compacted / file.path for file in files]
+    (compacted / files[1].path).unlink()
+    with pytest.raises(FileNotFoundError):
+        retention.hold_files(compacted, files)
+
+
+def test_removed_bytes_are_counted(compacted: Path) -> None:
+    files = files_of(compacted)
+    segments = segment.paths(compacted / "wal" / "n1")[:1]
+    paths = [compacted / files[0].path, *segments, compacted / "wal" / "n1" / "gone.arrows"]
+    size_bytes = sum(path.stat().st_size for path in paths[:2])
+    assert retention.remove(compacted, paths) == size_bytes
+    assert not any(path.exists() for path in paths)
+    assert files_of(compacted) == files[1:]
+
+
+def test_files_are_held_for_24_hours() -> None:
+    """help: journal"""
+    assert retention.HOLD_S == 24 * 60 * 60

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -352,6 +353,8 @@ def test_a_batch_that_does_not_follow_is_damage(wrong: segment.BatchEntry) -> No
     segment.check([entry(0, 5, 8), right], "x.arrows")
     with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 192: "):
         segment.check([entry(0, 5, 8), wrong], "a/x.arrows", 128)
+    with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 64: "):
+        segment.check([entry(0, 5, 8), wrong], "a/x.idx")
 
 
 def test_names_of_segments_are_numbers(tmp_path: Path) -> None:
@@ -439,3 +442,49 @@ def test_a_batch_that_is_lost_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(one.first_seq, one.rows) for one in opened.sync()] == [(5, 4)]
     assert opened.sync() == []
     opened.close()
+
+
+def test_a_segment_without_an_index_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / f"{segment.name(7)}.idx").mkdir()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="directory"):
+        segment.SegmentFile(tmp_path / f"{segment.name(7)}.arrows", 7, b"schema")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("failing_write", [1, 2])
+def test_a_batch_that_is_not_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
+) -> None:
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    written.append(opened, written.rows(0, 5))
+    index = opened.path.with_suffix(".idx")
+    before, calls, real = (opened.path.read_bytes(), index.read_bytes()), [], os.pwritev
+
+    def partly(fd: int, pieces: Any, offset: int) -> int:
+        calls.append(fd)
+        if len(calls) < failing_write:
+            return real(fd, pieces, offset)
+        real(fd, [b"".join(pieces)[:10]], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", partly)
+        with pytest.raises(OSError, match="No space left"):
+            written.append(opened, written.rows(5, 9))
+    assert (opened.path.read_bytes(), index.read_bytes()) == before
+    assert (opened.next_seq, opened.unsynced_rows) == (5, 5)
+    written.append(opened, written.rows(5, 9))
+    opened.close()
+    assert list(Journal(tmp_path).rows({}, {"n1": 9})) == written.rows(0, 9)
+
+
+def test_a_batch_is_written_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    real, whole = os.pwritev, os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda fd, pieces, offset: real(fd, [b"".join(pieces)[:10]], offset))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, bytes(data)[:100], offset))
+    for first, end in ((0, 5), (5, 9)):
+        written.append(opened, written.rows(first, end))
+    opened.close()
+    assert list(Journal(tmp_path).rows({}, {"n1": 9})) == written.rows(0, 9)

@@ -301,3 +301,31 @@ def test_a_damaged_reservation_is_a_fault(segments: list[Path], tmp_path: Path) 
     (segments[0].parent / segment.FILE).write_text("x")
     (fault,) = faults(tmp_path)
     assert fault.startswith(f"{segments[0].parent / segment.FILE}: is damaged")
+
+
+def test_a_damaged_manifest_is_told_with_its_remedy(journal: Path) -> None:
+    (journal / "manifest.json").write_text("{")
+    (fault,) = faults(journal)
+    assert fault.startswith(f"{journal / 'manifest.json'}: can't be read ({journal / 'manifest.json'} can't be read: ")
+    assert fault.endswith("); restore it from a backup: it lists the compacted files.")
+    assert "journal verify" not in fault
+
+
+def test_pages_of_older_versions_are_read(journal: Path, file: Path) -> None:
+    text = written.as_version_1(journal)
+    for values in text["files"]:
+        values |= {"crc32": None, "footer_crc32": None}
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert faults(journal) == []
+    flip(file, file.stat().st_size // 3)
+    (fault,) = faults(journal)
+    assert fault.startswith(f"{file}: is damaged (")
+
+
+def test_a_segment_that_is_removed_meanwhile_is_not_counted(segments: list[Path], tmp_path: Path) -> None:
+    def remove_the_last() -> None:
+        segments[-1].unlink(missing_ok=True)
+        segments[-1].with_suffix(".idx").unlink(missing_ok=True)
+
+    report = verify(tmp_path, remove_the_last)
+    assert (report.faults, report.segments) == ([], len(segments) - 1)

@@ -23,7 +23,7 @@ from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.loop import scheduling
 from smqrt.wire.smq import Type
-from tests.support.device import RAW, WS, Site, publish
+from tests.support.device import RAW, WS, Site, bounded, publish
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Site]
@@ -531,3 +531,53 @@ def test_what_fails_in_a_thread_is_one_line(
     wait_until(lambda: "expired files that can't be removed" in caplog.text, "a line")
     (readers / "q.json").unlink()
     assert "Traceback" not in caplog.text + capfd.readouterr().err
+
+
+def test_a_commit_waits_until_the_disk_has_it(record: Make) -> None:
+    site = record({"sync": "always"})
+    device = site.device(b"device-1")
+    tid = device.subscribe(b"results")
+    journal = site.smq.journal
+    with bounded(20):
+        assert journal.commit("q", 0, [(b"results", None, b"one")])
+        assert journal.stats()["unsynced_bytes"] == 0
+        assert not journal.commit("q", 0, [(b"results", None, b"one")])
+    device.expect(publish(tid, 1, b"one"))
+
+
+def test_a_commit_that_the_disk_refuses_can_be_repeated(record: Make) -> None:
+    site = record({"flush_ms": 60_000})
+    device = site.device(b"device-1")
+    tid = device.subscribe(b"results")
+    journal = site.smq.journal
+    many = [(b"results", None, bytes(60_000))] * 3
+    with limited_file_size(100_000):
+        with pytest.raises(JournalError, match=r"can't be written \(File too large\); make room on the disk"):
+            journal.commit("q", 0, many)
+        assert journal.committed("q") == -1
+    device.expect_nothing()
+    assert journal.commit("q", 0, many)
+    assert journal.committed("q") == 0
+    for _ in many:
+        device.expect(publish(tid, 1, bytes(60_000)))
+    assert len(rows(site)) == 3
+
+
+def test_waiting_times_are_those_of_the_manual() -> None:
+    """help: journal"""
+    assert (writer.TURN_S, writer.BEHIND_S, writer.SEAL_S) == (5.0, 30.0, 600.0)
+
+
+def test_a_closed_journal_writes_no_more(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "RETRY_S", 0.02)
+    site = record({"flush_ms": 60_000})
+    journal = site.smq.journal
+    with limited_file_size(50_000):
+        for number in range(100):
+            site.smq.publish(b"%03d" % number + bytes(1000), "topic")
+        journal.flush()
+        assert journal.stats()["alarm"] == 1
+        journal.close()
+    before = written(site)
+    gevent.sleep(0.1)
+    assert written(site) == before

@@ -109,8 +109,8 @@ def test_the_access_log_goes_on_with_a_new_line(small_disk: Path, tmp_path: Path
     assert halves[0] == lines[0]
     assert len(halves) == 1 + is_half, "of the server that was killed, and where the disk was full"
     written = sum("full" in line.get("path", "") for line in whole)
-    [left_out] = [int(line["detail"].split()[0]) for line in whole if "left out" in line.get("detail", "")]
-    assert written + left_out == asked
+    [discarded] = [int(line["detail"].split()[0]) for line in whole if "were discarded" in line.get("detail", "")]
+    assert written + discarded == asked
     assert any("after" in line.get("path", "") for line in whole[-2:])
 
 
