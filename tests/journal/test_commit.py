@@ -313,7 +313,7 @@ def test_a_row_that_is_not_whole_is_refused() -> None:
         if size == len(body) // 2:
             decoder.finish()
         else:
-            with pytest.raises(ArgumentError, match=f"record {count + 1}: the body ends inside it"):
+            with pytest.raises(ArgumentError, match=f"row {count + 1}: the body ends inside it"):
                 decoder.finish()
 
 
@@ -322,7 +322,7 @@ def test_a_payload_of_exactly_the_limit_passes() -> None:
     assert list(RowDecoder(10).feed(body)) == [(b"t", None, b"x" * 10)]
     with pytest.raises(ArgumentError, match="row 1: the payload has 10 bytes; a message carries at most 9"):
         list(RowDecoder(9).feed(body[:9]))
-    with pytest.raises(ArgumentError, match="record 2: the topic is empty"):
+    with pytest.raises(ArgumentError, match="row 2: the topic is empty"):
         list(RowDecoder(10).feed(body + b"\0\0"))
 
 
