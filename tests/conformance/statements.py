@@ -79,8 +79,8 @@ def _names(tests: list[str]) -> str:
 
 _HEAD = """# Conformance: documented statements and their tests
 
-What the documents of SMQ and of its MQTT modules say, statement by statement, with the tests that hold it in Lua and
-in Python: {count} statements, {tests} tests. The paths are below `tests/`; the same test in both columns runs once with
-a hub or a client of each language, or tests what lies below both. What other Barracuda products do differently is told
-in [Moving a Barracuda application here](moving.md), the facts themselves in the [specification](specification/smq.md).
+This page lists what the documents of SMQ and of its MQTT modules state, with the tests of each statement in Lua and in
+Python: {count} statements, {tests} tests. Paths are below `tests/`. The same test in both columns runs once for each
+language, with a hub or a client of it, or tests code that both use. [Moving a Barracuda application here](moving.md)
+lists how other Barracuda products differ, and the [specification](specification/smq.md) has the facts.
 """
