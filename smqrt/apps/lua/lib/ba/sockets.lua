@@ -102,7 +102,8 @@ function methods:write(data, i, j, text)
     done, word = py.put(handle, data, text == true)
   end
   if done == false or word == "turn" and isyieldable() then return py.drain(handle) end
-  return done, not done and word or nil
+  if done then return true end
+  return nil, word
 end
 
 -- syntax: udp:sendto(data, ip, port) -> true | nil, error
