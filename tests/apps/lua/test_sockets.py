@@ -67,6 +67,27 @@ def test_connect_failures_are_words(vm: Vm, server: Any) -> None:
     assert vm.eval("return pcall(ba.socket.connect, 1)")[0] is False
 
 
+def test_write_returns_one_value(vm: Vm, server: Any) -> None:
+    """Whether the data was sent at once or waited for room."""
+
+    def read_all() -> None:
+        peer, _ = server.accept()
+        while peer.recv(1 << 20):
+            pass
+
+    reading = gevent.spawn(read_all)
+    counts = vm.eval(
+        """
+        local s <close> = ba.socket.connect("127.0.0.1", ...)
+        return select("#", s:write("short")), select("#", s:write(("x"):rep(16 << 20)))
+        """,
+        "=t",
+        port_of(server),
+    )
+    assert counts == (1, 1)
+    reading.get(timeout=5)
+
+
 def test_write_takes_ranges_and_byte_arrays(vm: Vm, server: Any) -> None:
     vm.eval(
         """
