@@ -204,12 +204,15 @@ def test_ipv6(links: Callable[..., Mtl], options: dict[str, Any]) -> None:
 
 def test_intf_is_the_address_to_listen_at(links: Callable[..., Mtl]) -> None:
     ports = [conn.create(links(), 0, intf="127.0.0.2").port for _ in range(3)]
-    for port in ports:
-        socket.create_connection(("127.0.0.2", port)).close()
-    # Other processes may have one of these ports at 127.0.0.1, but hardly all of them.
-    with pytest.raises(OSError, match="refused"), ExitStack() as opened:
+
+    def connect_all(address: str) -> None:
         for port in ports:
-            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            socket.create_connection((address, port)).close()
+
+    connect_all("127.0.0.2")
+    # Other processes may have one of these ports at 127.0.0.1, but hardly all of them.
+    with pytest.raises(OSError, match="refused"):
+        connect_all("127.0.0.1")
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "elsewhere.example"])
