@@ -566,18 +566,3 @@ def test_a_commit_that_the_disk_refuses_can_be_repeated(record: Make) -> None:
 def test_waiting_times_are_those_of_the_manual() -> None:
     """help: journal"""
     assert (writer.TURN_S, writer.BEHIND_S, writer.SEAL_S) == (5.0, 30.0, 600.0)
-
-
-def test_a_closed_journal_writes_no_more(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "RETRY_S", 0.02)
-    site = record({"flush_ms": 60_000})
-    journal = site.smq.journal
-    with limited_file_size(50_000):
-        for number in range(100):
-            site.smq.publish(b"%03d" % number + bytes(1000), "topic")
-        journal.flush()
-        assert journal.stats()["alarm"] == 1
-        journal.close()
-    before = written(site)
-    gevent.sleep(0.1)
-    assert written(site) == before
