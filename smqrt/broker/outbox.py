@@ -198,6 +198,9 @@ class Outbox:
     def backpressure_started(self) -> None:
         """Called when publishers begin to wait for this client; connections override it."""
 
+    def backpressure_ended(self) -> None:
+        """Called when publishers no longer wait for this client; connections override it."""
+
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Called when messages were dropped; connections count and log it."""
 
@@ -657,7 +660,11 @@ class Pressure:
 
     def release(self, outbox: Outbox) -> None:
         """End the backpressure of `outbox`."""
-        for key in self._keys.pop(outbox, ()):
+        keys = self._keys.pop(outbox, None)
+        if keys is None:
+            return
+        outbox.backpressure_ended()
+        for key in keys:
             self._remove(outbox, key)
 
     def _remove(self, outbox: Outbox, key: bytes) -> None:

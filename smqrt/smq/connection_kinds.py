@@ -301,15 +301,15 @@ class _Policed(RawConnection):
         """See `Outbox.backpressure_started`."""
         data_path.start_backpressure(self)
 
+    def backpressure_ended(self) -> None:
+        """See `Outbox.backpressure_ended`."""
+        data_path.end_backpressure(self)
+
     def expire_backpressure(self) -> None:
         """End the backpressure of this client; later messages that exceed its budget are dropped."""
         if self.backlog is not None:
             self.backlog.wait_expired = True
-            self._release(self.backlog)
-
-    def _release(self, backlog: Backlog) -> None:
-        data_path.end_backpressure(self)
-        backlog.policies.pressure.release(self)
+            self.backlog.policies.pressure.release(self)
 
     def on_writable(self) -> None:
         """See `RawConnection.on_writable`."""
@@ -322,13 +322,13 @@ class _Policed(RawConnection):
         if backlog is not None and backlog is self.backlog:
             backlog.left(entries - len(self.queue))
             if self.queued_bytes <= self.budget_bytes >> 1:  # not at the budget: publishers would stop again at once
-                self._release(backlog)
+                backlog.policies.pressure.release(self)
 
     def _unblock(self) -> None:
         super()._unblock()
         backlog, self.backlog = self.backlog, None
         if backlog is not None:
-            self._release(backlog)
+            backlog.policies.pressure.release(self)
 
     def _drop_messages(self) -> None:
         self._compact_queue()
@@ -399,7 +399,7 @@ def police(connection: RawConnection, policed: bool) -> None:
     if isinstance(connection, _Policed):
         connection._compact_queue()
         if connection.backlog is not None:
-            connection._release(connection.backlog)
+            connection.backlog.policies.pressure.release(connection)
             connection.backlog = None
     if other is not None:
         connection.__class__ = other

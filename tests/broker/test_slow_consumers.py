@@ -52,6 +52,9 @@ class Blocked(Outbox):
     def backpressure_started(self) -> None:
         self.presses_ += 1
 
+    def backpressure_ended(self) -> None:
+        self.presses_ -= 1
+
     def sent(self, entries: int) -> None:
         """The client has read so many entries."""
         for run in self.queue[:entries]:
@@ -255,6 +258,9 @@ def test_wait_keeps_all_until_publishers_gave_up(table: Topics) -> None:
     assert payloads(outbox) == [b"0", b"1", b"2"]
     assert outbox.backlog.policies.pressure.here() == [topic.key]
     assert outbox.presses_ == 1
+    outbox.backlog.policies.pressure.release(outbox)
+    outbox.backlog.policies.pressure.release(outbox)
+    assert outbox.presses_ == 0, "it began once and ended once"
     outbox.backlog.wait_expired = True
     outbox.put(message(topic, b"3"))
     assert payloads(outbox) == [b"0", b"1", b"2"]
