@@ -41,8 +41,7 @@ TIMEOUTS_S = {"spark": 300, "cluster": 600}
 """Longer than that of setup.cfg, after which the process ends that runs the tests: Spark starts anew for the others."""
 LONGEST = [
     "bench/test_soak",
-    "pipeline/test_submit_cluster",
-    "pipeline/test_source_cluster",
+    "pipeline/test_clusters",
     "pipeline/test_connect",
     "pipeline/test_delta",
     "pipeline/test_interrupt",
@@ -372,13 +371,11 @@ def page(new_page: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def screenshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]:
-    """A function `screenshot(page, name)`: saves a picture ($SMQRT_SCREENSHOTS says where), returns its path."""
+def screenshot(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """A function `screenshot(page, name)`: saves a picture in the folder $SMQRT_SCREENSHOTS, if there is one."""
 
-    def take(page: Any, name: str = "") -> Path:
-        folder = Path(os.environ.get("SMQRT_SCREENSHOTS") or tmp_path)
-        path = folder / f"{request.node.name}{'-' if name else ''}{name}.png"
-        page.screenshot(path=path)
-        return path
+    def take(page: Any, name: str = "") -> None:
+        if folder := os.environ.get("SMQRT_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{request.node.name}{'-' if name else ''}{name}.png")
 
     return take

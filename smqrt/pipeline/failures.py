@@ -84,6 +84,8 @@ _OWN_ERROR = re.compile(rf"(?:{re.escape(SmqrtError.__module__)}|{re.escape(Unre
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
+_TEXT = "_smqrt_text"
+"""The attribute of an error with its text."""
 _MAX_CAUSES = 10  # a bound, in case the chain of causes has a cycle
 _CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: (?:[\w$]+\.)*")
 """The text that py4j puts before the class of a Java error, and the package of this class."""
@@ -110,7 +112,7 @@ def sentence(name: str, error: BaseException) -> str:
     """
     if isinstance(error, SmqrtError):
         return str(error)
-    text = str(error)
+    text = _text(error)
     if any(word in text for word in _OTHER_STATE_VERSION):
         return (
             "its checkpoint holds the state of another version of this query, whose columns or windows were different; "
@@ -146,13 +148,27 @@ def sentence(name: str, error: BaseException) -> str:
     return line if hasattr(error, "getCondition") or message != text else f"{type(error).__name__}: {line}"
 
 
-def _with_causes(error: BaseException | None) -> str:
+def _text(error: BaseException) -> str:
+    """Return `str(error)`, computed once: the errors of Spark compute it in the JVM, in about 20 ms each time."""
+    text = error.__dict__.get(_TEXT)
+    if text is None:
+        text = error.__dict__[_TEXT] = str(error)
+    return str(text)
+
+
+def _with_causes(error: BaseException) -> str:
     """Return the texts of an error and its causes: for a task that can't write, only the last one has the reason."""
     texts: list[str] = []
-    while error is not None and len(texts) < _MAX_CAUSES:
-        texts.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
-        error = getattr(error, "_cause", None)
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < _MAX_CAUSES:
+        texts.append(f"{_text(cause)}\n{getattr(cause, '_stackTrace', '')}")
+        cause = getattr(cause, "_cause", None)
     return "\n".join(texts)
+
+
+def _with_cause(error: BaseException) -> str:
+    """Return the texts of an error and of the error that it was raised from."""
+    return _text(error) if error.__cause__ is None else f"{_text(error)} {_text(error.__cause__)}"
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
@@ -169,7 +185,7 @@ def spark_gone(error: BaseException, log: Path) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error as a sentence, without Spark's codes; its class when it has no text."""
-    text = str(error).strip()
+    text = _text(error).strip()
     message = _CALLING.sub("", text)
     lines = (message if message == text else _JAVA_CLASS.sub("", message)).splitlines()
     line = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
@@ -183,19 +199,19 @@ def _failed_line(declaration: Declaration, error: BaseException) -> str:
         if traceback.tb_frame.f_code.co_filename == declaration.file:
             lines.append(traceback.tb_lineno)
         traceback = traceback.tb_next
-    lines += [int(line) for file, line in _FRAME.findall(str(error)) if file == declaration.file]
+    lines += [int(line) for file, line in _FRAME.findall(_text(error)) if file == declaration.file]
     return f"{declaration.file}:{lines[-1]}" if lines else declaration.where
 
 
 def is_final(error: BaseException) -> bool:
     """Return whether a retry is useless: a checkpoint of another version, missing rows, or a failed expectation."""
-    text = str(error)
+    text = _text(error)
     return any(word in text for word in (*_OTHER_STATE_VERSION, _REMOVED_BY_RETENTION, "on_fail='fail'"))
 
 
 def is_hub_unreachable(error: BaseException) -> bool:
     """Return whether the hub is unreachable; such a query is retried without a limit."""
-    return isinstance(error, Unreachable) or _HUB_UNREACHABLE in f"{error} {error.__cause__}"
+    return isinstance(error, Unreachable) or _HUB_UNREACHABLE in _with_cause(error)
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -203,17 +219,19 @@ def is_disk_full(error: BaseException) -> bool:
     causes = (error, error.__cause__)
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
         return True
-    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _DISK_FULL)
+    text = f"{_with_causes(error)} {_with_cause(error)}"
+    return any(word in text for word in _DISK_FULL)
 
 
 def is_worker_gone(error: BaseException) -> bool:
     """Return whether a Python worker of Spark died, or did not start in time on a busy machine."""
-    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _WORKER_GONE)
+    text = f"{_with_causes(error)} {_with_cause(error)}"
+    return any(word in text for word in _WORKER_GONE)
 
 
 def is_too_large(error: BaseException) -> bool:
     """Return whether a result is larger than Spark's driver accepts."""
-    return _TOO_LARGE in f"{error} {error.__cause__}"
+    return _TOO_LARGE in _with_cause(error)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -44,6 +44,9 @@ COMMON_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": _STATE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
+    # Otherwise each function of a column makes about eight calls of the JVM, to record the line that calls it. The
+    # errors of this package name the line from Python's traceback.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
     # With a repeated key the last value is used, as in other JSON parsers. By default such JSON has no VARIANT value.
     "spark.sql.variant.allowDuplicateKeys": "true",

@@ -82,7 +82,7 @@ def test_a_password_leaves_the_browser_hashed(url: str, page: Any, posted: list[
 
 
 def test_the_page_of_a_directory_that_has_none(
-    url: str, page: Any, new_page: Callable[..., Any], posted: list[str], screenshot: Callable[..., Path]
+    url: str, page: Any, new_page: Callable[..., Any], posted: list[str], screenshot: Callable[..., None]
 ) -> None:
     sign_in(page, f"{url}/plain/in.lsp", "ann", "wrong")
     page.click("#ba_loginbut")

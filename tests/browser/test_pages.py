@@ -34,13 +34,16 @@ def test_page(served_demos: Served, new_page: Callable[..., Any], screenshot: An
     assert page.evaluate(UNNAMED) == [], "a control without a name for those who can't see it"
 
 
+BACKGROUND = "[document.documentElement, document.body].map(each => getComputedStyle(each).backgroundColor)"
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_light_and_dark_differ(served_demos: Served, new_page: Callable[..., Any], path: str) -> None:
     page = new_page(served_demos.url + path)
     backgrounds = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        backgrounds.append(page.screenshot(clip={"x": 0, "y": 400, "width": 4, "height": 4}))
+        backgrounds.append(page.evaluate(BACKGROUND))
     assert backgrounds[0] != backgrounds[1]
 
 

@@ -1,4 +1,4 @@
-"""The job of test_source_cluster.py: python cluster_job.py MASTER PACKAGE JOURNAL CHECKPOINT.
+"""The job of test_clusters.py: python cluster_job.py MASTER PACKAGE JOURNAL CHECKPOINT.
 
 Prints one line of JSON: the sum of all seqs read in a batch, the rows of every micro-batch of a stream, and whether the
 workers had smqrt only from PACKAGE.

@@ -58,6 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     started = builder.config("spark.local.dir", str(folder)).getOrCreate()
+    jvm.keep_classes()  # as `start_spark`
     yield started
     started.stop()
 

@@ -62,10 +62,10 @@ def rows(df): return df
 @source(**IN, watermark="2 seconds", dead_letter="out/future")
 def timed(df): return df
 
-@publish(to="out/echo", trigger="20 ms")
+@publish(to="out/echo", trigger="100 ms")
 def echo(rows): return rows.select("id")
 
-@publish(to="out/sums", trigger="20 ms")
+@publish(to="out/sums", trigger="100 ms")
 def sums(timed):
     windows = timed.groupBy(F.window("ts", "1 second"), "key").agg(F.count("*").alias("n"))
     return windows.select(F.unix_seconds("window.start").alias("start"), "key", "n")

@@ -163,10 +163,6 @@ def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str
     assert terminal.written == []
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
     assert list((terminal.app / "tmp").glob("smqrt-test-*")) == []
-    terminal.go.touch()
-    terminal.start(*words)
-    assert terminal.wait(START_S) == 0, terminal.printed
-    assert len(terminal.written) == 1
 
 
 @pytest.mark.cluster

@@ -32,3 +32,9 @@ def test_java_without_counters_reports_nothing(tmp_path: Path, data: bytes) -> N
     (tmp_path / "1").write_bytes(data)
     for path in (tmp_path / "1", tmp_path / "gone"):
         assert GarbageTime(path).share() is None
+
+
+def test_classes_that_are_kept_exist_in_this_spark(spark: Any) -> None:
+    kept = vars(spark._jvm)
+    assert [name for name in jvm._KEPT_CLASSES if name not in kept] == []
+    assert kept["py4j"].reflection.TypeUtil.isInstanceOf("java.lang.String", "text")

@@ -1,4 +1,4 @@
-"""Submission to a cluster: the archive and the command. That clusters run it, test_submit_cluster shows."""
+"""Submission to a cluster: the archive and the command. That clusters run it, test_clusters shows."""
 
 from __future__ import annotations
 
