@@ -63,18 +63,35 @@ class OneHub:
     Attributes:
         broker, member: the hub, and its part in the cluster.
         now_ms: the time by which connections of clients are compared.
+        now_s: the time of timers.
     """
 
     def __init__(self, hooks: Hooks | None = None, limits: HubLimits | None = None) -> None:
         self._crowd = Crowd(hooks, limits)
         self.broker = self._crowd.broker
-        self.now_ms = 1000
+        self.now_ms, self.now_s = 1000, 0.0
+        self._timers: list[tuple[float, Callable[[], object]]] = []
+        self.broker.clock, self.broker.call_later = lambda: self.now_s, self._call_later
         self.member = ClusteredBroker(self.broker, "hub", b"k" * 32, NUMBER, lambda: self.now_ms)
 
     def client(self, uid: bytes | None = None) -> Session:
         client = self._crowd.client(uid)
         self.settle()
         return client
+
+    def _call_later(self, delay_s: float, function: Callable[[], object]) -> None:
+        self._timers.append((self.now_s + delay_s, function))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and call what was to be called meanwhile."""
+        until_s = self.now_s + seconds
+        while due := [one for one in self._timers if one[0] <= until_s]:
+            timer = min(due, key=lambda one: one[0])
+            self._timers.remove(timer)
+            self.now_s = timer[0]
+            timer[1]()
+        self.now_s = until_s
+        self.settle()
 
     def join(self, number: int = 5) -> tuple[RemoteNode, Way]:
         """Another node, after its snapshot."""
