@@ -184,7 +184,7 @@ def test_sub_topics_above_the_limit_keep_the_number_there() -> None:
 # ---- nodes that leave
 
 
-def test_the_bit_of_a_node_is_free_only_after_its_topics(hub: OneHub) -> None:
+def test_the_bit_of_a_node_outlasts_its_topics(hub: OneHub) -> None:
     node, _ = hub.join(5)
     hub.told(node, wire.keys(LinkType.INTEREST, KEYS))
     hub.member.left_node(node, "the test")

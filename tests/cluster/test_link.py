@@ -287,7 +287,7 @@ def test_bytes_are_acknowledged_after_a_fixed_amount() -> None:
     assert up.sent[before:] == [wire.u64(Packet.ACK, pipe.processed_bytes)]
 
 
-def test_no_smaller_message_takes_the_place_of_a_dropped_one() -> None:
+def test_no_smaller_message_replaces_a_dropped_one() -> None:
     up = Up()
     room_bytes = up.node.unacked_bytes - up.node.queue_bytes // 4 - up.link.unacked_bytes
     control = smq.frame(bytes((LinkType.SYNCED,)))

@@ -123,7 +123,7 @@ def data(packets: list[bytes]) -> list[bytes]:
     return [packet[13:] for packet in packets if packet[0] == smq.Type.PUBLISH]
 
 
-def test_a_queue_that_keeps_first_passes_on_what_it_has() -> None:
+def test_a_keeping_queue_first_sends_what_it_has() -> None:
     way = Way()
     way.put(message(1, b"before"))
     way.keep()

@@ -335,7 +335,7 @@ def pressing(hub: OneHub) -> bool:
     return bool(hub.broker.slow.pressure.topics)
 
 
-def test_a_node_that_forgets_its_slow_client_delays_for_bounded_time(hub: OneHub) -> None:
+def test_a_forgotten_slow_client_delays_for_bounded_time(hub: OneHub) -> None:
     hub.broker.slow = SlowPolicies(hub.broker.topic_table.by_key, Slow.WAIT, {})
     node, _ = hub.join()
     hub.broker.create(b"news")
