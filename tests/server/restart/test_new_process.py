@@ -18,6 +18,7 @@ from smqrt.server.restart.control_socket import ENVIRONMENT, VERSION
 from smqrt.server.restart.new_process import TakeOver
 from smqrt.smq.hub_registry import HubRegistry
 from smqrt.workers.worker_rpc import FdChannel, Message
+from tests.support.waiting import wait_until
 
 WELCOME: Message = {
     "do": "welcome",
@@ -95,7 +96,7 @@ BAD: dict[str, dict[str, Any]] = {
     "no pid": {"pid": None},
     "pid 0": {"pid": 0},
     "hubs that are a list": {"hubs": []},
-    "a listener without sockets": {"listeners": [["", 80, 0]]},
+    "a listener without sockets": {"listeners": [["", 80, 0], ["", 81, 1]]},
     "more sockets than listeners": {"listeners": []},
     "more listeners than sockets": {"listeners": [["", 80, 2]]},
     "a port that is no number": {"listeners": [["", "http", 1]]},
@@ -186,19 +187,23 @@ def test_a_hub_that_was_closed_meanwhile_ends_the_restart(old: Old) -> None:
     assert [old.hears()["do"] for _ in range(3)] == ["hello", "ready", "failed"]
 
 
-@pytest.mark.parametrize(("last", "stays"), [({"do": "abort", "why": "a timeout"}, False), (None, True)])
-def test_clusters_are_joined_when_the_old_process_has_left(old: Old, last: Message | None, stays: bool) -> None:
+def test_clusters_are_joined_when_the_old_process_leaves(old: Old) -> None:
     takes = old.take_over()
     left: list[bool] = []
     old.registry.when_left(lambda: left.append(True))
     taking = gevent.spawn(takes.take_late)
-    old.channel.send({"do": "left"})
     old.channel.send({"do": "late", "key": "/gone", "frames": [[1, 2, b""]]})
-    while not left:
-        gevent.sleep(0)
-    if last:
-        old.channel.send(last)
-    else:
-        old.channel.close()
-    assert taking.get(timeout=5) is stays
+    old.channel.send({"do": "left"})
+    wait_until(lambda: left)
+    old.channel.send({"do": "abort", "why": "a timeout"})
+    assert taking.get(timeout=5) is False
+    assert left == [True]
+
+
+def test_the_death_of_the_old_process_is_leaving(old: Old) -> None:
+    takes = old.take_over()
+    left: list[bool] = []
+    old.registry.when_left(lambda: left.append(True))
+    old.channel.close()
+    assert takes.take_late()
     assert left == [True]
