@@ -272,10 +272,12 @@ def test_a_certificate_and_its_key_belong_together(cert: str | None, key: str | 
         check_startable(Settings(cert=cert, key=key))
 
 
-def test_an_access_log_can_be_written(tmp_path: Path) -> None:
+def test_an_access_log_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside" / "-").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "beside")
     for path in ("", "-", str(tmp_path / "new.log")):
         check_startable(Settings(log=LogSettings(access=path)))
     for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "log", "No such file or directory")):
         with pytest.raises(StartError, match=f"log.access: {path} can't be written: {why}"):
             check_startable(Settings(log=LogSettings(access=str(path))))
-    assert list(tmp_path.iterdir()) == [], "a check creates nothing"
+    assert list(tmp_path.iterdir()) == [tmp_path / "beside"], "a check creates nothing"

@@ -214,7 +214,7 @@ def test_variables_of_kubernetes_are_no_settings() -> None:
 
 
 def test_variables_find_the_table_of_any_case(house: type[House], tmp_path: Path) -> None:
-    path = file(tmp_path, "[door.Main]\n[door.MAIN]\n")
+    path = file(tmp_path, "[door.Main]\n[door.MAin]\n[door.MAIn]\n[door.MAIN]\n")
     made = Sources(environment={"SMQRT_DOOR__MAIN__PORT": "3"}, file=path).read()
     doors = made.settings.door  # type: ignore[attr-defined]  # stands for Settings here
     assert (doors["Main"].port, doors["MAIN"].port) == (1, 3), "the one with this very name first"
