@@ -76,7 +76,7 @@ def test_groups_are_few_and_have_names() -> None:
         groups_of(",".join(map(str, range(MAX_GROUPS + 1))))
     with pytest.raises(ArgumentError) as error:
         groups_of(f"{HASH}\x00")
-    assert HASH not in str(error.value), "it may be a part of a hash"
+    assert "$" not in str(error.value), "it may be a part of a hash"
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o620])
