@@ -346,9 +346,26 @@ def test_a_topic_without_subscribers_is_observed_with_zero() -> None:
 
 
 def test_a_name_subscribed_twice_before_saving_counts_once() -> None:
-    _, disk, client, _ = with_disk()
+    crowd, disk, client, _ = with_disk()
+    crowd.broker.last_values = LastValues(("#",), LastValueLimits())
+    crowd.broker.publish(b"value", b"new")
     for _ in range(2):
         client.control(smq.with_name(Type.SUBSCRIBE, b"new"))
     disk.pending[0].resolve()
-    assert [packet[0] for packet in came(client) if packet[0] == Type.SUBACK] == [Type.SUBACK] * 2
-    assert client.broker.topic_table.by_name[b"new"].subscribers == 1
+    kinds = [packet[0] for packet in came(client)]
+    assert (kinds.count(Type.SUBACK), kinds.count(Type.PUBLISH)) == (2, 1)
+    assert crowd.broker.topic_table.by_name[b"new"].subscribers == 1
+
+
+def test_a_known_name_waits_behind_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd, disk, client, _ = with_disk()
+    crowd.broker.create(b"known")
+    unsaved = disk.unsaved
+    monkeypatch.setattr(disk, "unsaved", lambda kind, name: None if name == b"known" else unsaved(kind, name))
+    for name in (b"new", b"known"):
+        client.control(smq.with_name(Type.SUBSCRIBE, name))
+    assert came(client) == []
+    disk.pending[-1].resolve()
+    assert [packet for packet in came(client) if packet[0] == Type.SUBACK] == [
+        smq.ack(Type.SUBACK, crowd.broker.topic_table.by_name[name].id, name) for name in (b"new", b"known")
+    ]
