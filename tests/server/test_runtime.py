@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 
 from smqrt.apps.app_spec import AppSpec
@@ -20,7 +19,7 @@ from smqrt.smq import gevent_broker
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.transport.listener import open_listeners
 from tests.cluster.engines import Client
-from tests.support.waiting import wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 SETTINGS = Settings(port=0, admin=AdminSettings(enabled=False))
 
@@ -69,7 +68,7 @@ def test_a_server_that_does_not_serve_closes_no_clients(make: Callable[..., Serv
     hub = GeventBroker(Hooks(), HubOptions())
     server.drain(True)
     assert server.health.drained
-    gevent.sleep(0)
+    let_others_run(10)
     assert not hub.draining
     server.drain(False)
     assert not server.health.drained

@@ -83,6 +83,7 @@ def test_a_close_frame_is_answered_with_its_code(make_site: Callable[..., Site],
     ("data", "reason"),
     [
         (masked(b""), CloseReason.SHORT_PACKET),
+        (masked(b"", fin=False) + masked(b"", websocket.CONTINUATION), CloseReason.SHORT_PACKET),
         (masked(b"x" * 126, websocket.PING), CloseReason.WEBSOCKET_PROTOCOL),
         (masked(b"\xff", websocket.TEXT), CloseReason.INVALID_TEXT),
         (masked(b"", websocket.CONTINUATION), CloseReason.WEBSOCKET_PROTOCOL),
