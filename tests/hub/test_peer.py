@@ -183,7 +183,7 @@ def test_a_restored_client_has_no_request() -> None:
     assert peer.info_of(session) is info
 
 
-def test_the_user_of_the_client_precedes_that_of_the_page() -> None:
+def test_the_client_user_precedes_that_of_the_page() -> None:
     identity = SimpleNamespace(user="bob", groups=("staff",))
     session = client({"REMOTE_USER": "alice"}, identity=identity)
     assert peer.info_of(session).uname == "bob"

@@ -210,7 +210,7 @@ def test_watchers_hear_of_their_group_or_setting() -> None:
     assert LiveSettings(read, lines.append).reload() is None, "nothing to read"
 
 
-def test_a_named_table_is_live_only_if_its_change_is(house: type[House], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_named_table_is_live_if_its_change_is(house: type[House], caplog: pytest.LogCaptureFixture) -> None:
     before = House(door={"a": Door(1, "x"), "b": Door(1, "x")})
     found = [House(door={"a": Door(1, "y"), "b": Door(1, "x")}), House(door={"a": Door(2, "z"), "b": Door(1, "x")})]
     live = LiveSettings(before, lambda line: None)  # type: ignore[arg-type]  # stands for Settings here

@@ -145,7 +145,7 @@ def test_a_drain_closes_clients_and_rejects_new_ones(make: Callable[..., Server]
     assert not hub.draining
 
 
-def test_an_access_log_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+def test_an_unwritable_access_log_stops_the_start(tmp_path: Path) -> None:
     before = list(open_listeners)
     with pytest.raises(StartError, match="log.access: .* can't be written: No such file or directory"):
         Server(replace(SETTINGS, log=LogSettings(access=str(tmp_path / "no" / "log"))))

@@ -197,7 +197,7 @@ def test_the_first_worker_serves_before_others_start(server: Server) -> None:
     assert [module.ADMIN in worker.ports for worker in server.made] == [True, False, False]
 
 
-def test_a_worker_that_fails_at_the_start_ends_the_server(server: Server) -> None:
+def test_a_worker_failing_at_start_ends_the_server(server: Server) -> None:
     server.begin().made[0].fault = "The application fails."
     server.made[0].ends(1)
     with pytest.raises(StartError, match="The application fails"):
@@ -223,7 +223,7 @@ def test_a_worker_that_cannot_be_started_ends_the_server(server: Server) -> None
     server._running = running
 
 
-def test_a_dead_worker_is_replaced_by_one_of_its_number(server: Server) -> None:
+def test_a_dead_worker_is_replaced_under_its_number(server: Server) -> None:
     server.serve().made[1].ends(-9)
     wait_until(lambda: len(server.made) == COUNT + 1)
     assert (server.made[-1].place.number, server.made[-1].place.start) == (1, 1)
@@ -237,7 +237,7 @@ def test_an_application_ends_the_server_with_its_code(server: Server) -> None:
     assert all("stop" in worker.sent for worker in server.made)
 
 
-def test_a_worker_that_fails_at_the_end_is_an_error(server: Server) -> None:
+def test_a_worker_failing_at_the_end_is_an_error(server: Server) -> None:
     server.serve().made[1].exit_code = 3
     server.supervisor.over.set()
     assert server.ends() == 1

@@ -177,7 +177,7 @@ def test_values_have_the_line_of_their_statement(
     assert found == {name: f"{path}, line {line}" for name, line in places.items()}
 
 
-def test_a_file_that_is_not_utf_8_gets_one_sentence(tmp_path: Path) -> None:
+def test_a_file_not_in_utf_8_gets_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "smqrt.toml"
     path.write_bytes(b'host = "\xff"')
     with pytest.raises(StartError, match="is not valid TOML: 'utf-8' codec can't decode byte 0xff"):

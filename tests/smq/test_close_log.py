@@ -88,7 +88,7 @@ def test_details_are_cut(watched: Watched) -> None:
     assert len(watched.close(CloseReason.BAD_CONNECT, "x" * 1000).detail) == DETAIL_CHARS
 
 
-def test_a_reason_is_logged_once_a_second_for_each_hub(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reason_is_logged_once_a_second_per_hub(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         watched.close(CloseReason.SLOW_CONSUMER)
     watched.close(CloseReason.IDLE)

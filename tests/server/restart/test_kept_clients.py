@@ -128,7 +128,7 @@ def test_topics_have_their_numbers_at_the_old_process(kept: Kept) -> None:
     assert kept.publish(b"known") == []
 
 
-def test_messages_to_a_kept_client_pass_until_it_has_gone(kept: Kept) -> None:
+def test_messages_to_a_kept_client_pass_until_it_goes(kept: Kept) -> None:
     kept.update([], clients=(OLD_ETID,))
     kept.update([], clients=(OLD_ETID,))  # a change may name it again
     assert kept.publish(OLD_ETID) == [OLD_ETID]

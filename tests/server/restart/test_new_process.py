@@ -166,7 +166,7 @@ def test_an_abort_ends_the_new_process(old: Old) -> None:
         takes.take(HTTP, [])
 
 
-def test_the_death_of_the_old_process_lets_this_one_serve(old: Old, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_old_process_dies_and_this_one_serves(old: Old, caplog: pytest.LogCaptureFixture) -> None:
     takes = old.take_over()
     old.channel.close()
     takes.take(HTTP, [])
