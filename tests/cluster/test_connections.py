@@ -18,6 +18,7 @@ from smqrt.errors import CloseReason
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import LinkType, Packet
+from smqrt.wire.connection_state import Life
 from tests.cluster.engines import KEY, Client
 from tests.support.waiting import let_others_run, wait_until
 
@@ -135,15 +136,19 @@ def test_the_end_of_a_connection_counts_its_messages(ends: Ends, reason: CloseRe
 
 
 def test_a_queue_over_its_limit_ends_the_link_later(ends: Ends) -> None:
-    connection = ends.link.transport.outbox
+    connection, frame = ends.link.transport.outbox, smq.frame(b"\x40" + bytes(60_000))
     assert isinstance(connection, LinkConnection)
-    connection.budget_bytes = 10
-    connection.held(bytes(11))
+    ends.other.transport.pause()  # type: ignore[attr-defined]
+    while connection.life is not Life.BLOCKED:
+        connection.put(frame)
+        connection.flush()
+    connection.budget_bytes = connection.queued_bytes
+    connection.put(frame)
     assert ends.link.state is LinkState.UP, "whoever puts has more to put"
-    connection.queued_bytes -= 1
+    connection.budget_bytes += len(frame)
     gevent.sleep(0)
-    assert ends.link.state is LinkState.UP, "it was sent meanwhile"
-    connection.held(bytes(1))
+    assert ends.link.state is LinkState.UP, "there is room meanwhile"
+    connection.put(frame)
     wait_until(lambda: ends.link.state is LinkState.CLOSED)
     assert ends.link.why.startswith("the other node is too slow: ")
 
