@@ -486,8 +486,9 @@ def _topics(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
         if topic is None:
             continue
         if topic.id != number:
-            node.grow(TOPIC_BYTES)
-            node.renumbered[number.to_bytes(4, "big")] = topic
+            there = number.to_bytes(4, "big")
+            node.grow(TOPIC_BYTES if there not in node.renumbered else 0)
+            node.renumbered[there] = topic
         if node.send_queue.knows_stamps:
             node.stamped.add(topic.key)
             topic.forget_routes()

@@ -12,7 +12,6 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from smqrt.hub.callbacks import renamed
 from tests.support.device import KINDS, TLS, WSS, Site, publish
 from tests.support.waiting import wait_until
 
@@ -120,19 +119,6 @@ def test_former_names_of_arguments_work(method: str) -> None:
     assert getattr(smq, method)(**FORMER[method]) == getattr(smq, method)(**DOCUMENTED[method])
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         getattr(smq, method)(**{**DOCUMENTED[method], **FORMER[method]})
-
-
-def test_a_former_name_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    @renamed(function="onchange", other="another")
-    def observe(topic: str, onchange: int) -> tuple[str, int]:
-        return topic, onchange
-
-    old: Any = observe
-    assert [old("a", function=1), old(topic="b", function=2), old("c", onchange=3)] == [("a", 1), ("b", 2), ("c", 3)]
-    (record,) = caplog.records
-    place, _, text = record.message.partition(": ")
-    assert place.startswith(__file__ + ":")
-    assert text == "the argument 'function' of smq.observe is deprecated: its name is 'onchange' now"
 
 
 def test_connect_by_the_names_of_its_arguments() -> None:

@@ -1,6 +1,4 @@
-"""The objects of the Python hub API: info, peers and their sockets, messages and requests, refusals, types,
-and what the log says of errors.
-"""
+"""The objects of the Python hub API: messages and requests, closed hubs, and types."""
 
 from __future__ import annotations
 
@@ -19,93 +17,7 @@ from smqrt import hub
 from smqrt.errors import ClosedError, JournalError, NoAnswer
 from smqrt.wire import smq as wire
 from tests.conftest import REPOSITORY
-from tests.support import sites
-from tests.support.device import KINDS, RAW, TLS, WSS, Authority, Site, client_context, connect_packet, publish
-from tests.support.waiting import wait_until
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_info_is_one_object_for_both(make_site: Callable[..., Site], kind: str) -> None:
-    infos: list[Any] = []
-    site = make_site(
-        authenticate=lambda credentials, info: infos.append(info) or 0,
-        onconnect=lambda etid, info, peer: infos.append((info, peer)),
-    )
-    device = site.open(kind).start(target="/smq?a=1&b=two").send(connect_packet(b"uid-a1", b"", b"about me"))
-    device.accepted()
-    wait_until(lambda: len(infos) == 2, "onconnect")
-    info, (same, peer) = infos
-    assert info is same
-    assert (info.uid, info.sock, info.seed) == (peer.uid, peer.sock, info["seed"])
-    assert (info["uid"], info["info"], info["url"]) == ("uid-a1", "about me", "/smq")
-    assert info["data"] == {"a": "1", "b": "two"}
-    assert info["header"]["HOST"] == info["header"].get("host") == "test"
-    assert ("SimpleMQ" in info["header"]) == (kind in (RAW, TLS))
-    assert info["session"] is info["uname"] is None
-    assert info["sock"] is peer.sock
-    assert info["sock"].peername() == device.sock.getsockname()
-    assert info["request"].path == "/smq"
-    assert set(info) == set(hub.Info.__annotations__)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_socket_is_the_same_thing_over_every_transport(make_site: Callable[..., Site], kind: str) -> None:
-    site = make_site()
-    device, peer = site.client(b"uid-a1", kind)
-    assert peer.sock.peername() == device.sock.getsockname()
-    assert peer.sock.certificate() is None
-    assert peer.sock.trusted() is False
-    assert (peer.sock.tls is not None) == (kind in (TLS, WSS))
-    peer.sock.close()
-    device.expect_end()
-    assert peer.sock.peername() is None
-    peer.sock.close()
-
-
-def test_a_version_2_client_hides_no_tls(make_site: Callable[..., Site]) -> None:
-    """Its socket is wrapped, because it takes no large chunks."""
-    site = make_site()
-    device = site.device(b"uid-a1", TLS, max_frame=300)
-    assert site.smq.etid2peer(device.etid).sock.tls is not None  # type: ignore[union-attr]
-
-
-def test_the_server_has_a_socket_that_goes_nowhere(site: Site) -> None:
-    sock, peer = next(site.smq.peers())
-    assert peer.uid == "SMQ server client"
-    assert sock is peer.sock
-    assert [sock.peername(), sock.sockname(), sock.certificate(), sock.trusted()] == [None, None, None, False]
-    sock.setsockopt(1, 2, 3)
-    sock.close()
-    assert site.smq.sock2peer(sock) is peer
-
-
-@pytest.mark.parametrize("kind", [TLS, WSS])
-def test_what_a_certificate_says(make_site: Callable[..., Site], authority: Authority, kind: str) -> None:
-    told: list[Any] = []
-    site = make_site(onconnect=lambda etid, info, peer: told.append((peer.sock.trusted(), peer.sock.certificate())))
-    site.open(kind, client_context(*authority.pair("alice"))).start().send(connect_packet()).accepted()
-    wait_until(lambda: told, "onconnect")
-    assert told[0][0] is True
-    assert told[0][1]["commonname"] == told[0][1]["subject"]["commonname"] == "alice"
-
-
-def test_refused_is_raised(make_site: Callable[..., Site]) -> None:
-    def authenticate(credentials: bytes, info: hub.Info) -> int:
-        if credentials == b"slow":
-            gevent.sleep(0.01)
-        raise hub.Refused(3, "wrong password") if credentials else hub.Refused
-
-    site = make_site(authenticate=authenticate)
-    for credentials, answer in ((b"quick", (3, b"wrong password")), (b"slow", (3, b"wrong password")), (b"", (6, b""))):
-        packet = connect_packet(b"uid-a1", credentials)
-        site.open(RAW).start().send(packet).expect_end(wire.connack(answer[0], 0, answer[1]))
-
-
-@pytest.mark.parametrize("code", [0, 7, True, "3"])
-def test_a_refusal_needs_a_code(code: Any) -> None:
-    with pytest.raises(ValueError, match="^code: "):
-        hub.Refused(code)
-
+from tests.support.device import KINDS, Site, connect_packet, publish
 
 # ---- messages and requests
 
@@ -228,32 +140,6 @@ def test_a_journal_that_fails_leaves_no_hub(tmp_path: Path) -> None:
         with pytest.raises(JournalError):
             hub.create(persist=tmp_path / "names", journal=str(tmp_path / "no folder"))
     hub.create(persist=tmp_path / "names").close()
-
-
-# ---- what the log says
-
-
-@pytest.mark.parametrize(
-    "callback", ["authenticate", "permittop", "onconnect", "onpublish", "ondrop", "onmsg", "onclose"]
-)
-def test_the_log_names_the_callback_and_the_hub(
-    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture, callback: str
-) -> None:
-    def fails(*_: Any) -> Any:
-        raise ValueError("on purpose")
-
-    site = make_site(**{callback: fails})
-    device = site.open(RAW).start().send(connect_packet())
-    if callback == "authenticate":
-        device.expect_end(wire.connack(6, 0))
-    else:
-        device.accepted()
-        device.send(b"\x04news", publish(4711, device.etid, b"x"), publish(1, device.etid, b"x")).receive()
-        device.expect_nothing()
-        device.close()
-    wait_until(lambda: caplog.records, "the log")
-    assert f"error in {callback} of the hub made at {sites.__file__}:" in caplog.text
-    assert "ValueError: on purpose" in caplog.text
 
 
 # ---- types

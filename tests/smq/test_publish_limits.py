@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import gevent
 import pytest
 
 from smqrt.auth.identity import Identity
@@ -16,11 +15,10 @@ from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import USER_CONNECTIONS
 from smqrt.settings import limits as limit_settings
 from smqrt.settings.limits import Bucket, LimitSettings, apply_limits
-from smqrt.smq import connection_kinds
 from smqrt.transport import admission
-from smqrt.wire import smq, websocket
+from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.support.device import KINDS, TLS, WSS, Site, bounded, expect_clean, masked, publish
+from tests.support.device import KINDS, TLS, WSS, Site, bounded, expect_clean, publish
 from tests.support.waiting import wait_until
 
 Set = Callable[..., None]
@@ -239,31 +237,3 @@ def test_a_bucket() -> None:
     assert bucket.wait_s(1000) == pytest.approx(2.5), "not more than it holds"
     assert bucket.fill(1) == 5
     assert bucket.fill(100) == 20
-
-
-# ---- silence
-
-
-def test_silent_clients_are_pinged(make_site: Callable[..., Site], limits: Set) -> None:
-    reasons: list[str] = []
-    site = make_site(onclose=lambda etid, sock, peer, err, reason: reasons.append(reason))
-    kinds = [kind for kind in KINDS for _ in range(3)]
-    devices = [site.device(b"uid-%02d" % number, kind) for number, kind in enumerate(kinds)]
-    dead, alive, busy = devices[::3], devices[1::3], devices[2::3]
-    limits(idle_s=1, idle_answer_s=0.5)
-    began_s = time.monotonic()
-    with bounded():
-        while time.monotonic() - began_s < 1.2:
-            for device in busy:
-                device.expect_nothing()
-            gevent.sleep(0.1)
-        for device in alive:
-            assert device.receive() == (b"ws:9:" if device.on_websocket else smq.PING)
-            device.send_bytes(masked(b"", websocket.PONG)) if device.on_websocket else device.send(smq.PONG)
-        for device in dead:
-            device.until_end()
-    assert reasons == ["idle"] * 4
-    assert connection_kinds.IDLE.count == 4
-    for device in (*alive, *busy):
-        device.sync()
-    assert 1.4 < time.monotonic() - began_s < 4

@@ -117,8 +117,8 @@ class ExpectedLinks:
     # ---- other processes of the servers found
 
     def _dial_siblings(self) -> None:
-        node = self._mesh.node
         """Find the processes of each server that was found at an address of the list, and dial them."""
+        node = self._mesh.node
         found: dict[Dialer, list[Link]] = {}
         by_id = {one.leads_to_id: one.origin or one for one in self._mesh.dialers if one.place is not None}
         for link in node.links.values():

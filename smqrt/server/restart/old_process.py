@@ -435,6 +435,7 @@ class Restarts:
                 _reap(child)
             self._current = self._child = None
         if fault is not None:
+            channel.close()  # a new process that says nothing more gets an end, and its unread descriptors are closed
             self._report(f"restart: failed, this process continues: {fault}")
             return fault
         self._finished = attempt

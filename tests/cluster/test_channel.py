@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from smqrt.broker.deferred import Deferred
-from smqrt.cluster import link_channels
 from smqrt.cluster.channel import LINK_BYTES, WINDOW_BYTES, AppChannel
 from smqrt.cluster.node import MAX_CHANNELS
 from smqrt.errors import ArgumentError, ClosedError
@@ -408,31 +407,6 @@ def test_a_small_node_queue_takes_at_least_one_message(tmp_path: Path) -> None:
     assert len(other.got) == 2
 
 
-def test_numbers_of_channels_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_channels, "MAX_CHANNEL", 2)  # one is the hub's
-    engine = MemoryEngine(tmp_path)
-    one, other = pair(engine)
-    there = End(engine, other)
-    for count in range(5):
-        here = End(engine, one)
-        engine.until(lambda here=here: here.ups == [True], "up")
-        here.channel.send(b"%d" % count)
-        engine.settle()
-        here.channel.close()
-    engine.settle()
-    assert (there.data, there.ups) == ([b"0", b"1", b"2", b"3", b"4"], [True, False] * 5)
-
-
-def test_a_node_that_opens_without_end_loses_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_channels, "MAX_UNOPENED", 3)
-    engine = MemoryEngine(tmp_path)
-    one, other = pair(engine)
-    for count in range(4):
-        End(engine, one, b"%d" % count)
-    engine.settle()
-    assert engine.node_of(other).links_lost == 1
-
-
 BAD = {
     "0x41 on an application channel": b"\0\3\x41",
     "a message on an application channel has a destination": smq.publish_frame(1, 0, 0, b""),
@@ -503,3 +477,30 @@ def test_older_nodes_treat_channels_as_hubs_they_lack(tmp_path: Path) -> None:
     assert sent[0][3:] == b"\xffchat"
     with pytest.raises(UnicodeDecodeError):
         sent[0][3:].decode()
+
+
+def test_events_continue_after_an_answer_that_fails(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    answers = [other.answer] = [Deferred[None]()]
+    for text in (b"1", b"2"):
+        one.channel.send(text)
+    engine.settle()
+    assert other.data == [b"1"]
+    other.answer = None
+    answers[0].reject(RuntimeError("of the application"))
+    engine.settle()
+    assert other.data == [b"1", b"2"]
+    assert one.channel.send(b"x" * MAX_PAYLOAD_BYTES) == (1, 0)
+
+
+def test_messages_not_yet_handled_are_dropped_by_close(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    other.answer = Deferred[None]()
+    for _ in range(3):
+        one.channel.send(b"x")
+    engine.settle()
+    other.channel.close()
+    assert other.channel.counts()["received"] == 1
+    assert other.channel.counts()["dropped"] == 2

@@ -1,5 +1,5 @@
-"""Python's `hub.mtl`, `hub.conn` and `hub.cluster` (help: cluster). Nodes are sets of links in this process, with real
-sockets between them.
+"""Python's `hub.mtl`, with `hub.conn` and `hub.cluster` (help: cluster). Nodes are sets of links in this process, with
+real sockets between them.
 """
 
 from __future__ import annotations
