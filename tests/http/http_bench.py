@@ -129,3 +129,14 @@ class Bench:
         self.listener.close()
         self.server.close()
         gevent.sleep(0)
+
+
+HOST = b"Host: test\r\n"
+
+
+def echo(request: Request, relpath: str) -> None:
+    request.response.write(relpath.encode() + b"|" + request.body())
+
+
+def get(path: str = "/", more: bytes = b"", version: bytes = b"1.1") -> bytes:
+    return b"GET " + path.encode() + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"

@@ -1,4 +1,4 @@
-"""Requests and responses on one connection: bodies, pipelines, one send each, and the connection taken away."""
+"""Requests and responses on one connection: pipelines, one send each, and the connection taken away."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ import pytest
 from gevent import socket
 from gevent.event import Event
 
-from smqrt.http.body import HttpLimits
 from smqrt.http.headers import HttpError
 from smqrt.http.message import Detached, Request
+from tests.http.http_bench import HOST, echo, get
 from tests.support.waiting import let_others_run, wait_until
-
-HOST = b"Host: test\r\n"
-
-
-def echo(request: Request, relpath: str) -> None:
-    request.response.write(relpath.encode() + b"|" + request.body())
-
-
-def get(path: str = "/", more: bytes = b"", version: bytes = b"1.1") -> bytes:
-    return b"GET " + path.encode() + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
-
 
 # keep-alive and pipelines
 
@@ -428,75 +417,7 @@ def test_a_slow_reader_gets_everything_and_delays_no_others(bench: Any) -> None:
     assert slow.ask("/").body == b"small"
 
 
-# bodies
-
-
-def test_chunked_body(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
-    let_others_run()
-    wire.send(b"0A\r\n01234")
-    let_others_run()
-    wire.send(b"56789\r")
-    let_others_run()
-    wire.send(b"\n0\r\n\r\n" + get("/b"))
-    assert wire.answer().body == b"a|abc0123456789"
-    assert wire.answer().body == b"b|"
-
-
-def test_pieces_of_a_large_body(bench: Any) -> None:
-    sizes: list[int] = []
-
-    def handler(request: Request, relpath: str) -> None:
-        for piece in request.chunks(10_000):
-            sizes.append(len(piece))
-        request.response.write(b"%d" % sum(sizes))
-
-    bench.handle(handler)
-    wire = bench.connect()
-    wire.send(b"PUT / HTTP/1.1\r\n" + HOST + b"Content-Length: 10000000\r\n\r\n" + bytes(10_000_000) + get())
-    assert wire.answer().body == b"10000000"
-    assert max(sizes) <= 10_000
-    assert wire.answer().status == 200
-
-
-@pytest.mark.parametrize("framing", ["Content-Length: 2000", "Transfer-Encoding: chunked"])
-def test_a_body_over_the_limit_is_413(start: Any, framing: str) -> None:
-    bench = start(HttpLimits(body_bytes=1000))
-    bench.handle(echo)
-    wire = bench.connect()
-    body = b"7D0\r\n" + bytes(2000) + b"\r\n0\r\n\r\n" if "chunked" in framing else bytes(2000)
-    wire.send(b"POST / HTTP/1.1\r\n" + HOST + framing.encode() + b"\r\n\r\n" + body)
-    assert wire.answer().status == 413
-    assert wire.ended()
-
-
-def test_continue_is_sent_when_the_body_is_wanted(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
-    assert wire.answer().status == 100
-    wire.send(b"abc")
-    assert wire.answer().body == b"a|abc"
-    assert wire.ask("/b").status == 200
-
-
-def test_no_continue_when_the_body_has_begun(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\na")
-    let_others_run()
-    wire.send(b"bc")
-    assert wire.answer().body == b"a|abc"
-
-
-def test_no_continue_when_it_is_not_wanted(bench: Any) -> None:
-    bench.handle(lambda request, relpath: request.response.error(401))
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
-    assert wire.answer().status == 401
-    assert wire.ended()
+# bodies that no handler reads
 
 
 def test_a_small_unread_body_is_skipped(bench: Any) -> None:
