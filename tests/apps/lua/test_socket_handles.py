@@ -26,7 +26,7 @@ from smqrt.loop import greenlets
 from smqrt.transport.stream import Datagram, Stream
 from smqrt.wire import websocket
 from smqrt.wire.websocket import TEXT
-from tests.support.waiting import wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 
 class Pair:
@@ -87,11 +87,17 @@ def test_a_paused_read_leaves_the_data_in_the_socket(pair: Pair) -> None:
     handle.pause(True)
     pair.peer.send(b"held back")
     waiting = Reading(handle, None)
-    gevent.sleep(0)
-    gevent.sleep(0)
+    let_others_run()
     assert not waiting.done
     handle.pause(False)
     assert greenlets.wait(waiting) == (b"held back",)
+    waiting = Reading(handle, None)
+    handle.pause(True)
+    pair.peer.send(b"held back too")
+    let_others_run()
+    assert not waiting.done
+    handle.pause(False)
+    assert greenlets.wait(waiting) == (b"held back too",)
 
 
 def test_a_read_ended_from_outside_takes_no_data(pair: Pair) -> None:

@@ -14,7 +14,7 @@ from smqrt.loop import threads
 from tests.apps.lua.app_server import AppServer
 from tests.support.waiting import wait_until
 
-APP = Path(__file__).parent.parent / "examples" / "luaio"
+APP = Path(__file__).parents[2] / "examples" / "luaio"
 
 
 @pytest.fixture
