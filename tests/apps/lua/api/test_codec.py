@@ -332,9 +332,9 @@ def test_a_digest_ends_once_and_names_its_formats() -> None:
     with pytest.raises(ArgumentError, match="binary, hex or b64 expected"):
         digests.finish(handle, b"decimal")
     assert digests.finish(handle, b"hex") == hmac.digest(b"key", b"data", "sha1").hex().encode()
-    digests.drop(handle)
     with pytest.raises(KeyError):
         digests.update(handle, b"more")
+    digests.drop(handle)
 
 
 def test_dates_of_old_servers_are_read() -> None:
