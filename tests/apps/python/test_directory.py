@@ -15,6 +15,7 @@ from smqrt.http.headers import HttpError
 from smqrt.http.resources import VirtualIo
 from smqrt.process.current_process import AppScope
 from smqrt.settings.limits import LimitSettings, apply_limits
+from tests.support.waiting import let_others_run
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,7 @@ def test_a_raised_limit_lets_all_waiting_in_at_the_next_end() -> None:
     gevent.sleep(0)
     apply_limits(LimitSettings(app_requests=4, app_requests_wait_s=5), {})
     slots.release()
-    gevent.joinall(waiting[:2], 5)
-    gevent.sleep(0)
+    let_others_run()
     assert [one.ready() for one in waiting] == [True, True, True]
 
 
@@ -119,6 +119,11 @@ def test_causes_of_a_failure_show_no_server_either() -> None:
     text = describe(failure(source), is_own)
     assert text.startswith("shop/.preload.py:4: ValueError: bad\n")
     assert "ZeroDivisionError" in text
+    error = RuntimeError("wrapped by the server")
+    error.__cause__ = failure("1 / 0")
+    text = describe(error, is_own, "shop/.preload.py")
+    assert text.startswith("shop/.preload.py: RuntimeError: wrapped by the server\n")
+    assert 'File "shop/.preload.py", line 1' in text
     assert "smqrt/server.py" not in text
 
 
@@ -135,7 +140,7 @@ def test_a_failure_elsewhere_has_the_position_it_was_given() -> None:
 def test_a_failure_is_short_whatever_it_says() -> None:
     text = describe(failure("raise ValueError('x' * 100_000)"), is_own)
     assert len(text) == 16_384 + len(" …")
-    endless = describe(failure("def f(): f()\nf()"), is_own)
+    endless = describe(failure("def f(): g()\ndef g(): f()\nf()"), is_own)
     assert len(endless.split("\n")) < 120
 
 
