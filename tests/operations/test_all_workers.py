@@ -47,6 +47,8 @@ def test_pages_of_clients_continue_across_workers() -> None:
     merged: Any = MERGES["peers"](answers, {"limit": "2"})
     assert [(one["id"], one["worker"]) for one in merged["items"]] == [("1.4", 0), ("1.7", 0)]
     assert (merged["after"], merged["total"]) == ("1.7", 10)
+    merged = MERGES["peers"]({0: page(peer(1, 4)), 1: page(peer(1_000_001, 2))}, {"limit": "1"})
+    assert merged["after"] == "1.4", "each has shown all of its own"
     merged = MERGES["peers"]({0: page(), 1: page(peer(1_000_001, 2))}, {})
     assert ([one["id"] for one in merged["items"]], merged["after"]) == (["1000001.2"], None)
 
