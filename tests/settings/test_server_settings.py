@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -248,32 +244,6 @@ def test_a_part_that_cannot_change_reports_it(house: type[House]) -> None:
     assert live.reload() == "line 3 is wrong"
 
 
-def config(
-    *words: object, folder: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "smqrt", "config", *map(str, words)]
-    env = {**os.environ, **(environment or {})}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=30)
-
-
-def test_the_commands(tmp_path: Path) -> None:
-    file(tmp_path, 'host = "::"\n[pages]\nmanual = false\n')
-    shown = config("show", "--origin", folder=tmp_path, environment={"SMQRT_PORT": "1", "SMQRT_PROT": "2"})
-    lines = dict(re.split(r" +# ", line, maxsplit=1) for line in shown.stdout.splitlines() if not line.startswith("#"))
-    assert lines['host = "::"'] == "smqrt.toml, line 1"
-    assert (lines["port = 1"], lines["pages.manual = false"]) == ("SMQRT_PORT", "smqrt.toml, line 3")
-    assert lines["drain_s = 2.0"] == "default"
-    assert shown.stderr == "SMQRT_PROT is not a setting; did you mean SMQRT_PORT?\n"
-    assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
-    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings, all checks passed\n"
-    other = tmp_path / "other.toml"
-    other.write_text('port = "x"\nprot = 1\n')
-    checked = config("check", other, folder=tmp_path)
-    assert checked.returncode == 1
-    assert f"{other}, line 1: port must be" in checked.stderr
-    assert f"{other}, line 2: prot is not a setting; did you mean port?" in checked.stderr
-
-
 def test_the_line_about_accepted_clients() -> None:
     said = accepted_logins(AuthSettings(users="users", acl="rules", anonymous=True))
     assert said == "hubs accept: users, anonymous clients; rules of rules"
@@ -334,12 +304,6 @@ def test_the_schema_marks_a_former_name_as_deprecated(former: SettingPath, prese
             document = {name: document}
         assert Draft202012Validator(found).is_valid(document) is is_right
         assert not Draft202012Validator(schema(Settings)).is_valid(document)
-
-
-def test_the_command_prints_former_names_in_the_schema(tmp_path: Path) -> None:
-    found = json.loads(config("schema", folder=tmp_path).stdout)
-    assert found == json.loads(json.dumps(schema(Settings, FORMER_NAMES)))
-    assert found["properties"]["drain"]["properties"]["most_s"]["deprecated"] is True
 
 
 def test_a_command_takes_a_former_flag() -> None:
