@@ -59,7 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_secrets_are_masked_wherever_they_come_from(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("smqrt.toml").write_text('tls_key_password = "hush"\n')
+    Path("smqrt.toml").write_text('[tls]\nkey_password = "hush"\n')
     monkeypatch.setenv("SMQRT_CLUSTER__PASSWORD", "hush")
     for words in ((), ("--json",), ("--origin", "--changed")):
         shown = run.done("show", *words)

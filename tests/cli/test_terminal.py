@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import click
 import gevent
@@ -66,6 +67,8 @@ def test_a_failing_poll_does_not_end_the_operation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(terminal, "_POLL_S", 0)
     asked: list[int] = []
+    faults: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
 
     def fail() -> float:
         asked.append(1)
@@ -74,7 +77,7 @@ def test_a_failing_poll_does_not_end_the_operation(monkeypatch: pytest.MonkeyPat
     with polled_progress("verify", fail):
         while not asked:
             gevent.sleep(0)
-    assert asked == [1]
+    assert (asked, faults) == ([1], [])
 
 
 @click.command(cls=InterruptibleCommand)
