@@ -78,7 +78,7 @@ def word_of(call: Callable[[], object]) -> str:
 # shell commands
 
 
-def test_a_status_is_that_of_the_shell_or_its_signal(run: Callable[..., ShellChild]) -> None:
+def test_a_status_is_of_the_shell_or_signal(run: Callable[..., ShellChild]) -> None:
     ended, killed = run(b"exit 3"), run(b"kill -9 $$")
     assert (ended.wait(), killed.wait()) == (3, -9)
     assert ended.wait() == 3
@@ -213,7 +213,7 @@ def test_variables_are_added_changed_and_removed(monkeypatch: pytest.MonkeyPatch
     assert ("GONE" in found, found["KEPT"], found["NEW"], found["TERM"]) == (False, "1", "2", "xterm")
 
 
-def test_the_mode_of_a_terminal_is_raw_or_as_asked_for() -> None:
+def test_a_terminal_is_raw_or_as_asked_for() -> None:
     def flags(stty: list[str] | None) -> tuple[bool, bool]:
         pty = Pty(PtyCommand(["sleep", "100"], stty=stty))
         name = Path(f"/proc/{pty.pid}/fd/0").resolve()

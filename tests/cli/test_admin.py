@@ -126,7 +126,7 @@ def test_an_error_of_the_server_is_a_sentence(listener: Listener, answer: Any, s
     assert str(error.value) == sentence.format(url=listener.url)
 
 
-def test_a_server_that_is_away_says_what_to_look_at(listener: Listener, tmp_path: Path) -> None:
+def test_a_server_that_is_away_has_a_remedy(listener: Listener, tmp_path: Path) -> None:
     listener.close()
     with pytest.raises(AdminError, match=r"^Cannot connect to http://127.0.0.1:.* Is the server running\?$"):
         AdminClient(listener.url).get("hubs")
@@ -178,7 +178,7 @@ def test_durations_have_their_two_largest_units() -> None:
     assert {seconds: duration_text(seconds) for seconds in durations} == durations
 
 
-def test_a_line_of_a_trace_has_what_the_event_has() -> None:
+def test_a_trace_line_has_what_its_event_has() -> None:
     event = {
         "event": "publish",
         "time": "2026-01-01T12:34:56.789Z",
@@ -286,7 +286,7 @@ def test_a_missing_link_is_exit_code_1(listener: Listener) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "This server is not in a cluster.\n")
 
 
-def test_a_node_is_drained_only_when_clients_can_go_elsewhere(listener: Listener) -> None:
+def test_a_node_without_other_nodes_is_not_drained(listener: Listener) -> None:
     cluster = Command("cluster")
     cases = (
         ([], (), "is not in a cluster: clients can't reconnect elsewhere"),

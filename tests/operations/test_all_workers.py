@@ -53,7 +53,7 @@ def test_pages_of_clients_continue_across_workers() -> None:
     assert ([one["id"] for one in merged["items"]], merged["after"]) == (["1000001.2"], None)
 
 
-def test_sorted_clients_are_the_largest_of_all_without_a_next_page() -> None:
+def test_sorted_clients_of_all_have_no_next_page() -> None:
     answers = {0: page(peer(1, 4, dropped=5), peer(1, 7, dropped=1)), 1: page(peer(2, 2, dropped=3))}
     merged: Any = MERGES["peers"](answers, {"sort": "dropped", "limit": "2"})
     assert ([one["dropped"] for one in merged["items"]], merged["after"]) == ([5, 3], None)
@@ -85,7 +85,7 @@ def test_an_application_that_fails_anywhere_is_shown_failed() -> None:
     assert MERGES["apps"](answers, {}) == [app("a", "failed") | {"worker": 1}, app("b", "failed"), app("c", "running")]
 
 
-def test_last_lines_of_a_trace_are_those_of_all_workers() -> None:
+def test_last_trace_lines_are_those_of_all_workers() -> None:
     def lines(app: str, *times: int) -> dict[str, Any]:
         return {"app": app, "lines": [{"at": at} for at in times]}
 
@@ -105,7 +105,7 @@ def test_counters_of_listeners_are_added_by_name() -> None:
     assert (http["port"], http["accepted"], http["open"], http["refused"], https["accepted"]) == (80, 3, 1, 4, 12)
 
 
-def test_a_server_is_ready_when_all_of_its_workers_are() -> None:
+def test_a_server_is_ready_when_all_workers_are() -> None:
     def one(number: int, *obstacles: str) -> dict[str, Any]:
         counters = dict.fromkeys(all_workers._WORKER_KEYS, number)
         return counters | {"pid": number, "phase": "serving", "obstacles": list(obstacles), "ready": not obstacles}

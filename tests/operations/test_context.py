@@ -54,7 +54,7 @@ def pass_time(lag: LoopLag, clock: Clock, seconds: float) -> None:
     wait_until(lambda: lag.count > before)
 
 
-def test_a_late_tick_is_in_the_bucket_of_its_delay(lag: LoopLag, clock: Clock) -> None:
+def test_a_late_tick_counts_in_its_bucket(lag: LoopLag, clock: Clock) -> None:
     pass_time(lag, clock, 0.041)
     assert lag.total_s == pytest.approx(0.04)
     assert lag.buckets[BUCKETS_S.index(0.05)] == 1
@@ -77,7 +77,7 @@ def test_the_worst_delay_is_that_of_the_last_minute(lag: LoopLag, clock: Clock) 
     assert lag.worst_s == 0
 
 
-def test_a_server_is_ready_when_it_serves_and_is_not_drained() -> None:
+def test_a_server_is_ready_when_serving_and_not_drained() -> None:
     phase = "loading"
     good: Any = SimpleNamespace(uri="/good/", error=None)
     bad: Any = SimpleNamespace(uri="/bad/", error="oh")

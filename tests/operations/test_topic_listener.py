@@ -137,7 +137,7 @@ def test_reports_to_another_worker_end_with_their_reader(
 # ---- traces
 
 
-def test_a_trace_is_of_one_client_or_one_topic_of_one_hub(smq: Any, broker: GeventBroker) -> None:
+def test_a_trace_is_of_one_client_or_topic(smq: Any, broker: GeventBroker) -> None:
     for peer, topic in (("", ""), ("a", "b")):
         with pytest.raises(ArgumentError, match="exactly one of peer and topic is needed"):
             start_trace(None, peer, topic)

@@ -54,7 +54,7 @@ def pair() -> Iterator[Pair]:
     pair.peer.close()
 
 
-def test_a_handle_without_a_socket_has_a_word_for_all() -> None:
+def test_a_handle_without_a_socket_fails_with_words() -> None:
     handle = SocketHandle()
     for call, word in (
         (handle.receive, "incorrectuse"),
@@ -184,7 +184,7 @@ def test_a_drain_waits_as_long_as_there_is_progress() -> None:
     assert greenlets.wait(drain) is True
 
 
-def test_a_drain_ends_at_its_own_timeout_or_the_close(pair: Pair) -> None:
+def test_a_drain_ends_at_its_timeout_or_the_close(pair: Pair) -> None:
     pair.stream.push(b"x" * 2_000_000)
     assert greenlets.wait(QueueDrain(pair.stream, 0.001)) == (None, b"timeout")
     drain = QueueDrain(pair.stream)

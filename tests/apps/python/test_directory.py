@@ -65,7 +65,7 @@ def test_a_killed_request_passes_its_slot_on() -> None:
     second.get(timeout=5)
 
 
-def test_a_raised_limit_lets_all_waiting_in_at_the_next_end() -> None:
+def test_a_raised_limit_lets_all_waiting_in() -> None:
     apply_limits(LimitSettings(app_requests=2, app_requests_wait_s=5), {})
     slots = RequestSlots("shop")
     for _ in range(2):
