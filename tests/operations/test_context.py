@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ def test_usage_is_that_of_this_process() -> None:
     assert before.pid == os.getpid()
     assert before.cpu_s <= time.process_time() + 0.02
     assert 1 << 20 < before.memory_bytes < before.virtual_bytes
-    assert before.threads >= threading.active_count()
+    assert before.threads >= 1
     assert time.time() - 86_400 < before.started_s < time.time() + 1
     assert before.open_files < before.open_files_limit
 
