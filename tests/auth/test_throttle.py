@@ -1,4 +1,4 @@
-"""The throttle of failed logins, and what clients hash with: no clock but the test's."""
+"""The throttle of failed logins, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ import pytest
 
 from smqrt.auth import throttle as module
 from smqrt.auth.throttle import LOGINS, GuessLimit, Throttle, site_of
-from smqrt.http.logins import registry
-from smqrt.http.logins.registry import Nonces, Seeds, State
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.clock import Clock
 
 
 @pytest.fixture
@@ -102,61 +91,3 @@ def test_an_ipv6_network_is_one_visitor():
     assert site_of("::ffff:1.2.3.4") == "1.2.3.4"
     assert site_of("fe80::1%eth0") == site_of("fe80::2%eth1")
     assert site_of("no:address") == "no:address"
-
-
-def test_a_nonce_and_its_counts(clock: Clock):
-    nonces = Nonces(clock)
-    nonce = nonces.issue()
-    assert nonces.state(nonce, 1) is State.GOOD
-    assert nonces.use(nonce, 5)
-    assert nonces.use(nonce, 3), "requests overtake each other"
-    assert [nonces.use(nonce, count) for count in (5, 3)] == [False, False]
-    assert nonces.state(nonce, 3) is State.STALE
-    assert nonces.use(nonce, 10_000)
-    assert nonces.state(nonce, 4) is State.STALE, "too far behind to tell"
-    clock.now_s += registry.NONCE_LIFETIME_S + 1
-    assert nonces.state(nonce, 10_001) is State.STALE
-
-
-def test_forged_nonces(clock: Clock):
-    nonces = Nonces(clock)
-    nonce = nonces.issue()
-    for forged in ("", "x", nonce[:-4] + "AAA=", nonce + "=", nonce + "A", Nonces(clock).issue(), "ä" * 44, "A" * 5000):
-        assert nonces.state(forged, 1) is State.STALE, forged
-        assert not nonces.use(forged, 1), forged
-
-
-def test_a_nonce_that_was_logged_out_with(clock: Clock):
-    nonces = Nonces(clock)
-    nonce = nonces.issue()
-    nonces.use(nonce, 1)
-    nonces.end(nonce)
-    assert nonces.state(nonce, 2) is State.FOREIGN
-    assert not nonces.use(nonce, 2)
-
-
-def test_evicted_nonces_are_not_valid_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_MAX_KEPT", 3)
-    nonces = Nonces(clock)
-    issued = []
-    for _ in range(5):
-        clock.now_s += 1
-        issued.append(nonces.issue())
-    assert all(nonces.use(nonce, 1) for nonce in issued)
-    assert [nonces.state(nonce, 1) for nonce in issued] == [State.STALE] * 5
-    assert [nonces.use(nonce, 2) for nonce in issued] == [False] * 2 + [True] * 3
-
-
-def test_a_seed_is_good_for_one_login(clock: Clock):
-    seeds = Seeds(clock)
-    seed, key = seeds.issue()
-    assert -(1 << 31) <= int(seed) < 1 << 31
-    assert seeds.is_good(seed, key)
-    assert not seeds.is_good(str(int(seed) + 1), key)
-    assert not seeds.is_good(seed, key[:-1] + ("A" if key[-1] != "A" else "B"))
-    assert not Seeds(clock).is_good(seed, key), "of another server"
-    assert [seeds.use(seed, key) for _ in range(2)] == [True, False]
-    assert not seeds.is_good(seed, key)
-    late, its_key = seeds.issue()
-    clock.now_s += registry.SEED_LIFETIME_S + 1
-    assert not seeds.is_good(late, its_key)

@@ -7,23 +7,13 @@ from typing import Any
 
 from playwright.sync_api import expect
 
+from tests.browser.demos import join, people
 from tests.conftest import REPOSITORY, Served
-
-
-def join(page: Any, name: str) -> Any:
-    page.get_by_label("Your name").fill(name)
-    page.get_by_role("button", name="Join").click()
-    expect(page.get_by_role("status")).to_have_text("connected")
-    return page
 
 
 def say(page: Any, text: str) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send").click()
-
-
-def people(page: Any) -> Any:
-    return page.get_by_role("list", name="People").get_by_role("listitem")
 
 
 def test_two_people_see_each_other_come_speak_and_go(served_demos: Served, new_page: Callable[..., Any]) -> None:

@@ -16,8 +16,7 @@ import pytest
 from playwright.sync_api import expect
 
 from smqrt.wire.smq import Type
-from tests.browser.test_restart import RawDevice
-from tests.browser.test_telemetry import INK
+from tests.browser.demos import INK, RawDevice
 from tests.conftest import Served
 from tests.support.factory import Factory
 from tests.support.pki import Authority

@@ -4,12 +4,9 @@ without a Disconnect, which would tell them not to come back, and come back.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import socket
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,70 +14,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from smqrt.wire.smq import Type
-from tests.browser.test_chat import join, people
+from tests.browser.demos import WAIT_S, RawDevice, join, people
 from tests.conftest import REPOSITORY, Served
 from tests.support.waiting import wait_until
 
-WAIT_S = 30
 WORKERS = int(os.environ.get("SMQRT_WORKERS", "1"))
-
-
-class RawDevice:
-    """A device of the field: a socket, an HTTP request, and packets; it comes back when the socket closes."""
-
-    def __init__(self, port: int, target: str, uid: bytes) -> None:
-        self._address, self._target, self._uid = ("127.0.0.1", port), target, uid
-        self.come()
-
-    def come(self) -> None:
-        """Connect, however often that takes."""
-        wait_until(self._try, "a broker", WAIT_S)
-
-    def _try(self) -> bool:
-        with contextlib.suppress(OSError):
-            self._sock = socket.create_connection(self._address, 5)
-            head = f"GET {self._target} HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\n\r\n"
-            self._sock.sendall(head.encode())
-            if self._sock.recv(4, socket.MSG_PEEK) == b"HTTP":  # 503: the application starts anew
-                self._sock.close()
-                return False
-            self.receive(Type.INIT)
-            self.send(bytes((Type.CONNECT, 1, len(self._uid))) + self._uid + b"\0")
-            self.etid = int.from_bytes(self.receive(Type.CONNACK)[2:6], "big")
-            self.send(bytes((Type.SUBSCRIBE,)) + b"hello")
-            self.receive(Type.SUBACK)
-            return True
-        return False
-
-    def close(self) -> None:
-        """Cut the power."""
-        self._sock.close()
-
-    def send(self, packet: bytes) -> None:
-        self._sock.sendall(struct.pack("!H", len(packet) + 2) + packet)
-
-    def receive(self, kind: int) -> bytes:
-        """The next packet, which is of this kind."""
-        self._sock.settimeout(WAIT_S)
-        head = self._sock.recv(2, socket.MSG_WAITALL)
-        packet = self._sock.recv(int.from_bytes(head, "big") - 2, socket.MSG_WAITALL)
-        assert packet[0] == kind, packet
-        return packet
-
-    def hear(self, *names: bytes) -> None:
-        """Wait until all of them have said hello."""
-        missing = set(names)
-        while missing:
-            missing.discard(self.receive(Type.PUBLISH)[13:])
-
-    def expect_bare_end(self) -> None:
-        """The socket closes; what comes before is not a Disconnect."""
-        self._sock.settimeout(WAIT_S)
-        while head := self._sock.recv(2, socket.MSG_WAITALL):
-            packet = self._sock.recv(int.from_bytes(head, "big") - 2, socket.MSG_WAITALL)
-            assert packet[0] != Type.DISCONNECT, packet
-        self._sock.close()
 
 
 @pytest.fixture

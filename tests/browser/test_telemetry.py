@@ -13,14 +13,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.demos import INK
 from tests.conftest import REPOSITORY, Served
 
 NAMES = ["boiler", "server room", "cellar", "roof"]
-INK = """canvas => {
-    const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, colours = new Set();
-    for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) colours.add(data.slice(at, at + 3).join());
-    return colours.size;
-}"""
 
 
 def iso(seconds: float) -> str:

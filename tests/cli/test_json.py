@@ -10,9 +10,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
-from smqrt.cli.terminal import payload_fields
 from smqrt.pipeline.status import Status
 from tests.conftest import REPOSITORY, Served
 
@@ -32,19 +29,6 @@ def smqrt(*arguments: str | Path) -> list[dict[str, object]]:
     command = [sys.executable, "-m", "smqrt", *map(str, arguments)]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("payload", "shown"),
-    [
-        (b'{"a": 1}', {"payload": '{"a": 1}', "json": {"a": 1}}),
-        (b"on", {"payload": "on"}),
-        (b"\xff", {"payload_hex": "ff"}),
-        (b"[" * 60000, {"payload": "[" * 60000}),
-    ],
-)
-def test_a_payload_is_shown_as_it_came(payload: bytes, shown: dict[str, object]) -> None:
-    assert payload_fields(payload) == shown
 
 
 def test_every_name_is_documented(tmp_path: Path, serve: Callable[..., Served]) -> None:

@@ -13,7 +13,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from smqrt.journal import files as locations
 from smqrt.manual.pages import pages as manual
 from smqrt.pipeline import status as process
 from smqrt.pipeline.status import FILE, Status
+from tests.cli.terminals import on_a_terminal
 from tests.conftest import REPOSITORY
 from tests.pipeline.recorded import Recorded
 from tests.support.waiting import wait_until
@@ -240,23 +240,6 @@ def test_nor_in_what_run_reports(app: Path) -> None:
     command = [sys.executable, "-c", code, str(app), STEERING]
     printed = on_a_terminal(command, lambda printed: SHOWN in printed)
     assert not set(drawn(printed)) & set("\x1b\x07\x9b\u202e")
-
-
-def on_a_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
-    """Runs a command until it has printed enough, or has ended; returns what it printed."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 200))
-    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"})
-    os.close(theirs)
-    printed, deadline = "", time.monotonic() + 30
-    with suppress(OSError):  # it has ended
-        while not enough(printed) and time.monotonic() < deadline:
-            printed += os.read(ours, 1 << 16).decode()
-    child.send_signal(signal.SIGINT)
-    child.wait(30)
-    os.close(ours)
-    assert enough(printed), printed
-    return printed
 
 
 def drawn(printed: str) -> str:

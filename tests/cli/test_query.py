@@ -19,7 +19,7 @@ from smqrt.journal import compact, duckdb_views
 from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
 from tests.cli.commands import Command
-from tests.cli.test_pipeline import on_a_terminal
+from tests.cli.terminals import on_a_terminal
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.pipeline.hubs import JournalingHub
 

@@ -12,8 +12,7 @@ from smqrt.cluster.engines.mesh import Mesh
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life
 from tests.cluster.cut import Cable
-from tests.smq.test_slow_consumer_policies import BUDGET_BYTES, flood, numbered, numbers
-from tests.smq.test_slow_consumers import stalled
+from tests.smq.slow import BUDGET_BYTES, flood, numbered, numbers, stalled
 from tests.support.device import KINDS, Device, Site, bounded, publish
 from tests.support.sites import authority, make_site
 from tests.support.waiting import wait_until

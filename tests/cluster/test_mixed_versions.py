@@ -16,8 +16,8 @@ from smqrt.cli.admin import AdminClient, AdminError
 from smqrt.client import SmqClient
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.cluster.commands import SOON, smqrt_cluster, status
 from tests.cluster.nats.server import NatsServer
-from tests.cluster.test_status import SOON, smqrt_cluster, status
 from tests.conftest import Served, free_port
 from tests.server.restart.hot import HotServed, application
 from tests.support import last_release

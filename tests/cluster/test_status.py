@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import requests
 
 from smqrt.client import SmqClient
+from tests.cluster.commands import SOON, smqrt_cluster, status
 from tests.conftest import Served, free_port
 from tests.support.factory import Factory
 from tests.support.waiting import wait_until
@@ -22,17 +21,7 @@ pytestmark = pytest.mark.servers
 CHANNEL = """
 channel = require"smq.mtl".server():open("tab\\there", function(node, up) channel:send "hello" end, print)
 """
-SOON = {"reconnect_delay": 0.1, "reconnect_delay_max": 0.5}
 PAGE = "<?lsp app.smq:connect(request) ?>"
-
-
-def smqrt_cluster(served: Served, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "smqrt", "cluster", command, "--url", served.admin_url, *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-
-
-def status(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    return smqrt_cluster(served, "status", *words)
 
 
 def peers(served: Served) -> int:

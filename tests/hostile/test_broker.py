@@ -6,37 +6,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import gevent
 import pytest
 
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.hostile.conftest import Attack, Besieged
-from tests.support.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, masked, publish, request
-
-PATH = "/watch/smq"
-
-
-class Stranger(Device):
-    """A connected client whose answers are thrown away meanwhile, so that it never blocks the server's writing."""
-
-    def __init__(self, besieged: Besieged, uid: bytes, kind: str = RAW) -> None:
-        super().__init__(("127.0.0.1", besieged.port), kind)
-        head = request(WS_HEADERS if self.on_websocket else RAW_HEADERS, target=PATH)
-        self.send_bytes(head.replace(b"Host: test", b"Host: localhost")).read_head().hello().connect(uid)
-
-    def flood(self, data: bytes, attack: Attack) -> None:
-        """Send all of it while the answers are thrown away; then the end."""
-        swallower = gevent.spawn(self._swallow)
-        self.send_bytes(data)
-        attack.sent(len(data))
-        self.send(smq.disconnect())
-        swallower.join()
-        self.close()
-
-    def _swallow(self) -> None:
-        while self.more():
-            self.stream.data = b""
+from tests.hostile.conftest import Besieged
+from tests.hostile.strangers import Stranger
+from tests.support.device import RAW, WS, Device, masked, publish
 
 
 @contextmanager

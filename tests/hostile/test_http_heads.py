@@ -8,41 +8,9 @@ import pytest
 
 from smqrt.manual.pages import pages
 from tests.hostile.conftest import APPS, Besieged
+from tests.hostile.strangers import HEADS, filled
 
-HEAD_BYTES = 16_000  # a little less than the limit
 REQUESTS = 50  # at once, in one pipeline
-
-
-def filled(begin: bytes, unit: bytes) -> bytes:
-    return begin + unit * ((HEAD_BYTES - len(begin)) // len(unit))
-
-
-HEADS = {
-    "a path of escapes": (filled(b"/", b"%41"), b""),
-    "a path of slashes": (filled(b"/", b"/"), b""),
-    "a path of 2,000 folders": (b"/" + b"a/" * 2000, b""),
-    "a path of 2,000 folders of an application": (b"/lua/" + b"a/" * 2000, b""),
-    "a path that goes to and fro": (filled(b"/lua/", b"a/../"), b""),
-    "a query of parameters": (b"/lua/form.lsp?" + b"a=%41&" * 990, b""),
-    "a query of too many parameters": (filled(b"/lua/form.lsp?", b"&"), b""),
-    "a query of escapes": (filled(b"/lua/form.lsp?a=", b"%41"), b""),
-    "cookies": (b"/lua/form.lsp", filled(b"Cookie: ", b"a=b;")),
-    "ranges": (b"/rtl/smq.js", filled(b"Range: bytes=", b"0-0,")),
-    "ranges of digits": (b"/rtl/smq.js", filled(b"Range: bytes=", b"1")),
-    "entity tags": (b"/rtl/smq.js", filled(b"If-None-Match: ", b'"a",')),
-    "a date": (b"/rtl/smq.js", filled(b"If-Modified-Since: ", b"1 ")),
-    "tokens": (b"/rtl/smq.js", filled(b"Connection: ", b"a,")),
-    "fields": (b"/rtl/smq.js", b"\r\n".join(b"X%d: " % n + b"y" * 150 for n in range(95))),
-    "short fields": (b"/rtl/smq.js", filled(b"X: y", b"\r\nX: y")),
-    "a content type": (b"/lua/upload.lsp", filled(b"Content-Type: multipart/form-data", b'; a="')),
-}
-
-
-HEADS |= {
-    "a path of journals": (filled(b"/lua/", b"wal/"), b""),
-    "a path of pipelines": (filled(b"/lua/", b"pipelines/") + b".sql", b""),
-    "a path of backups": (filled(b"/lua/x.lua", b".1~"), b""),
-}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -28,7 +28,7 @@ from smqrt.wire.smq import TOPIC_BIT, NameNumbers
 from tests.cluster.peer import PASSWORD, Peer, key
 from tests.conftest import REPOSITORY, Served, free_port
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_broker import Stranger
+from tests.hostile.strangers import Stranger
 from tests.support.factory import Factory
 from tests.support.pki import Authority
 from tests.support.waiting import wait_until

@@ -3,74 +3,18 @@ loop."""
 
 from __future__ import annotations
 
-import selectors
 import socket
-import ssl
 import urllib.request
 from collections.abc import Callable
 
 import pytest
 
 from tests.apps.lua.mqtt_packets import connect, subscribe
-from tests.hostile.conftest import APPS, Attack, Besieged
-from tests.hostile.test_http_heads import HEADS
+from tests.hostile.conftest import APPS, Besieged
+from tests.hostile.strangers import HEADS, RESET, attack_by_crowd, crowd_sends, get, last
 from tests.support.device import RAW_HEADERS, request
 
-CLIENTS = 400
-SILENT_S = 15.0  # longer than the server waits for a head
 NO_PACKET = b"\x00\x00"  # of MQTT: the broker closes
-RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER of 0 s: closing resets
-
-
-def crowd_sends(sockets: list[socket.socket], data: bytes, attack: Attack) -> int:
-    """Sends `data` on all of them at once, and throws away what comes until the server has closed them.
-
-    Returns:
-        how many bytes came.
-    """
-    left = {sock: memoryview(data) for sock in sockets}
-    came = 0
-    with selectors.DefaultSelector() as selector:
-        for sock in sockets:
-            sock.setblocking(False)
-            selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
-        while selector.get_map() and (ready := selector.select(SILENT_S)):
-            for key, events in ready:
-                sock = key.fileobj
-                assert isinstance(sock, socket.socket)
-                try:
-                    if events & selectors.EVENT_WRITE:
-                        left[sock] = left[sock][sock.send(left[sock][:16384]) :]
-                        if not left[sock]:
-                            selector.modify(sock, selectors.EVENT_READ)
-                    answer = sock.recv(1 << 18)
-                    came += len(answer)
-                    if not answer:
-                        selector.unregister(sock)
-                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    pass
-                except OSError:
-                    selector.unregister(sock)
-        assert not selector.get_map(), "the server left connections open"
-    attack.sent(len(data) * len(sockets) - sum(map(len, left.values())))
-    return came
-
-
-def get(besieged: Besieged, target: bytes, field: bytes = b"") -> bytes:
-    lines = [b"GET " + target + b" HTTP/1.1", b"Host: 127.0.0.1:%d" % besieged.port, *filter(None, [field])]
-    return b"\r\n".join([*lines, b"", b""])
-
-
-def last(request: bytes) -> bytes:
-    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-
-
-def attack_by_crowd(besieged: Besieged, case: str, data: bytes, clients: int = CLIENTS) -> None:
-    sockets = [besieged.open() for _ in range(clients)]
-    with besieged.attack(f"{clients} at once: {case}") as attack:
-        assert crowd_sends(sockets, data, attack)
-    for sock in sockets:
-        sock.close()
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,12 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from smqrt.wire import smq
-from tests.hostile.conftest import Attack, Besieged
-from tests.hostile.test_broker import Stranger
-from tests.support.device import RAW, WS, Device, publish
+from tests.hostile.conftest import Besieged
+from tests.hostile.floods import flood
+from tests.hostile.strangers import Stranger
+from tests.support.device import RAW, WS
 
 SUBSCRIBERS, PUBLISHERS = 300, 20
-BYTES_EACH = 1 << 20
-
-
-def flood(device: Device, tid: int, payload_bytes: int, attack: Attack) -> None:
-    data = smq.frame(publish(tid, device.etid, bytes(payload_bytes))) * (BYTES_EACH // (payload_bytes + 15))
-    device.sock.settimeout(60)
-    device.send_bytes(data)
-    device.send(smq.PING).expect(smq.PONG)  # all of it is worked off
-    attack.sent(len(data))
 
 
 @pytest.mark.parametrize("payload_bytes", [10, 4000])

@@ -15,7 +15,7 @@ import pytest
 from smqrt.wire import smq
 from tests.conftest import REPOSITORY
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_parallel_attacks import crowd_sends, get, last
+from tests.hostile.strangers import client_context, crowd_sends, get, last
 from tests.support.device import RAW_HEADERS, request
 
 RECORD_BYTES = 27  # a KeyUpdate on the wire
@@ -28,12 +28,6 @@ FIRST_WORDS = {"HTTP": [b""] * KEY_CHANGERS, "SMQ": SMQ_CONNECTS}
 @pytest.fixture
 def besieged_tls(besiege: Callable[..., Besieged]) -> Besieged:
     return besiege(APPS / "lua", "--tls-port", "0")
-
-
-def client_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def open_plain(besieged: Besieged) -> socket.socket:

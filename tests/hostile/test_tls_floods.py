@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 
 import gevent
@@ -10,22 +9,11 @@ import pytest
 
 from smqrt.wire import smq, websocket
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_broker import PATH, Stranger
-from tests.hostile.test_parallel_attacks import crowd_sends, get, last
-from tests.hostile.test_slow_readers import flood
-from tests.hostile.test_tls import client_context
-from tests.support.device import RAW_HEADERS, TLS, WS_HEADERS, WSS, Device, masked, publish, request
+from tests.hostile.floods import flood
+from tests.hostile.strangers import TlsStranger, crowd_sends, get, last, open_many
+from tests.support.device import TLS, WSS, Device, masked, publish
 
 CROWD = 20
-
-
-class TlsStranger(Stranger):
-    """A connected client over TLS."""
-
-    def __init__(self, besieged: Besieged, uid: bytes, kind: str = TLS) -> None:
-        Device.__init__(self, ("127.0.0.1", besieged.served.tls_port), kind)
-        head = request(WS_HEADERS if self.on_websocket else RAW_HEADERS, target=PATH)
-        self.send_bytes(head.replace(b"Host: test", b"Host: localhost")).read_head().hello().connect(uid)
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +67,6 @@ def test_subscribers_that_do_not_read(over_tls: Besieged, kind: str, payload_byt
         gevent.joinall(jobs, raise_error=True)
         for device in subscribers + publishers:
             device.close()
-
-
-def open_many(besieged: Besieged, count: int) -> list[socket.socket]:
-    """Connections that speak TLS."""
-    address, context = ("127.0.0.1", besieged.served.tls_port), client_context()
-    return [context.wrap_socket(socket.create_connection(address, 20)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("target", [b"/lua/form.lsp", b"/help/security", b"/watch/held", b"/nothing"])

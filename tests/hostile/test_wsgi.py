@@ -14,9 +14,7 @@ import pytest
 from smqrt.wire import smq, websocket
 from tests.conftest import Served
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_broker import Stranger
-from tests.hostile.test_parallel_attacks import RESET, attack_by_crowd, crowd_sends, get, last
-from tests.hostile.test_tls_floods import TlsStranger, open_many
+from tests.hostile.strangers import RESET, Stranger, TlsStranger, attack_by_crowd, crowd_sends, get, last, open_many
 from tests.support.device import RAW, TLS, WS, WSS, masked, publish
 from tests.support.waiting import wait_until
 

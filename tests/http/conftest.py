@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.http.http_bench import Bench
+from tests.http.http_bench import Bench, Kept
 from tests.support.factory import Factory
 
 
@@ -21,3 +21,10 @@ def start() -> Iterator[Callable[..., Bench]]:
 def bench(start: Callable[..., Bench]) -> Bench:
     """A server with the usual limits."""
     return start()
+
+
+@pytest.fixture
+def kept(bench: Bench) -> Kept:
+    kept = Kept()
+    bench.handle(kept)
+    return kept

@@ -129,3 +129,27 @@ class Bench:
         self.listener.close()
         self.server.close()
         gevent.sleep(0)
+
+
+HOST = b"Host: test\r\n"
+
+
+def echo(request: Request, relpath: str) -> None:
+    request.response.write(relpath.encode() + b"|" + request.body())
+
+
+def get(path: str = "/", more: bytes = b"", version: bytes = b"1.1") -> bytes:
+    return b"GET " + path.encode() + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
+
+
+class Kept:
+    """Answers, and keeps what it read of each request, which is empty once it is over."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.bodies: list[bytes] = []
+
+    def __call__(self, request: Any, relpath: str) -> None:
+        self.requests.append(request)
+        self.bodies.append(request.body())
+        request.response.write(b"seen")

@@ -1,9 +1,8 @@
-"""Requests and responses on one connection: bodies, pipelines, one send each, and the connection taken away."""
+"""Requests and responses on one connection: pipelines, one send each, and the end of the server."""
 
 from __future__ import annotations
 
 import errno
-import re
 from typing import Any
 
 import gevent
@@ -11,21 +10,10 @@ import pytest
 from gevent import socket
 from gevent.event import Event
 
-from smqrt.http.body import HttpLimits
 from smqrt.http.headers import HttpError
-from smqrt.http.message import Detached, Request
+from smqrt.http.message import Request
+from tests.http.http_bench import HOST, echo, get
 from tests.support.waiting import let_others_run, wait_until
-
-HOST = b"Host: test\r\n"
-
-
-def echo(request: Request, relpath: str) -> None:
-    request.response.write(relpath.encode() + b"|" + request.body())
-
-
-def get(path: str = "/", more: bytes = b"", version: bytes = b"1.1") -> bytes:
-    return b"GET " + path.encode() + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
-
 
 # keep-alive and pipelines
 
@@ -428,75 +416,7 @@ def test_a_slow_reader_gets_everything_and_delays_no_others(bench: Any) -> None:
     assert slow.ask("/").body == b"small"
 
 
-# bodies
-
-
-def test_chunked_body(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
-    let_others_run()
-    wire.send(b"0A\r\n01234")
-    let_others_run()
-    wire.send(b"56789\r")
-    let_others_run()
-    wire.send(b"\n0\r\n\r\n" + get("/b"))
-    assert wire.answer().body == b"a|abc0123456789"
-    assert wire.answer().body == b"b|"
-
-
-def test_pieces_of_a_large_body(bench: Any) -> None:
-    sizes: list[int] = []
-
-    def handler(request: Request, relpath: str) -> None:
-        for piece in request.chunks(10_000):
-            sizes.append(len(piece))
-        request.response.write(b"%d" % sum(sizes))
-
-    bench.handle(handler)
-    wire = bench.connect()
-    wire.send(b"PUT / HTTP/1.1\r\n" + HOST + b"Content-Length: 10000000\r\n\r\n" + bytes(10_000_000) + get())
-    assert wire.answer().body == b"10000000"
-    assert max(sizes) <= 10_000
-    assert wire.answer().status == 200
-
-
-@pytest.mark.parametrize("framing", ["Content-Length: 2000", "Transfer-Encoding: chunked"])
-def test_a_body_over_the_limit_is_413(start: Any, framing: str) -> None:
-    bench = start(HttpLimits(body_bytes=1000))
-    bench.handle(echo)
-    wire = bench.connect()
-    body = b"7D0\r\n" + bytes(2000) + b"\r\n0\r\n\r\n" if "chunked" in framing else bytes(2000)
-    wire.send(b"POST / HTTP/1.1\r\n" + HOST + framing.encode() + b"\r\n\r\n" + body)
-    assert wire.answer().status == 413
-    assert wire.ended()
-
-
-def test_continue_is_sent_when_the_body_is_wanted(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
-    assert wire.answer().status == 100
-    wire.send(b"abc")
-    assert wire.answer().body == b"a|abc"
-    assert wire.ask("/b").status == 200
-
-
-def test_no_continue_when_the_body_has_begun(bench: Any) -> None:
-    bench.handle(echo)
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\na")
-    let_others_run()
-    wire.send(b"bc")
-    assert wire.answer().body == b"a|abc"
-
-
-def test_no_continue_when_it_is_not_wanted(bench: Any) -> None:
-    bench.handle(lambda request, relpath: request.response.error(401))
-    wire = bench.connect()
-    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
-    assert wire.answer().status == 401
-    assert wire.ended()
+# bodies that no handler reads
 
 
 def test_a_small_unread_body_is_skipped(bench: Any) -> None:
@@ -547,170 +467,6 @@ def test_a_body_that_ends_early(bench: Any) -> None:
     wire.sock.shutdown(socket.SHUT_WR)
     assert wire.answer().status == 400
     assert errors == ["the body ended early"]
-
-
-def test_params(bench: Any) -> None:
-    bench.handle(lambda request, relpath: request.response.write(repr(request.params()).encode()))
-    wire = bench.connect()
-    wire.send(
-        b"POST /?a=1&b&a=%C3%A4+x HTTP/1.1\r\n"
-        + HOST
-        + b"Content-Type: application/x-www-form-urlencoded; charset=x\r\n"
-        b"Content-Length: 9\r\n\r\nc=2&a=%26"
-    )
-    assert eval(wire.answer().body) == [("a", "1"), ("b", ""), ("a", "ä x"), ("c", "2"), ("a", "&")]
-    assert wire.ask("/?" + "&".join(["a=1"] * 2000)).status == 413
-
-
-def test_request_attributes(bench: Any) -> None:
-    seen: list[Request] = []
-    bench.handle(lambda request, relpath: seen.append(request), name="dir")
-    wire = bench.connect()
-    wire.ask("/dir/%C3%A4/b%20c?x=%41&y", headers="X-Case: one\r\nx-case: two\r\n")
-    (request,) = seen
-    assert (request.method, request.path, request.query, request.version) == ("GET", "/dir/ä/b c", "x=%41&y", "1.1")
-    assert request.target == "/dir/%C3%A4/b%20c?x=%41&y"
-    assert request.headers == [("Host", "test"), ("X-Case", "one"), ("x-case", "two")]
-    assert request.get("X-CASE") == "one,two"
-    assert request.get("none", "default") == "default"
-    assert request.peer == wire.sock.getsockname()
-    assert request.local == bench.listener.address
-    assert request.secure is False
-
-
-def test_requests_that_repeat_share_nothing_that_can_be_changed(bench: Any) -> None:
-    seen = []
-
-    def handler(request: Request, relpath: str) -> None:
-        seen.append((list(request.headers), dict(request.env), request.query))
-        request.headers.append(("X", "mine"))
-        request.env["x"] = 1
-
-    bench.handle(handler)
-    wire = bench.connect()
-    for _ in range(3):
-        wire.ask("/a?b")
-    wire.ask("/a?c")
-    assert seen == [([("Host", "test")], {}, query) for query in ("b", "b", "b", "c")]
-
-
-def test_memory_of_heads_is_bounded(bench: Any) -> None:
-    from smqrt.http import head
-
-    bench.handle(echo)
-    wire = bench.connect()
-    for number in range(600):
-        wire.ask(f"/{number}")
-    wire.ask("/" + "x" * 5000)
-    assert len(head._recent) <= 256
-    assert max(map(len, head._recent)) <= 1024
-
-
-# detach
-
-
-def take_over(request: Request, relpath: str) -> None:
-    """Answer every piece of data with its length, without HTTP."""
-    detached = request.detach()
-    assert isinstance(detached, Detached)
-    detached.transport.send(b"[" + detached.data + b"]")
-
-    def readable() -> None:
-        data = bytearray(100)
-        size = detached.transport.recv_into(data)
-        if size:
-            detached.transport.send(b"<" + bytes(data[:size]) + b">")
-        else:
-            detached.watcher.stop()
-            detached.transport.close()
-
-    detached.watcher.start(readable)
-    request.response.write(b"the response is dead")
-
-
-def read_until(wire: Any, end: bytes) -> bytes:
-    while not wire.data.endswith(end):
-        assert wire.more()
-    data, wire.data = wire.data, b""
-    return data
-
-
-@pytest.mark.parametrize(
-    "method", [b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 0\r\n", b"GET / HTTP/1.0\r\n"]
-)
-@pytest.mark.parametrize("behind", [b"", b"\x00\x0b\x01SMQ bytes\r\n\r\n"])
-def test_detach_keeps_the_bytes_behind_the_head(bench: Any, method: bytes, behind: bytes) -> None:
-    bench.handle(take_over)
-    wire = bench.connect().send(method + HOST + b"\r\n" + behind)
-    assert read_until(wire, b"]") == b"[" + behind + b"]"
-    assert len(bench.server) == 0
-    wire.send(b"more")
-    assert read_until(wire, b">") == b"<more>"
-    wire.close()
-
-
-def test_detach_of_a_handler_that_blocked(bench: Any) -> None:
-    has_ended = Event()
-
-    def handler(request: Request, relpath: str) -> None:
-        gevent.sleep(0.01)
-        take_over(request, relpath)
-        gevent.sleep(0.01)
-        has_ended.set()
-
-    bench.handle(handler)
-    wire = bench.connect().send(get("/", b"SimpleMQ: x\r\n") + b"abc")
-    assert read_until(wire, b"]") == b"[abc]"
-    assert has_ended.wait(5)
-    wire.send(b"more")
-    assert read_until(wire, b">") == b"<more>"
-
-
-def test_detach_behind_other_requests(bench: Any) -> None:
-    bench.handle(take_over, name="take")
-    bench.handle(echo)
-    wire = bench.connect().send(get("/a") + get("/take/") + b"abc")
-    assert wire.answer().body == b"a|"
-    assert read_until(wire, b"]") == b"[abc]"
-
-
-def test_detach_of_a_request_that_arrives_byte_by_byte(bench: Any) -> None:
-    bench.handle(take_over)
-    wire = bench.connect()
-    for byte in get():
-        wire.send(bytes((byte,)))
-        gevent.sleep(0)
-    assert read_until(wire, b"]") == b"[]"
-
-
-def test_detach_comes_first_and_once(bench: Any) -> None:
-    errors: list[str] = []
-
-    def handler(request: Request, relpath: str) -> None:
-        request.response.flush()
-        try:
-            request.detach()
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    bench.handle(handler)
-    wire = bench.connect()
-    assert wire.ask("/").status == 200
-    assert re.search("begun", errors[0])
-    assert wire.ask("/").status == 200
-
-
-def test_an_error_behind_detach_leaves_the_connection_alone(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def handler(request: Request, relpath: str) -> None:
-        take_over(request, relpath)
-        raise LookupError("behind detach")
-
-    bench.handle(handler)
-    wire = bench.connect().send(get())
-    assert read_until(wire, b"]") == b"[]"
-    wire.send(b"more")
-    assert read_until(wire, b">") == b"<more>"
-    assert "behind detach" in caplog.text
 
 
 # the end of the server

@@ -6,13 +6,7 @@ import pytest
 
 from smqrt.http import sessions as module
 from smqrt.http.sessions import SESSIONS_PER_ADDRESS, HttpSession, HttpSessions, cookie_field
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -26,26 +26,9 @@ from smqrt.process.current_process import AppScope, running_app
 from smqrt.smq.persist_file import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
+from tests.hub.recorded import NO_JSON, SCALARS, Calls
 from tests.support.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish
 from tests.support.waiting import wait_until
-
-
-class Calls(list[tuple[Any, ...]]):
-    """Records what it is called with."""
-
-    def __init__(self, answer: Any = None) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.append(arguments)
-        return self.answer
-
-    def come(self, count: int = 1) -> Calls:
-        wait_until(lambda: len(self) >= count, f"{count} calls")
-        assert len(self) == count
-        return self
-
 
 # ---- wrong options and arguments are named
 
@@ -300,25 +283,7 @@ def test_subscribe_to_a_clients_etid_is_refused(site: Site) -> None:
         site.smq.subscribe(device.etid, onmsg=f)
 
 
-DEEP = b"[" * 30000
-SCALARS = [(b"42", 42), (b" -0.5\n", -0.5), (b"true", True), (b"false", False), (b'"text"', "text"), (b"null", None)]
 """JSON values that are no table, and what they are."""
-NO_JSON = [
-    b"no json",
-    DEEP,
-    b"\xff",
-    b"",
-    b" ",
-    b"NaN",
-    b"[NaN]",
-    b"-Infinity",
-    b"1 2",
-    b"1]",
-    b'"a',
-    b"nul",
-    b"{}{}",
-    b"1,",
-]
 
 
 def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from gevent import socket
 from smqrt import hub
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.hub.test_hub import Calls
+from tests.hub.recorded import Calls
 from tests.support.device import Authority, Site, connect_packet, publish
 from tests.support.waiting import wait_until
 

@@ -23,7 +23,7 @@ from smqrt.journal.writer import JournalWriter
 from smqrt.wire import smq as wire
 from tests.cluster.engines import TcpEngine, pair
 from tests.conftest import Served
-from tests.smq.test_slow_consumers import stalled
+from tests.smq.slow import stalled
 from tests.support.applications import application
 from tests.support.device import RAW, WS, Device, Site
 from tests.support.waiting import wait_until

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from click.testing import CliRunner, Result
@@ -231,3 +232,29 @@ def test_help_without_anything_found() -> None:
     assert answer.exit_code == 2
     assert "'xyzzy'" in answer.output
     assert "smqrt help" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# T\n\nOne. Two.", "One."),
+        ("# T\n\nA [link](x.md) and `code`\nof **two** lines: yes! And", "A link and code of two lines: yes!"),
+        ("# T\n\nv1.2 is out. More", "v1.2 is out."),
+        ("# T\n\n```\ncode\n```\n\nText.", ""),
+        ("# T\n\n    code. more\n\nText.", ""),
+        ("# T\n\n\nText. More", "Text."),
+        ("# T\n\n| a |\n|---|", ""),
+        ("# T", ""),
+        ("", ""),
+        ("No heading. Yes", "No heading."),
+    ],
+)
+def test_first_sentences(text: str, sentence: str) -> None:
+    assert manual.first_sentence(text) == sentence
+
+
+def test_a_long_readme_takes_no_time() -> None:
+    for text in ("[" * 8192, "[a](" * 2000, "`*" * 4096, "\n\n" * 4096, ". " * 4096, "[]" * 4096):
+        begin = time.process_time()
+        manual.first_sentence(text)
+        assert time.process_time() - begin < 0.05

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from smqrt.manual import pages as manual
+from smqrt.manual.pages import Slugs
 from smqrt.manual.render import main, to_html, write_site
 from tests.conftest import REPOSITORY
 
@@ -168,3 +169,20 @@ def test_marks_of_generated_tables_are_not_shown() -> None:
     assert "<!--" not in (html := to_html(page))
     assert "scripts/fix" not in html
     assert "<td>b</td>" in html
+
+
+def test_no_html_and_no_scripts_pass() -> None:
+    html = to_html("<script>alert(1)</script>\n\n<img src=x onerror=alert(1)>\n\n[x](javascript:alert(1)) `<b>`")
+    assert not re.search("<script|<img|<b>", html)
+    assert 'href="javascript' not in html
+
+
+def test_anchors() -> None:
+    assert Slugs().add("TLS, and `more`") == "tls-and-more"
+    assert re.findall('id="([^"]*)"', to_html("# A b\n## A b\n### `c_d`-e")) == ["a-b", "a-b-1", "c_d-e"]
+
+
+def test_links_lose_their_ending_and_others_stay() -> None:
+    html = to_html("[a](b.md#c) [d](https://example.com/x.md) [e](#f)")
+    assert re.findall('href="([^"]*)"', html) == ["b#c", "https://example.com/x.md", "#f"]
+    assert html.count("noopener") == 1

@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.pipeline import doctor
 from smqrt.pipeline.doctor import Check, DoctorOptions, examine
-from tests.pipeline.test_jvm_java import INSTALL, fake
+from tests.pipeline.java import INSTALL, fake
 
 EXTRA = "pip install 'smqrt[spark]'"
 

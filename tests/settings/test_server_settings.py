@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-import tomllib
-from collections.abc import Mapping
 from importlib import resources
 from inspect import signature
-from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -36,7 +29,7 @@ from smqrt.settings.option_types import (
 from smqrt.settings.server_settings import AuthSettings, Settings, table
 from smqrt.settings.sources import FORMER_NAMES
 from smqrt.smq.gevent_broker import HubOptions
-from tests.settings.house import House, file
+from tests.settings.house import House
 
 
 def test_spellings() -> None:
@@ -65,32 +58,6 @@ def test_the_schema_accepts_valid_and_refuses_invalid_values() -> None:
     wrongs = {"size": -1}, {"sise": 1}, {"lock": {"kind": "x"}}, {"door": {"x": {"prot": 1}}}, {"after_s": "soon"}
     for wrong in wrongs:
         assert not checked.is_valid(wrong), wrong
-
-
-def config(
-    *words: object, folder: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "smqrt", "config", *map(str, words)]
-    env = {**os.environ, **(environment or {})}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=30)
-
-
-def test_the_commands(tmp_path: Path) -> None:
-    file(tmp_path, 'host = "::"\n[pages]\nmanual = false\n')
-    shown = config("show", "--origin", folder=tmp_path, environment={"SMQRT_PORT": "1", "SMQRT_PROT": "2"})
-    lines = dict(re.split(r" +# ", line, maxsplit=1) for line in shown.stdout.splitlines() if not line.startswith("#"))
-    assert lines['host = "::"'] == "smqrt.toml, line 1"
-    assert (lines["port = 1"], lines["pages.manual = false"]) == ("SMQRT_PORT", "smqrt.toml, line 3")
-    assert lines["drain_s = 2.0"] == "default"
-    assert shown.stderr == "SMQRT_PROT is not a setting; did you mean SMQRT_PORT?\n"
-    assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
-    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings, all checks passed\n"
-    other = tmp_path / "other.toml"
-    other.write_text('port = "x"\nprot = 1\n')
-    checked = config("check", other, folder=tmp_path)
-    assert checked.returncode == 1
-    assert f"{other}, line 1: port must be" in checked.stderr
-    assert f"{other}, line 2: prot is not a setting; did you mean port?" in checked.stderr
 
 
 def test_the_line_about_accepted_clients() -> None:
@@ -126,12 +93,6 @@ def test_the_schema_marks_a_former_name_as_deprecated(former: SettingPath, prese
             document = {name: document}
         assert Draft202012Validator(found).is_valid(document) is is_right
         assert not Draft202012Validator(schema(Settings)).is_valid(document)
-
-
-def test_the_command_prints_former_names_in_the_schema(tmp_path: Path) -> None:
-    found = json.loads(config("schema", folder=tmp_path).stdout)
-    assert found == json.loads(json.dumps(schema(Settings, FORMER_NAMES)))
-    assert found["properties"]["drain"]["properties"]["most_s"]["deprecated"] is True
 
 
 def test_a_command_takes_a_former_flag() -> None:

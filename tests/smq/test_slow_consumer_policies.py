@@ -12,12 +12,9 @@ from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.smq import data_path
 from smqrt.wire.connection_state import Life
-from tests.smq.test_slow_consumers import drops, stalled
+from tests.smq.slow import BUDGET_BYTES, COUNT, drops, flood, numbered, numbers, stalled
 from tests.support.device import KINDS, RAW, WS, Device, Site, bounded, expect_clean, publish
 from tests.support.waiting import wait_until
-
-BUDGET_BYTES = 60_000
-COUNT = 600
 
 
 def parts(packets: list[bytes]) -> list[tuple[int, int, int]]:
@@ -29,20 +26,6 @@ def parts(packets: list[bytes]) -> list[tuple[int, int, int]]:
     ]
 
 
-def numbered(number: int, size: int = 700) -> bytes:
-    return number.to_bytes(4, "big") + bytes((number % 251,)) * (size - 4)
-
-
-def numbers(packets: list[bytes]) -> list[int]:
-    """The numbers of the messages among packets; each must be whole."""
-    found = []
-    for packet in packets:
-        if packet[:1] == b"\x08":
-            found.append(int.from_bytes(packet[13:17], "big"))
-            assert packet[13:] == numbered(found[-1], len(packet) - 13), "a damaged message"
-    return found
-
-
 def fill(site: Site, lazy: bytes, publisher: Device, tid: int) -> None:
     """Publish until the sockets of a client that does not read take nothing any more: the kernel moves bytes for a
     while.
@@ -52,15 +35,6 @@ def fill(site: Site, lazy: bytes, publisher: Device, tid: int) -> None:
         while connection.life is not Life.BLOCKED:
             publisher.send(*(publish(tid, publisher.etid, numbered(0)) for _ in range(20))).expect_nothing()
         gevent.sleep(0.03)
-
-
-def flood(publisher: Device, tid: int, count: int = COUNT, first: int = 0, size: int = 700) -> None:
-    """Publish numbered messages, some with a write of their own and some in bulk."""
-    at = first
-    while at < first + count:
-        many = 1 if at % 3 else min(25, first + count - at)
-        publisher.send(*(publish(tid, publisher.etid, numbered(number, size)) for number in range(at, at + many)))
-        at += many
 
 
 @pytest.mark.parametrize(("kind", "policy"), [*product(KINDS, ("oldest", "latest", "disconnect", "wait"))])

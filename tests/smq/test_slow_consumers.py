@@ -10,28 +10,25 @@ from typing import Any
 
 import gevent
 import pytest
-from gevent import socket
 
 from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.smq import data_path
 from smqrt.wire import smq
 from smqrt.wire.connection_state import Life
+from tests.smq.slow import drops, stalled
 from tests.support.device import (
     KINDS,
     RAW,
     TLS,
     WS,
     WSS,
-    Device,
     Site,
     expect_clean,
     leftovers,
     publish,
 )
 from tests.support.waiting import let_others_run, wait_until
-
-SMALL_BUFFER_BYTES = 32768
 
 
 @pytest.fixture
@@ -48,18 +45,6 @@ def global_cap(monkeypatch: pytest.MonkeyPatch) -> int:
     return cap
 
 
-def stalled(site: Site, uid: bytes, kind: str = RAW, topic: bytes = b"news") -> Device:
-    """A subscriber with small buffers, in whose sockets little more than a few messages fit."""
-    device = site.open(kind)
-    device.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-    device.start().connect(uid)
-    connection = site.state.uids[uid].outbox
-    plain = connection.sock if kind in (RAW, WS) else connection.sock._sock
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
-    device.subscribe(topic)
-    return device
-
-
 def numbered(number: int, size: int = 1000) -> bytes:
     return number.to_bytes(4, "big") + bytes(number % 251 for _ in range(size - 4))
 
@@ -73,10 +58,6 @@ def numbers(packets: list[bytes]) -> list[int]:
             assert packet[13:] == numbered(number, len(packet) - 13), "a damaged message"
             found.append(number)
     return found
-
-
-def drops(site: Site) -> int:
-    return sum(site.state.stats.drops.values())
 
 
 # ---- nobody else is delayed

@@ -16,7 +16,7 @@ from smqrt.transport import admission
 from smqrt.transport.admission import TrustedNetworks, open_connections
 from tests.support.device import RAW, TLS, Device, Site, bounded
 from tests.support.waiting import wait_until
-from tests.wire.test_proxy_protocol import V4, version_2
+from tests.wire.proxy_headers import V4, version_2
 
 MakeSite = Callable[..., Site]
 LINE = b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 443\r\n"

@@ -8,15 +8,11 @@ import struct
 import pytest
 
 from smqrt.wire.proxy_protocol import MAX_V2_BYTES, SIGNATURE, NoProxyHeader, ProxyHeader, parse
+from tests.wire.proxy_headers import V4, version_2
 
-V4 = bytes([192, 0, 2, 7, 10, 0, 0, 1]) + struct.pack(">HH", 4711, 443)
 V6 = bytes(15) + b"\1" + bytes(16) + struct.pack(">HH", 4711, 443)
 TLS = b"\x20" + struct.pack(">H", 5) + b"\x01\0\0\0\0"
 CUT = b"\x20\0\x09\x01"
-
-
-def version_2(command: int = 0x21, family: int = 0x11, body: bytes = V4, length: int | None = None) -> bytes:
-    return SIGNATURE + struct.pack(">BBH", command, family, len(body) if length is None else length) + body
 
 
 GOOD = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from smqrt.operations import all_workers
 from tests.conftest import Served
 from tests.support.device import Device
 from tests.support.waiting import wait_until
@@ -92,22 +91,3 @@ def test_workers_answer_as_one_server(served: Served) -> None:
     assert asked(served, "api/v1/apps/-/restart", {})["state"] == "running"
     for number in workers_of(served):
         served.wait_for(rf"^w{number}: app app at /: ok$")
-
-
-def test_metrics_of_workers_are_merged() -> None:
-    first = '# HELP a_total A.\n# TYPE a_total counter\na_total{x="1{"} 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n'
-    second = '# HELP b B.\n# TYPE b gauge\nb 3.0\n# HELP a_total A.\n# TYPE a_total counter\na_total{x="}"} 4.0\n'
-    assert all_workers.metrics({0: first, 1: second}) == (
-        '# HELP a_total A.\n# TYPE a_total counter\na_total{worker="0",x="1{"} 1.0\na_total{worker="1",x="}"} 4.0\n'
-        '# HELP b B.\n# TYPE b gauge\nb{worker="0"} 2.0\nb{worker="1"} 3.0\n'
-    )
-
-
-def test_limits_are_merged_by_name() -> None:
-    """A worker that has not imported a module does not have its limits."""
-
-    def row(name: str, reached: int, last_at: str | None = None) -> dict[str, object]:
-        return {"name": name, "reached": reached, "last_at": last_at}
-
-    answers = {0: [row("a", 1), row("b", 2, "2026-01-01"), row("c", 4)], 1: [row("b", 8, "2026-01-02"), row("d", 16)]}
-    assert all_workers.limits(answers, {}) == [row("a", 1), row("b", 10, "2026-01-02"), row("c", 4), row("d", 16)]

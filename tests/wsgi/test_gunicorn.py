@@ -13,25 +13,16 @@ from pathlib import Path
 
 import gevent
 import pytest
-from gevent import socket
 
 from tests.conftest import REPOSITORY, free_port
 from tests.support.device import RAW, WS, Device, publish, request
 from tests.support.waiting import wait_until
+from tests.wsgi.served import WAIT_S, answers
 
-WAIT_S = 30
 NODE_BITS = 21  # the upper bits of an ETID are the number of its node
 PAGE = (REPOSITORY / "smqrt" / "help" / "wsgi.md").read_text("utf-8")
 APPLICATION = re.search(r"```python\n# flasked/shop.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMAND = re.search(r"^gunicorn --chdir flasked (.*)$", PAGE, re.MULTILINE)
-
-
-def answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.http.http_bench import Bench
 from tests.support.device import RAW, RAW_HEADERS, WS, WS_HEADERS, Device, publish, request
 from tests.support.factory import Factory
 from tests.support.waiting import wait_until
-from tests.wsgi.test_gunicorn import WAIT_S, answers
+from tests.wsgi.served import WAIT_S, answers
 
 KINDS_OF = {Handler: (RAW, WS), WebSocketHandler: (WS,), pywsgi.WSGIHandler: ()}
 """The clients that connect behind a handler of gevent.pywsgi."""

@@ -13,7 +13,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.lua.watchdog import LUA_MEMORY, LoopWatchdog
 from smqrt.apps.python import directory
-from smqrt.apps.python.directory import APP_REQUESTS, RequestSlots
+from smqrt.apps.python.directory import RequestSlots
 from smqrt.http.headers import HttpError
 from smqrt.settings.limits import LimitSettings, apply_limits
 from tests.conftest import Served
@@ -25,34 +25,6 @@ def defaults() -> Iterator[None]:
     yield
     apply_limits(LimitSettings(), {})
     directory.overload.clear()
-
-
-def test_requests_wait_in_order_for_a_bounded_time() -> None:
-    apply_limits(LimitSettings(app_requests=2, app_requests_wait_s=0.2), {})
-    slots, order = RequestSlots("shop"), list[int]()
-
-    def serve(number: int) -> None:
-        slots.take()
-        order.append(number)
-
-    for _ in range(2):
-        slots.take()
-    waiting = [gevent.spawn(serve, number) for number in range(2)]
-    gevent.sleep(0)
-    slots.release()
-    gevent.joinall(waiting[:1], 5)
-    assert order == [0]
-    with pytest.raises(HttpError) as refused:
-        slots.take()
-    assert refused.value.status == 503
-    assert APP_REQUESTS.count
-    killed = gevent.spawn(slots.take)
-    gevent.sleep(0)
-    killed.kill()
-    slots.release()
-    slots.take()
-    apply_limits(LimitSettings(app_requests=None), {})
-    slots.take()
 
 
 APP = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from base64 import b64encode
 from hashlib import md5, sha1
-from pathlib import Path
 from urllib.parse import urlencode
 
 import gevent
@@ -14,11 +12,9 @@ import pytest
 
 from smqrt.http.logins import Acl, Authenticator, UserTable
 from smqrt.http.logins.authenticator import AuthInfo, login_page
-from tests.apps.lua.app_server import Answer, AppServer
+from tests.apps.lua.app_server import AppServer
+from tests.apps.lua.logins import APPLICATION, FORM_TYPE, basic, cookie, digest_of, sign_in
 from tests.support.digest import authorization, challenges
-
-FORM_TYPE = {"Content-Type": "application/x-www-form-urlencoded"}
-APPLICATION = Path(__file__).parent.parent / "examples" / "logins"
 
 
 @pytest.fixture
@@ -27,23 +23,6 @@ def app(server: AppServer) -> AppServer:
     application = server.applications.load("", APPLICATION)
     assert application.error is None
     return server
-
-
-def sign_in(server: AppServer, path: str, **fields: str) -> Answer:
-    body = urlencode({f"ba_{name}": value for name, value in fields.items()}).encode()
-    return server.ask(path, "POST", body, FORM_TYPE)
-
-
-def cookie(answer: Answer) -> dict[str, str]:
-    return {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
-
-
-def basic(user: str, password: str) -> dict[str, str]:
-    return {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
-
-
-def digest_of(server: AppServer, path: str) -> dict[str, dict[str, str]]:
-    return challenges(server.ask(path, headers={"PrefAuth": "digest"}).headers.get_all("WWW-Authenticate") or [])
 
 
 def test_a_form_login_and_its_end(app: AppServer):

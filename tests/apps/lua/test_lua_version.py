@@ -8,28 +8,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from smqrt.apps.lua import api
 from smqrt.apps.lua import vm as vm_module
-from smqrt.apps.lua.lupa_internals import interrupt_of
-from smqrt.apps.lua.vm import Services, Vm
+from smqrt.apps.lua.vm import Vm
 from smqrt.errors import StartError
 from smqrt.server.configuration import check_startable
 from smqrt.settings.server_settings import LuaSettings, Settings
 from tests.conftest import Served
-
-
-@pytest.mark.parametrize(("version", "number"), [("5.4", 504), ("5.5", 505)])
-def test_a_runtime_of_each_version(version: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
-    vm = Vm(version)
-    api.install(vm, Services())
-    assert vm.number == number
-    assert vm.eval("return _VERSION, select(2, ba.version()), ba.json.encode{1.5}") == (
-        f"Lua {version}".encode(),
-        number,
-        b"[1.5]",
-    )
-    assert interrupt_of(vm)
-    assert caplog.records == []
 
 
 def test_the_default() -> None:

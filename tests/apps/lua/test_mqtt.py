@@ -15,13 +15,11 @@ from smqrt.apps.lua.api import files
 from smqrt.apps.lua.vm import Services, Vm
 from smqrt.http.disk import DiskIo
 from smqrt.mqtt import MqttClient
-from tests.clients.mqtt.mosquitto import Mosquitto, secure
+from tests.clients.mqtt.mosquitto import Mosquitto
 from tests.clients.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
 from tests.conftest import Served
 from tests.support.proxies import SocksProxy
 from tests.support.waiting import wait_until
-
-__all__ = ["secure"]
 
 pytestmark = pytest.mark.servers
 

@@ -23,7 +23,6 @@ from tests.apps.lua.mqtt_languages import (
     LuaHalf,
     PythonHalf,
     flags,
-    half,
     keep,
     port_of,
 )
@@ -36,9 +35,6 @@ from tests.clients.mqtt.scripted import (
 )
 from tests.support.pki import Authority
 from tests.support.waiting import wait_until
-
-__all__ = ["half"]
-
 
 # ---- sessions
 

@@ -14,10 +14,8 @@ from tests.apps.lua.mqtt_languages import (
     Case,
     PythonHalf,
     flags,
-    half,
     keep,
     last,
-    run,
 )
 from tests.clients.mqtt.scripted import (
     CONNECT,
@@ -31,8 +29,6 @@ from tests.clients.mqtt.scripted import (
     stall,
 )
 from tests.support.waiting import wait_until
-
-__all__ = ["half", "run"]
 
 FULL = {"port": 0, "clientidentifier": "me", "keepalive": 77, "username": "anna", "password": "secret"}
 WILL = {"topic": "gone", "payload": "bye", "qos": 1, "retain": True, "properties": {"willdelayinterval": 5}}

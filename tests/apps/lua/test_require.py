@@ -102,13 +102,3 @@ def test_two_activities_that_require_a_slow_module_share_it(vm: Vm, modules: Non
     vm.start(ref)
     wait_until(lambda: vm.eval("return #(slow or {})") == (2,))
     assert vm.eval("return loads, #slow, slow[1] == slow[2]") == (1, 2, True)
-
-
-def test_a_lua_half_gives_the_module_of_its_name(vm: Vm) -> None:
-    vm.namespace("toy.part", {"two": lambda: 2}, source=b"local core, py = ... return {two = py.two}")
-    assert vm.eval("return require('toy.part').two()") == (2,)
-
-
-def test_a_namespace_without_a_lua_half_is_refused(vm: Vm) -> None:
-    with pytest.raises(ValueError, match=r"lib/nothere\.lua"):
-        vm.namespace("nothere", {})

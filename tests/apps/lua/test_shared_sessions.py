@@ -18,7 +18,7 @@ from smqrt.http.logins import Login, Logins
 from smqrt.http.shared_sessions import SharedSessions, sessions_of
 from smqrt.workers.worker_rpc import WorkerPlace
 from tests.apps.lua.app_server import Answer, AppServer
-from tests.apps.lua.test_logins import APPLICATION, basic, cookie, digest_of, sign_in
+from tests.apps.lua.logins import APPLICATION, basic, cookie, digest_of, sign_in
 from tests.support.digest import authorization
 from tests.support.factory import Factory
 from tests.support.waiting import wait_until

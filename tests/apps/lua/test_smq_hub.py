@@ -13,7 +13,7 @@ from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.apps.lua.lua_hub import LuaSite
-from tests.hub.test_hub import NO_JSON, SCALARS
+from tests.hub.recorded import NO_JSON, SCALARS
 from tests.support.device import (
     KINDS,
     RAW,

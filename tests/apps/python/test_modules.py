@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import gevent
 import pytest
 
 import smqrt.app
@@ -179,53 +178,3 @@ def test_the_three_names_are_nowhere_else() -> None:
         smqrt.app.app  # noqa: B018
     with pytest.raises(AttributeError):
         smqrt.app.nonsense  # type: ignore[attr-defined]  # noqa: B018
-
-
-SENDING = """
-import time
-from smqrt.app import HttpError, dir, in_thread, io, send_file
-from smqrt.http.disk import DiskIo
-
-photos = DiskIo(io.realpath(".photos"))
-
-def square(number, plus=0):
-    time.sleep(0.05)
-    if number < 0:
-        raise ValueError("negative")
-    return number * number + plus
-
-def answer(request, relpath):
-    what, _, rest = relpath.partition("/")
-    if what == "photo":
-        send_file(request, rest, photos, download_as=request.query.get("as"))
-    elif what == "own":
-        send_file(request, rest)
-    elif what == "square":
-        request.response.json(in_thread(square, int(rest), plus=1))
-    else:
-        return False
-
-dir.setfunc(answer)
-"""
-
-
-def test_files_and_threads(server: AppServer) -> None:
-    files = {".photos/a b.png": "png", ".photos/in/c.txt": "text", "note.txt": "note", "x.db": "db", ".secret": "x"}
-    application = server.app({".preload.py": SENDING, **files}, "send")
-    assert application.error is None, application.error
-    photo = server.ask("/send/photo/a%20b.png")
-    assert (photo.text, photo.headers["Content-Type"]) == ("png", "image/png")
-    again = server.ask("/send/photo/a%20b.png", headers={"If-None-Match": photo.headers["ETag"]})
-    assert again.status == 304
-    part = server.ask("/send/photo/in/c.txt", headers={"Range": "bytes=1-2"})
-    assert (part.status, part.text) == (206, "ex")
-    saved = server.ask("/send/photo/a%20b.png?as=gr%C3%BCn%22.png")
-    assert saved.headers["Content-Disposition"] == "attachment; filename*=UTF-8''gr%C3%BCn%22.png"
-    assert server.ask("/send/own/note.txt").text == "note"
-    for hidden in ("own/x.db", "own/none", "photo/../note.txt", "own/.preload.py", "photo/in", "own/"):
-        assert server.ask(f"/send/{hidden}").status == 404, hidden
-    assert server.ask("/send/own/note.txt", "POST").status == 405
-    jobs = [gevent.spawn(server.ask, f"/send/square/{number}") for number in range(20)]
-    assert [job.get().text for job in jobs] == [str(number * number + 1) for number in range(20)]
-    assert "ValueError: negative" in server.ask("/send/square/-1").text
-    application.unload()

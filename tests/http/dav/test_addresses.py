@@ -13,7 +13,7 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Authenticator, FunctionAuthorizer
 from smqrt.http.message import Request
 from smqrt.http.tree import Directory, ResourceReader
-from tests.http.dav.test_file_servers import LOCK, Client
+from tests.http.dav.dav_client import LOCK, Client
 from tests.http.http_bench import Bench
 
 ROUTES = {

@@ -1,4 +1,4 @@
-"""Data of the console's pages: names, source lines of errors, messages of topics, the log."""
+"""Data of the console's pages: names, source lines of errors, the log, live views."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt import hub
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Results
 from smqrt.operations.console import views
 from smqrt.operations.console.gauges import Gauges, merged_hubs, merged_topics
 from smqrt.operations.console.views import MAX_PAGES, LiveViews, PacedCache, shown_name
 from smqrt.operations.logs import LogTail
-from smqrt.operations.topic_listener import MAX_KEPT, LocalTopicListener
 from smqrt.process.current_process import AppScope, running_app
-from smqrt.smq.gevent_broker import GeventBroker
-from tests.support.waiting import let_others_run, wait_until
+from tests.support.waiting import wait_until
 
 
 def test_names_are_cut_and_printable() -> None:
@@ -75,62 +72,6 @@ def test_files_outside_the_application_are_not_read(tmp_path: Path, error: str) 
     (tmp_path / "secret").write_text("secret\n")
     (tmp_path / "shop" / "link").symlink_to(tmp_path / "secret")
     assert views.source_lines(tmp_path / "shop", error) is None
-
-
-# ---- messages
-
-
-@pytest.fixture
-def smq() -> Iterator[Any]:
-    with hub.create() as made:
-        yield made
-
-
-@pytest.fixture
-def broker(smq: Any) -> GeventBroker:
-    found: GeventBroker = smq.broker
-    return found
-
-
-def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker) -> None:
-    listening = LocalTopicListener(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
-    smq.publish("on\x1b", "lamp", "kitchen")
-    smq.publish(b"x" * 2000, "door")
-    let_others_run()
-    (first, second), missed = listening.take()
-    assert missed == 0
-    assert first | {"from": 1} == {
-        "number": 1, "at_s": 5.0, "topic": "lamp", "subtopic": "kitchen", "from": 1, "size_bytes": 3, "text": "on\\x1b",
-        "cut": False,
-    }  # fmt: skip
-    assert (second["topic"], len(str(second["text"])), second["cut"]) == ("door", 512, True)
-    for number in range(MAX_KEPT + 15):
-        smq.publish(str(number), "lamp")
-    let_others_run()
-    messages, missed = listening.take()
-    assert ([one["text"] for one in messages], missed) == ([str(number) for number in range(MAX_KEPT)], 15)
-    listening.close()
-    listening.close()
-    smq.publish("off", "lamp")
-    let_others_run()
-    assert listening.take() == ([], 0)
-
-
-def test_topic_listener_does_not_affect_handlers_of_the_application(smq: Any, broker: GeventBroker) -> None:
-    heard: list[bytes] = []
-    smq.subscribe("lamp", lambda data, *_: heard.append(data))
-    listening = LocalTopicListener(broker, ["lamp"])
-    smq.publish("on", "lamp")
-    wait_until(lambda: heard == [b"on"])
-    listening.close()
-    smq.publish("off", "lamp")
-    wait_until(lambda: heard == [b"on", b"off"])
-
-
-@pytest.mark.parametrize("names", [["x"] * 21, ["x" * 257]])
-def test_topics_of_a_page_are_limited(broker: GeventBroker, names: list[str]) -> None:
-    with pytest.raises(ArgumentError, match="topics"):
-        LocalTopicListener(broker, [f"{name}{number}" for number, name in enumerate(names)])
 
 
 # ---- the log

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import gevent
 import pytest
 
 from smqrt.smq.session_migration import KEEP_S
 from tests.cluster.nats.server import NatsServer
 from tests.conftest import free_port
 from tests.server.restart.hot import HotServed, application, heard
-from tests.support.device import Device
+from tests.server.restart.publisher import Publisher
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -27,7 +26,6 @@ ba.sleep(400) -- the new process is a node before it takes the place of the old 
 """
 SLOW = "<?lsp ba.sleep(700) ?>"
 """A request under way holds the old process."""
-EVERY_S = 0.002
 
 
 @pytest.mark.parametrize(
@@ -145,21 +143,3 @@ class Back:
         self._publisher.stop()
         for number in range(self._first + 1, self._publisher.sent):
             assert int(heard(self._listener)[1]) == number
-
-
-class Publisher:
-    """Publishes numbers to a topic, one after the other, until it is stopped."""
-
-    def __init__(self, device: Device, topic: int) -> None:
-        self.sent, self._goes_on = 0, True
-        self._greenlet = gevent.spawn(self._run, device, topic)
-
-    def _run(self, device: Device, topic: int) -> None:
-        while self._goes_on:
-            device.publish(topic, b"%d" % self.sent)
-            self.sent += 1
-            gevent.sleep(EVERY_S)
-
-    def stop(self) -> None:
-        self._goes_on = False
-        self._greenlet.join()

@@ -17,7 +17,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.verification import verify
 from tests.conftest import START_S, free_port
 from tests.server.restart.hot import HotServed, application, has_ended, heard
-from tests.server.restart.test_cluster import Publisher
+from tests.server.restart.publisher import Publisher
 from tests.support.device import RAW, TLS, WS
 from tests.support.last_release import Release, release
 from tests.support.waiting import wait_until

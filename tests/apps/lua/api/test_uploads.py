@@ -12,7 +12,7 @@ from smqrt.apps.lua.applications import Application
 from tests.apps.lua.app_server import Answer, AppServer
 from tests.support.waiting import wait_until
 
-APP = Path(__file__).parent.parent / "examples" / "upload"
+APP = Path(__file__).parents[2] / "examples" / "upload"
 BOUNDARY = "b0undary"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
 

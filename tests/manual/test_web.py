@@ -1,20 +1,21 @@
-"""The manual as HTML: every page, every link, nothing that a page of Markdown should not be able to do."""
+"""The manual and the list of applications as a server shows them: every page, every link, the search."""
 
 from __future__ import annotations
 
 import gzip
-import re
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote, urljoin
 
 import gevent
 import pytest
 
+from smqrt.http.access import Access
 from smqrt.manual import pages as manual
-from smqrt.manual.pages import Slugs, index_script
-from smqrt.manual.render import to_html
-from smqrt.manual.web import Manual
+from smqrt.manual.pages import index_script
+from smqrt.manual.web import ApplicationList, Manual
 from tests.http.http_bench import Answer, Bench
 
 
@@ -117,23 +118,6 @@ def test_rendering_delays_no_others(bench: Bench) -> None:
     assert max(late) < 0.05
 
 
-def test_no_html_and_no_scripts_pass() -> None:
-    html = to_html("<script>alert(1)</script>\n\n<img src=x onerror=alert(1)>\n\n[x](javascript:alert(1)) `<b>`")
-    assert not re.search("<script|<img|<b>", html)
-    assert 'href="javascript' not in html
-
-
-def test_anchors() -> None:
-    assert Slugs().add("TLS, and `more`") == "tls-and-more"
-    assert re.findall('id="([^"]*)"', to_html("# A b\n## A b\n### `c_d`-e")) == ["a-b", "a-b-1", "c_d-e"]
-
-
-def test_links_lose_their_ending_and_others_stay() -> None:
-    html = to_html("[a](b.md#c) [d](https://example.com/x.md) [e](#f)")
-    assert re.findall('href="([^"]*)"', html) == ["b#c", "https://example.com/x.md", "#f"]
-    assert html.count("noopener") == 1
-
-
 def test_the_index_of_the_search_comes_compressed_or_not(bench: Bench) -> None:
     bench.root.insert(Manual())
     plain = bench.connect().ask("/help/search-index.js")
@@ -145,27 +129,40 @@ def test_the_index_of_the_search_comes_compressed_or_not(bench: Bench) -> None:
     assert "content-encoding" not in plain.fields
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("# T\n\nOne. Two.", "One."),
-        ("# T\n\nA [link](x.md) and `code`\nof **two** lines: yes! And", "A link and code of two lines: yes!"),
-        ("# T\n\nv1.2 is out. More", "v1.2 is out."),
-        ("# T\n\n```\ncode\n```\n\nText.", ""),
-        ("# T\n\n    code. more\n\nText.", ""),
-        ("# T\n\n\nText. More", "Text."),
-        ("# T\n\n| a |\n|---|", ""),
-        ("# T", ""),
-        ("", ""),
-        ("No heading. Yes", "No heading."),
-    ],
-)
-def test_first_sentences(text: str, sentence: str) -> None:
-    assert manual.first_sentence(text) == sentence
+def application(name: str, about: str = "", error: str | None = None, running: bool = True) -> Any:
+    return SimpleNamespace(name=name, about=about, error=error, running=running and error is None)
 
 
-def test_a_long_readme_takes_no_time() -> None:
-    for text in ("[" * 8192, "[a](" * 2000, "`*" * 4096, "\n\n" * 4096, ". " * 4096, "[]" * 4096):
-        begin = time.process_time()
-        manual.first_sentence(text)
-        assert time.process_time() - begin < 0.05
+def listed(bench: Bench, *applications: Any) -> str:
+    bench.root.insert(ApplicationList(applications))
+    answer = bench.connect().ask("/")
+    assert (answer.status, answer.fields["cache-control"]) == (200, "no-store")
+    return answer.body.decode()
+
+
+def test_stopped_applications_are_not_listed(bench: Bench) -> None:
+    page = listed(bench, application("one"), application("two", running=False))
+    assert "1 application on this server" in page
+    assert "two" not in page
+    assert bench.connect().ask("/two/").status == 404, "the list is at the root only"
+
+
+def test_what_applications_say_of_themselves_is_escaped(bench: Bench) -> None:
+    bench.server.access = Access(debug=True)
+    page = listed(bench, application("a&b ü", "<b>"), application("bad", error="<i>why</i>"))
+    assert '<a href="/a%26b%20%C3%BC/">a&amp;b ü</a></h2><p class="soft">&lt;b&gt;</p>' in page
+    assert "<pre>&lt;i&gt;why&lt;/i&gt;</pre>" in page
+    assert 'href="/bad/"' not in page
+
+
+def test_errors_are_shown_to_operators_only(bench: Bench) -> None:
+    bench.server.access = Access(debug=False)
+    page = listed(bench, application("bad", error="a secret"))
+    assert "secret" not in page
+    assert "See the log of the server." in page
+
+
+def test_an_application_at_the_root_replaces_the_list(bench: Bench) -> None:
+    bench.root.insert(ApplicationList([application("one")]))
+    bench.handle(lambda request, relpath: request.response.write(b"mine"))
+    assert bench.connect().ask("/").body == b"mine"

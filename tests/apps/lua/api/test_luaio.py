@@ -1,20 +1,24 @@
-"""An application whose io is made of Lua functions (spec: bas-api §6, §17)."""
+"""Ios whose operations are Lua functions (spec: bas-api §6, §17)."""
 
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
 
+from smqrt.apps.lua.api.luaio import LuaFile, LuaIo, LuaIoCallbacks
+from smqrt.apps.lua.vm import Vm
 from smqrt.http.resources import IoError
 from smqrt.loop import threads
 from tests.apps.lua.app_server import AppServer
 from tests.support.waiting import wait_until
 
-APP = Path(__file__).parent.parent / "examples" / "luaio"
+APP = Path(__file__).parents[2] / "examples" / "luaio"
 
 
 @pytest.fixture
@@ -138,3 +142,107 @@ def test_an_archive_in_a_folder_closes_with_the_application(server: AppServer):
     application.unload()
     with pytest.raises(IoError, match="ended"):
         files.stat("index.html")
+
+
+class Callbacks:
+    """Callbacks that answer with what the test gives them for each operation."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[tuple[Any, ...]] = []
+
+    def ask(self, operation: bytes, *args: Any) -> Any:
+        self.asked.append((operation, *args))
+        answer = self.answers.get(operation.decode(), ())
+        return answer(*args) if callable(answer) else answer
+
+    def start(self, operation: bytes, *args: Any) -> None:
+        self.asked.append((b"start", operation, *args))
+
+
+def opened(mode: str, **answers: Any) -> tuple[Callbacks, LuaFile]:
+    callbacks: Any = Callbacks(open=(7,), **answers)
+    file: Any = LuaIo(callbacks).open("d/a.txt", mode)
+    assert callbacks.asked == [(b"open", b"d/a.txt", mode.replace("b", "").encode())]
+    callbacks.asked.clear()
+    return callbacks, file
+
+
+def test_a_read_asks_for_small_pieces_until_the_end() -> None:
+    pieces = iter([b"x" * 65536, b"y" * 10, b"", None])
+    callbacks, file = opened("rb", read=lambda number, size: (next(pieces),))
+    assert file.read(100_000) == b"x" * 65536 + b"y" * 10
+    assert callbacks.asked == [(b"read", 7, 65536), (b"read", 7, 100_000 - 65536), (b"read", 7, 100_000 - 65546)]
+    assert file.read(1) == b""
+    assert file.tell() == 65546
+
+
+def test_a_read_of_too_much_is_an_error() -> None:
+    _, file = opened("r", read=(b"123",))
+    with pytest.raises(IoError, match=r"read returned more than 2 bytes") as error:
+        file.read(2)
+    assert error.value.word == "ioerror"
+
+
+def test_only_a_changed_position_needs_a_seek_callback() -> None:
+    callbacks, file = opened("r", read=lambda number, size: (b"x" * size,), stat=(1000, 10, False))
+    file.read(4)
+    callbacks.asked.clear()
+    assert [file.seek(4), file.seek(0, 1)] == [4, 4]
+    assert callbacks.asked == []
+    assert [file.seek(-3, 2), file.seek(2, 1)] == [7, 9]
+    assert [call for call in callbacks.asked if call[0] != b"stat"] == [
+        (b"operate", 7, b"seek", 7),
+        (b"operate", 7, b"seek", 9),
+    ]
+
+
+def test_a_mode_says_what_a_file_allows() -> None:
+    kinds = {mode: opened(mode)[1] for mode in ("r", "w", "a", "r+")}
+    assert [mode for mode, file in kinds.items() if file.readable()] == ["r", "r+"]
+    assert [mode for mode, file in kinds.items() if file.writable()] == ["w", "a", "r+"]
+    callbacks, file = opened("r")
+    file.flush()
+    assert callbacks.asked == []
+
+
+def test_a_file_is_closed_once_also_when_forgotten() -> None:
+    callbacks, file = opened("w")
+    with file:
+        file.write(b"data")
+    file.close()
+    assert callbacks.asked == [(b"operate", 7, b"write", b"data"), (b"close", 7)]
+    callbacks, forgotten = opened("w")
+    del forgotten
+    assert callbacks.asked == [(b"start", b"close", 7)]
+
+
+def test_entries_of_a_folder_are_new_versions_each_time() -> None:
+    entry = (
+        b"\0\0\0\3\xc3\xa4x" + struct.pack(">?qQ", False, -5, 1 << 40) + b"\0\0\0\1d" + struct.pack(">?qQ", True, 0, 0)
+    )
+    store: Any = LuaIo(Callbacks(files=(entry,)), "below")  # type: ignore[arg-type]
+    first, again = list(store.files("x/")), list(store.files("/x"))
+    assert store.callbacks.asked == [(b"files", b"below/x")] * 2
+    assert [(stat.name, stat.mtime, stat.size, stat.isdir) for stat in first] == [
+        ("äx", -5, 1 << 40, False),
+        ("d", 0, 0, True),
+    ]
+    assert first[0].version != again[0].version
+    assert store.realpath("a") == "lua:/below/a"
+
+
+def test_failing_callbacks_are_errors_with_a_word(vm: Vm) -> None:
+    serve = vm.compile("local ref, operation, word = ... if word == 'fail' then error 'oh' end return nil, word, 1")
+    callbacks = LuaIoCallbacks(vm, serve, vm.compile("return"))
+    words = []
+    for argument in (b"nospace", b"fail"):
+        with pytest.raises(IoError) as error:
+            callbacks.ask(b"open", argument)
+        words.append(error.value.word)
+    assert callbacks.ask(b"stat") == (None, None, 1)
+    callbacks.close()
+    callbacks.close()
+    with pytest.raises(IoError, match="the application of this io has ended"):
+        callbacks.ask(b"open", b"x")
+    assert words == ["nospace", "ioerror"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -416,3 +418,49 @@ def test_children_of_threads_timers_cosockets_end_with_the_application(server: A
     wait_until(lambda: children() <= before)
     wait_until(lambda: server.vm.eval("return child:close(true)")[0] is not None, patience_s=5)
     assert server.vm.eval("return child:read()") == (None, b"terminated")
+
+
+class Running:
+    """A child that runs until the test ends it."""
+
+    status: int | None = None
+
+    def close(self) -> None:
+        self.status = 0
+
+
+def test_applications_and_the_server_have_limits_of_children(vm: Vm, services: Services, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "MAX_PER_APP", 1)
+    monkeypatch.setattr(processes, "MAX_IN_ALL", 2)
+    binding = processes.ProcessBinding(vm, services)
+    one, two = AppScope(Path("/one")), AppScope(Path("/two"))
+    first, second = Running(), Running()
+    binding.keep(first, one)
+    assert [bool(binding.refusal(owner)) for owner in (one, two, None)] == [True, False, False]
+    binding.keep(second, two)
+    assert binding.refusal(None) == "too many children: 1 of an application, 2 in all"
+    one.close()
+    assert first.status == 0
+    assert [bool(binding.refusal(owner)) for owner in (one, two, None)] == [False, True, False]
+    binding.shutdown()
+    assert second.status == 0
+
+
+def test_a_place_is_one_start_of_an_application(services: Services, vm: Vm) -> None:
+    shells = processes.ShellBinding(services.processes, services)
+    started, again = AppScope(Path("/one")), AppScope(Path("/one"))
+    services.scopes[1] = started
+    first = shells.place(1)
+    assert first == shells.place(1) > 0
+    services.scopes[1] = again
+    assert shells.place(1) not in (0, first)
+    assert shells.place(None) == 0
+
+
+def test_a_temporary_file_is_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = processes.make_temporary()
+    assert isinstance(name, bytes)
+    assert os.stat(name).st_mode & 0o777 == 0o600
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert processes.make_temporary() is None
