@@ -29,8 +29,8 @@ from smqrt.auth.users import (
 )
 from smqrt.errors import ArgumentError
 
-HASH = argon2.PasswordHasher(1, 8, 1).hash(b"right")
-"""So cheap that it costs nothing."""
+HASH = argon2.PasswordHasher(1, 8, 1).hash(b"right", salt=b"the same each time")
+"""So cheap that it costs nothing, and the same in each process: it is in names of tests."""
 
 
 # ---- the file

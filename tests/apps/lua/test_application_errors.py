@@ -92,7 +92,7 @@ LOOPS = {
     "subscriber": "local smq = require'smq.hub'.create() smq:subscribe('t', {onmsg = function() ::a:: goto a end}) "
     "smq:publish('x', 't')",
 }
-LOOP_S = 0.2
+LOOP_S = 0.1
 
 
 class Customer:
@@ -179,7 +179,7 @@ def test_endless_loops(
         _provoke(server.port, "/bad/0.lsp")
         for customer, count in zip(customers, before, strict=True):
             wait_until(lambda: customer.count >= count + 5, "everybody is served again", 30)  # noqa: B023
-        message = "0.lsp:1: this ran for 0.2 s without giving way"
+        message = "0.lsp:1: this ran for 0.1 s without giving way"
         wait_until(lambda: caplog.text.count(message) >= round_number, message)  # noqa: B023
 
 

@@ -15,9 +15,9 @@ from smqrt.apps.lua.watchdog import LoopWatchdog
 from tests.apps.lua.recorder import Recorder
 from tests.support.waiting import wait_until
 
-LOOP_S = 0.2
+LOOP_S = 0.1
 FOREVER = "\nwhile true do\nend"
-MESSAGE = "this ran for 0.2 s without giving way"
+MESSAGE = f"this ran for {LOOP_S:g} s without giving way"
 
 
 @pytest.fixture
