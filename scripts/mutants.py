@@ -51,10 +51,10 @@ STORAGE = [
 ]
 """The modules of the journal that write, read and check its files."""
 OF_STORAGE = [
-    *("arrow", "checksums", "columns", "commit", "compact", "damage", "delivery_of_results", "durability", "files"),
-    *("formats", "jumping_clock", "locations", "manifest", "merge", "moved_folder", "old_journal", "power_failure"),
-    *("reader", "record", "recorder", "recovery", "results", "retention", "segment", "staged", "timestamps"),
-    *("two_hubs", "unmounted", "verification", "writer"),
+    *("arrow", "checksums", "columns", "commit", "committed", "compact", "damage", "delivery_of_results"),
+    *("durability", "files", "formats", "jumping_clock", "locations", "manifest", "merge", "moved_folder"),
+    *("old_journal", "parquet_files", "power_failure", "reader", "record", "recorder", "recovery", "readers"),
+    *("retention", "segment", "staged", "timestamps", "two_hubs", "unmounted", "verification", "writer"),
 ]
 """Tests of these modules that are quick and start no other processes."""
 GROUPS = {

@@ -14,10 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from smqrt.errors import JournalError
 from smqrt.journal import compact, duckdb_views
-from smqrt.journal.duckdb_views import DuckDB
-from smqrt.journal.reader import Journal
 from tests.cli.commands import Command
 from tests.cli.terminals import on_a_terminal
 from tests.journal.sensor_rows import NOON_US, readings, row, write
@@ -176,19 +173,6 @@ def test_without_duckdb(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("select 1", app) == (1, duckdb_views.NEEDS_DUCKDB)
 
 
-def test_files_that_were_joined_meanwhile(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan is made anew when a file that it names has gone."""
-    journal = Journal(app / ".journal")
-    whole = journal.plan
-    stale = whole({}, journal.end(), max_rows=1 << 40)
-    stale[0][0] = stale[0][0]._replace(file=stale[0][0].file.replace("n1-0", "n1-9"))
-    plans = [stale]
-    monkeypatch.setattr(journal, "plan", lambda *range, **named: plans.pop() if plans else whole(*range, **named))
-    with DuckDB(journal, journal.begin(), journal.end()) as duckdb:
-        _, batches = duckdb.run("select count(*) as n from messages")
-        assert [batch.to_pylist() for batch in batches] == [[{"n": 2003}]]
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing(app: Path, tmp_path: Path, number: int, code: int) -> None:
     target = tmp_path / "out"
@@ -204,29 +188,9 @@ def test_an_interrupt_leaves_nothing(app: Path, tmp_path: Path, number: int, cod
     assert list(target.iterdir()) == []
 
 
-def test_files_that_go_while_rows_come(app: Path) -> None:
-    journal = Journal(app / ".journal")
-    with DuckDB(journal, journal.begin(), journal.end()) as duckdb:
-        _, batches = duckdb.run("select a.seq from messages a, range(100000) where text is not null")
-        assert next(batches)
-        for path in duckdb._files:
-            path.unlink()
-        with pytest.raises(JournalError, match=r"were merged or have expired .* run it again"):
-            duckdb._checked_call(lambda: duckdb._connection.sql("select * from compacted"))
-
-
 def test_a_bar_on_a_terminal(app: Path) -> None:
     printed = on_a_terminal([sys.executable, "-m", "smqrt", "query", SLOW, str(app)], lambda text: "%" in text)
     assert "query" in printed
-
-
-def test_the_share_that_is_done(app: Path) -> None:
-    journal = Journal(app / ".journal")
-    with DuckDB(journal, journal.begin(), journal.end()) as duckdb:
-        assert duckdb.share() == 0
-        _, batches = duckdb.run("select count(*) from messages")
-        assert len(list(batches)) == 1
-        assert 0 < duckdb.share() <= 1
 
 
 @pytest.mark.servers

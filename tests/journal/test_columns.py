@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.journal import arrow
+from smqrt.journal import arrow, columns
 from smqrt.journal.columns import (
     MAX_ROWS,
     MAX_TEXT_BYTES,
@@ -41,16 +41,16 @@ TIMES = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000)
 STREAM = st.lists(st.one_of(FRAMES, FRAMES, RUNS, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)
 
 
-def rows(columns: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
+def rows(of: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
     """The batches that `data` makes, decoded."""
-    columns.server(SERVER)
+    of.server(SERVER)
     batches, at = [], 0
     while at < len(data):
-        at, kind, number = columns.append(data, at)
+        at, kind, number = of.append(data, at)
         if kind:
-            columns.name(kind, number, NAMES.get((kind, number)))
+            of.name(kind, number, NAMES.get((kind, number)))
             continue
-        count, first_us, last_us, pieces = columns.take(seq)
+        count, first_us, last_us, pieces = of.take(seq)
         batch = arrow.decode(b"".join(pieces)) if count else []
         assert len(batch) == count
         assert not batch or (first_us, last_us) == (min(one.ts_us for one in batch), max(one.ts_us for one in batch))
@@ -69,8 +69,8 @@ def test_twins(stream: list[bytes], end_us: int) -> None:
 def test_a_full_batch_takes_the_time_that_comes_later() -> None:
     frame = smq.publish_frame(5, 0x81234567, 0, b"x")
     data = frame * (MAX_ROWS + 3) + stamp(1_700_000_000_000_000) + frame + stamp(1_700_000_000_000_009)
-    for columns in (JitColumns(), PureColumns()):
-        batches = rows(columns, data)
+    for of in (JitColumns(), PureColumns()):
+        batches = rows(of, data)
         assert [len(batch) for batch in batches] == [MAX_ROWS, 4]
         times = [row.ts_us for batch in batches for row in batch]
         assert times == [1_700_000_000_000_000] * (MAX_ROWS + 3) + [1_700_000_000_000_009]
@@ -79,8 +79,8 @@ def test_a_full_batch_takes_the_time_that_comes_later() -> None:
 
 def test_a_batch_of_much_payload_is_divided() -> None:
     frames = [smq.publish_frame(5, 0x81234567, 9, bytes([at]) * smq.MAX_PAYLOAD_BYTES) for at in range(40)]
-    for columns in (JitColumns(), PureColumns()):
-        batches = rows(columns, b"".join([*frames, stamp(1)]))
+    for of in (JitColumns(), PureColumns()):
+        batches = rows(of, b"".join([*frames, stamp(1)]))
         assert len(batches) > 2
         assert [row.payload[0] for batch in batches for row in batch] == list(range(40))
 
@@ -95,6 +95,22 @@ def test_a_batch_of_long_names_is_divided(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row for batch in batches for row in batch] == [
         row for batch in rows(PureColumns(), run + single + run + stamp(1)) for row in batch
     ]
+
+
+@pytest.mark.parametrize(("limit_frames", "more_bytes", "frames"), [(3, 0, 3), (3, 1, 4)])
+def test_every_batch_ends_at_the_same_size(
+    limit_frames: int, more_bytes: int, frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = smq.publish_frame(5, 0x81234567, 0, b"payload")
+    monkeypatch.setattr(columns, "MAX_BATCH_BYTES", limit_frames * len(frame) + more_bytes)
+    assert [len(batch) for batch in rows(PureColumns(), frame * frames * 3 + stamp(1))] == [frames] * 3
+
+
+@pytest.mark.parametrize("make", [JitColumns, PureColumns])
+def test_a_time_without_rows_is_no_batch(make: type[Columns]) -> None:
+    of = make()
+    for _ in range(2):
+        assert rows(of, stamp(1_700_000_000_000_000)) == [[]]
 
 
 def test_flags() -> None:

@@ -23,7 +23,6 @@ from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.service import JournalService
 from tests.http.http_bench import Bench
-from tests.journal import sensor_rows
 from tests.journal.test_remote import BUSY, ok, there
 from tests.support.device import bounded
 from tests.support.scripted_http import CLOSE, ScriptedHttp
@@ -255,35 +254,6 @@ def test_a_part_holds_at_least_one_message() -> None:
     assert list(commits.parts("q", rows, 100)) == [("q.1", rows[1:]), ("q", rows[:1])]
 
 
-def test_of_too_many_queries_the_longest_silent_are_removed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(committed, "MAX_QUERIES", 3)
-    known = committed.CommittedBatches({"a": 1, "b": 2, "c": 3})
-    known.note("a", 2)
-    for number, query in enumerate("de"):
-        known.note(query, number)
-    assert known.all() == {"a": 2, "d": 0, "e": 1}
-    assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
-    assert len(committed.CommittedBatches({str(query): 0 for query in range(5)})) == 3
-    told = [record.message for record in caplog.records if "limit reached" in record.message]
-    assert len(told) == 2, "once for each journal"
-
-
-def test_a_snapshot_saved_late_hides_no_commit(tmp_path: Path) -> None:
-    """Two hubs that were killed at once, one after the other: the third stored a micro-batch again."""
-    rows = [sensor_rows.row(seq, txn="q:3" if seq == 15 else None) for seq in range(40)]
-    sensor_rows.write(tmp_path, rows, batch=5, segment_rows=10)
-    committed.save_snapshot(tmp_path / "wal" / "n1", {"q": 2}, through=10)
-    assert committed.last_batches(tmp_path) == {"q": 3}
-
-
-def test_a_snapshot_of_an_older_version_is_read(tmp_path: Path) -> None:
-    sensor_rows.write(tmp_path, [sensor_rows.row(seq, txn="q:3" if seq == 35 else None) for seq in range(40)], 5, 10)
-    (tmp_path / "wal" / "n1" / committed.COMMITS_FILE).write_text('{"q": 2, "r": 7}')
-    assert committed.last_batches(tmp_path) == {"q": 3, "r": 7}
-
-
 # ---- rows as bytes
 
 
@@ -339,61 +309,7 @@ def test_rows_are_split_at_exactly_the_limit() -> None:
     assert (commits.PART_BYTES, commits.order((b"t", None, b"x"))) == (1 << 20, (b"t", b"", b"x"))
 
 
-# ---- known commits
-
-
-def test_the_last_batch_of_each_query_is_known() -> None:
-    known = committed.CommittedBatches({"a": 1})
-    assert (known.last("a"), known.last("b")) == (1, -1)
-    known.merge({"a": 0, "b": 4})
-    known.note("a", 2)
-    assert known.all() == {"b": 4, "a": 2}
-    assert list(known.all()) == ["b", "a"]
-    assert (len(known), known.forgotten) == (2, 0)
-
-
-def test_commits_of_other_nodes_are_read_once(tmp_path: Path) -> None:
-    others = committed.OtherNodes(tmp_path, "n1")
-    rows = [sensor_rows.row(seq, txn=f"q:{seq}") for seq in range(4)]
-    sensor_rows.write(tmp_path, rows, batch=2, node="n1")
-    assert not others.exist()
-    assert others.new_commits() == {}
-    sensor_rows.write(tmp_path, rows, batch=1, node="n2")
-    assert others.exist()
-    assert others.new_commits() == {"q": 3}
-    assert others.new_commits() == {}
-    sensor_rows.write(tmp_path, [sensor_rows.row(4, txn="r:1"), sensor_rows.row(5)], batch=1, node="n2")
-    assert others.new_commits() == {"r": 1}
-    committed.save_snapshot(tmp_path / "wal" / "n2", {"s": 9}, through=6)
-    assert others.new_commits() == {"s": 9}
-    assert others.new_commits() == {}
-
-
-def test_commits_before_a_number_are_left_out(tmp_path: Path) -> None:
-    rows = [sensor_rows.row(seq, txn=f"q{seq // 2}:{seq}" if seq < 6 else None) for seq in range(8)]
-    sensor_rows.write(tmp_path, rows, batch=2)
-    [path] = (tmp_path / "wal" / "n1").glob("*.arrows")
-    assert committed.batches_of_segment(path) == {"q0": 1, "q1": 3, "q2": 5}
-    assert committed.batches_of_segment(path, 2) == {"q1": 3, "q2": 5}
-    assert committed.batches_of_segment(path, 3) == {"q2": 5}
-    assert committed.batches_of_segment(path, 6) == {}
-
-
-def test_the_later_of_both_snapshots_counts(tmp_path: Path) -> None:
-    folder = tmp_path / "wal" / "n1"
-    folder.mkdir(parents=True)
-    assert committed.load_snapshot(folder) == {}
-    committed.save_snapshot(folder, {"q": 2, "r": 7}, through=10)
-    manifest.write_json(tmp_path / committed.COMMITS_FILE, {"q": 3, "r": 1, "s": 0})
-    assert committed.load_snapshot(folder) == {"q": 3, "r": 7, "s": 0}
-
-
-@pytest.mark.parametrize("part", ["", "0123456789abcdef", "0123456789abcdef.", "0123456789abcdef.1234567", "../x.1", 5])
-def test_a_wrong_name_of_a_part_is_refused(part: object) -> None:
-    for right in ("0123456789abcdef.0", "0123456789abcdef.123456"):
-        assert committed.checked_part(right) == right
-    with pytest.raises(ArgumentError, match="is not the name of a part"):
-        committed.checked_part(part)
+# ---- limits
 
 
 def test_commits_of_50000_queries_are_known() -> None:

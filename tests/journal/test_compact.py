@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -146,6 +147,15 @@ def test_large_journals_are_done_in_groups(tmp_path: Path) -> None:
     compact.compact(tmp_path, CompactOptions(grace_s=0, max_group_bytes=100_000), steps.append)
     assert steps.count("switched") > 2
     assert rows_of(tmp_path) == rows
+
+
+def test_a_group_has_segments_up_to_its_size(tmp_path: Path) -> None:
+    write(tmp_path, [row(seq, payload=bytes(1000)) for seq in range(61)], segment_rows=10)
+    size_bytes = segment.paths(tmp_path / "wal" / "n1")[0].stat().st_size
+    for most, groups in ((2 * size_bytes, [20, 20, 20]), (3 * size_bytes - 1, [20, 20, 20]), (size_bytes, [10] * 6)):
+        journal = shutil.copytree(tmp_path / "wal", tmp_path / f"{most}/wal").parent
+        compact.compact(journal, CompactOptions(grace_s=0, merge_bytes=0, max_group_bytes=most))
+        assert [file.rows for file in manifest.load(journal).all_files()] == groups
 
 
 def test_typed_columns(tmp_path: Path) -> None:

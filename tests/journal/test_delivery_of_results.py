@@ -173,6 +173,22 @@ def test_a_commit_that_waits_is_not_overtaken(results: MakeSite) -> None:
     assert payloads(device) == [b"%d" % number for number in range(7)]
 
 
+def test_a_subscriber_that_comes_while_a_commit_waits_gets_the_rest(results: MakeSite) -> None:
+    site = results(slow="wait")
+    device, late = site.device(b"device"), site.device(b"late-one")
+    device.subscribe(b"out")
+    device.subscribe(b"slow")
+    session, pressure = site.state.uids[b"device"], site.state.slow.pressure
+    pressure.add_local(session.outbox, site.state.topic_table.by_name[b"slow"].key)
+    rows = [(topic, None, b"%d" % number) for number, topic in enumerate([b"out", b"slow", b"out"])]
+    committing = gevent.spawn(site.smq.journal.commit, "q", 0, rows)
+    wait_until(lambda: payloads(device) == [b"0"], "the first message")
+    late.subscribe(b"out")
+    pressure.release(session.outbox)
+    committing.get()
+    assert (payloads(device), payloads(late)) == ([b"1", b"2"], [b"2"])
+
+
 def test_a_commit_does_not_wait_for_ever(results: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "BEHIND_S", 0.2)
     site = results(slow="wait")

@@ -15,7 +15,6 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, planning
 from smqrt.journal.manifest import EVERYTHING, PAGE_FILES, DataFile
-from smqrt.journal.planning import Filter, WantedTopics
 from smqrt.journal.reader import Journal
 
 
@@ -247,41 +246,6 @@ def test_it_is_read_whole_while_it_is_changed(tmp_path: Path) -> None:
 
 
 # ---- files with many topics
-
-
-def test_a_topic_filter_matches_its_names_and_excludes_most() -> None:
-    names = [f"site{at % 50}/machine{at}/temp" for at in range(4000)]
-    made = planning.bloom_filter(names)
-    assert len(made) <= 11_000
-
-    def may_be_in(*topics: str) -> bool:
-        wanted = WantedTopics.of(Filter(topics))
-        return wanted is None or wanted.may_be_in(made)
-
-    assert all(may_be_in(name) for name in names)
-    for pattern in (
-        "#",
-        "+/machine7/temp",
-        "site3/#",
-        "site3/+/temp",
-        "site3/machine3/#",
-        "nowhere",
-        "site1/machine1/temp",
-    ):
-        assert may_be_in("site1/machine1/temp", pattern)
-    assert may_be_in("site3/#")
-    assert may_be_in("site3/machine3/temp/#")
-    assert may_be_in("+/x")
-    wrong = sum(may_be_in(f"site{at % 50}/machine{at}/temp") for at in range(10_000, 12_000))
-    assert wrong < 2000 * 0.05
-    assert sum(may_be_in(f"other{at}/#") for at in range(2000)) < 2000 * 0.1
-
-
-def test_a_filter_that_is_none_leaves_nothing_out() -> None:
-    wanted = WantedTopics.of(Filter(["a"]))
-    assert wanted
-    assert wanted.may_be_in("")
-    assert wanted.may_be_in("%%%")
 
 
 def test_a_plan_leaves_out_files_of_many_topics(tmp_path: Path) -> None:

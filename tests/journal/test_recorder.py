@@ -12,6 +12,7 @@ import pytest
 from smqrt.journal import arrow, recorder, settings
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
+from smqrt.smq import data_path
 from smqrt.wire import smq
 
 NOW_US = 1_700_000_000_000_000
@@ -68,9 +69,11 @@ def recording(request: Any, disk: Disk, tmp_path: Path, monkeypatch: pytest.Monk
     clock, topics = CountedClock(), [topic]
     asked = settings.parse({"path": str(tmp_path)}, tmp_path)
     made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, clock.read, lambda: None)
-    yield SimpleNamespace(recorder=made, clock=clock, server=broker.server, topics=topics)
+    given = SimpleNamespace(recorder=made, clock=clock, server=broker.server, topics=topics, is_closed=False)
+    yield given
     made.full = False
-    made.close()
+    if not given.is_closed:
+        made.close()
 
 
 def run(first: int, count: int) -> bytes:
@@ -247,3 +250,15 @@ def test_a_client_that_left_keeps_its_name_once(recording: Any, disk: Disk) -> N
     of.record(smq.publish_frame(5, 3, 0, b"2") + smq.publish_frame(5, 1, 0, b"3"))
     of.flush()
     assert [row.uid for row in disk.rows] == ["gone", None, "server"]
+
+
+def test_turns_of_the_data_path_leave_a_closed_recorder(recording: Any, disk: Disk) -> None:
+    recording.recorder.record(run(0, 2))
+    recording.recorder.close()
+    recording.is_closed = True
+    assert numbers(disk) == [0, 1]
+    recording.recorder.record(run(2, 1))  # then the clock would be read at the end of a turn
+    reads = recording.clock.reads
+    for end_turn in list(data_path.turn_ends):
+        end_turn()
+    assert recording.clock.reads == reads

@@ -103,36 +103,6 @@ def test_a_pipeline_without_process_is_abandoned(journal: Path) -> None:
     assert retention.expired(journal, replace(settings, reader_timeout_s=None), 1 << 60) == []
 
 
-def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
-    for query, seq in (("forgotten", 100), ("done", 400), ("busy", 0)):
-        report(journal, query, n1=seq)
-    silent(journal, "forgotten", 1.5)
-    silent(journal, "done", 30)
-    watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
-    [told] = watch.check(time.time_ns() // 1000)
-    assert told.startswith("the pipeline forgotten has read nothing since 2")
-    assert ", and 300 messages wait for it: they are kept until 2" in told
-    assert told.endswith("run it, or smqrt pipeline reset forgotten")
-    assert (watch.check(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
-    silent(journal, "forgotten", 8)
-    [told] = watch.check(time.time_ns() // 1000)
-    assert "it is given up" in told
-    assert (watch.stale, watch.given_up) == (1, 1)
-    report(journal, "forgotten", n1=300)
-    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 0)
-
-
-def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
-    for number in range(30):
-        report(journal, f"q{number}", n1=0)
-        silent(journal, f"q{number}", 2)
-    watch = readers.ReaderWatch(replace(KEEP, path=journal))
-    told = watch.check(time.time_ns() // 1000)
-    assert len(told) == 21
-    assert told[-1] == "10 more pipelines are stale"
-    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 30)
-
-
 def test_no_pipeline_fills_the_disk(journal: Path) -> None:
     report(journal, "slow", n1=0)
     free = shutil.disk_usage(journal).free

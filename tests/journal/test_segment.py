@@ -488,3 +488,18 @@ def test_a_batch_is_written_in_pieces_of_any_size(tmp_path: Path, monkeypatch: p
         written.append(opened, written.rows(first, end))
     opened.close()
     assert list(Journal(tmp_path).rows({}, {"n1": 9})) == written.rows(0, 9)
+
+
+def test_the_name_of_a_segment_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, a power failure may leave a folder without the segment."""
+    synced: list[Path] = []
+    monkeypatch.setattr(segment, "sync_folder", synced.append)
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    for seq in range(3):
+        written.append(opened, [written.row(seq)])
+        opened.sync()
+    assert synced == [tmp_path / "wal/n1"]
+    opened.restore()
+    opened.sync()
+    opened.close()
+    assert synced == [tmp_path / "wal/n1"] * 2

@@ -417,20 +417,6 @@ def test_a_damaged_token_is_reported(tmp_path: Path, content: bytes) -> None:
         files.journal_token(tmp_path)
 
 
-def test_a_journal_has_the_address_of_its_hub(tmp_path: Path) -> None:
-    announcer.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
-    path = tmp_path / "hub.json"
-    url, token = "http://127.0.0.1:1/rtl/journal/x", files.journal_token(tmp_path)
-    assert json.loads(path.read_text()) == {"url": url, "token": token, "pid": os.getpid()}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    announcer.withdraw(tmp_path)
-    announcer.withdraw(tmp_path)
-    assert os.listdir(tmp_path) == ["token"]
-    path.write_text('{"pid": 1}')
-    announcer.withdraw(tmp_path)
-    assert path.exists()
-
-
 # ---- where it ends
 
 

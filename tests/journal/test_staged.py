@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import gevent
 import pytest
 
-from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, service
-from smqrt.journal.commit import commit_staged, encode, last_batch, stage
-from smqrt.journal.committed import StagedResults
+from smqrt.journal.commit import commit_staged, last_batch, stage
 from smqrt.journal.files import HubAddress
 from tests.journal.shelf import Shelf, record
 
@@ -118,66 +115,3 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
     assert "of uncommitted results" in text
     commit_parts(shelf, stage_payloads(shelf, b"y", batch=1), batch=1)
     assert len(stage_payloads(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
-
-
-def test_uncommittable_parts_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 3 * committed.MIN_PART_BYTES)
-    (tmp_path / "wal").mkdir()
-    waiting = StagedResults(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
-    rows = encode([(b"t", None, b"x")])
-    for query, batch in (("done", 5), ("sealed", 0), ("old", 0)):
-        waiting.put(query, batch, PART, rows)
-    waiting.seal("sealed", 0, [PART])
-    for query, batch in (("sealed", 0), ("old", 0)):
-        os.utime(tmp_path / committed.STAGED_FOLDER / query / str(batch), (0, 0))
-    waiting = StagedResults(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
-    with pytest.raises(JournalError, match="of uncommitted results"):
-        waiting.put("new", 0, PART, bytes(3 * committed.MIN_PART_BYTES))
-    assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
-    left = {path.parent.name for path in (tmp_path / committed.STAGED_FOLDER).glob("*/[0-9]*")}
-    assert left == {"sealed"}
-
-
-def test_a_journal_that_was_moved_is_not_made_anew(tmp_path: Path) -> None:
-    waiting = StagedResults(tmp_path / "journal", lambda query: -1)
-    with pytest.raises(JournalError, match="can't be written"):
-        waiting.put("q", 0, PART, b"x")
-    assert not (tmp_path / "journal").exists()
-
-
-def test_forgotten_parts_are_those_up_to_a_batch(tmp_path: Path) -> None:
-    (tmp_path / "wal").mkdir()
-    waiting = StagedResults(tmp_path, lambda query: -1)
-    for batch in (1, 2, 3):
-        waiting.put("q", batch, PART, b"rows")
-    waiting.forget("q", 2)
-    assert [path.name for path in (tmp_path / committed.STAGED_FOLDER / "q").iterdir()] == ["3"]
-    waiting.forget("q", 3)
-    assert list((tmp_path / committed.STAGED_FOLDER).iterdir()) == []
-    waiting.forget("q", 3)
-
-
-def test_a_small_part_counts_as_16_kib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (committed.MIN_PART_BYTES, committed.MAX_STAGED_BYTES, committed.MAX_PARTS) == (16 << 10, 2 << 30, 10_000)
-    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 40 << 10)
-    (tmp_path / "wal").mkdir()
-    waiting = StagedResults(tmp_path, lambda query: -1)
-    waiting.put("q", 0, PART, b"x")
-    waiting.put("q", 1, PART, bytes(24 << 10))
-    for again in (waiting, StagedResults(tmp_path, lambda query: -1)):
-        with pytest.raises(JournalError, match="limit reached"):
-            again.put("q", 2, PART, b"x")
-    assert waiting.open("q", 0, PART).read() == b"x"
-
-
-def test_sealed_parts_stay_those_of_the_first_call(tmp_path: Path) -> None:
-    (tmp_path / "wal").mkdir()
-    waiting, other = StagedResults(tmp_path, lambda query: -1), PART[:-1] + "9"
-    for part in (PART, other):
-        waiting.put("q", 0, part, b"x")
-    assert waiting.seal("q", 0, [PART]) == [PART]
-    assert waiting.seal("q", 0, [other]) == [PART]
-    with pytest.raises(ArgumentError, match="is not staged"):
-        waiting.seal("q", 1, [PART])
-    with pytest.raises(ArgumentError, match="is not staged"):
-        waiting.open("q", 1, PART)

@@ -91,6 +91,19 @@ def test_a_jumping_clock_is_ignored() -> None:
         assert machine.run(40) == [0] * 40
 
 
+@pytest.mark.parametrize(("more", "quiet_s"), [(5 * SECOND - 1, 19), (5 * SECOND, 60)])
+def test_a_jump_that_changes_by_five_seconds_is_another_one(more: int, quiet_s: int) -> None:
+    """It has to last for a minute itself."""
+    machine = Machine()
+    machine.ahead = HOUR
+    machine.run(41)
+    machine.ahead += more
+    machine.run(quiet_s)
+    assert machine.jumps == []
+    machine.run(1)
+    assert machine.jumps == [HOUR + more]
+
+
 def test_what_a_jump_has_made_older() -> None:
     machine, day_s = Machine(), 86400.0
     machine.ahead = -HOUR

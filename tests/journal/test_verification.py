@@ -260,6 +260,19 @@ def test_a_gap_after_a_crash_is_no_fault(tmp_path: Path) -> None:
     assert report.rows == 8
 
 
+@pytest.mark.parametrize("missing", [1, 2, segment.STEP])
+def test_a_gap_after_compacted_files_is_no_fault(tmp_path: Path, missing: int) -> None:
+    end = 2 * segment.STEP
+    write(tmp_path, [row(end - missing - 2), row(end - missing - 1)])
+    write(tmp_path, [row(end)])
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0))
+    assert manifest.load(tmp_path).nodes == {"n1": end}
+    assert faults(tmp_path) == []
+    with manifest.edit(tmp_path) as state:
+        state.nodes["n1"] = end + 1
+    assert any(f"says that rows below {end + 1} are compacted" in one for one in faults(tmp_path))
+
+
 def test_a_batch_that_is_not_whole_is_described(segments: list[Path], tmp_path: Path) -> None:
     entries = segment.read_index(segments[0])
     os.truncate(segments[0], entries[-1].end - 10)

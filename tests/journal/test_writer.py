@@ -566,3 +566,4 @@ def test_a_commit_that_the_disk_refuses_can_be_repeated(record: Make) -> None:
 def test_waiting_times_are_those_of_the_manual() -> None:
     """help: journal"""
     assert (writer.TURN_S, writer.BEHIND_S, writer.SEAL_S) == (5.0, 30.0, 600.0)
+    assert max(writer.BEHIND_POLL_S, writer.TURN_POLL_S) <= 0.01, "a commit goes on soon after"

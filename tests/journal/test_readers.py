@@ -1,4 +1,4 @@
-"""Readers skip published results of pipelines by the index, without reading rows."""
+"""Readers of a journal: their reports, their backlogs without results of pipelines, and which of them are stale."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit, files, readers, recovery, segment, writer
 from smqrt.journal.arrow import schema_message
 from smqrt.journal.inspection import journal_stats
 from smqrt.journal.reader import Journal
-from smqrt.journal.readers import ResultRows
+from smqrt.journal.readers import Backlog, Reader, ResultRows, parse_report, save_report
 from smqrt.journal.record import Flag
 from smqrt.journal.segment import STEP
 from smqrt.pipeline.runner import lag_rows, lag_seconds
 from tests.journal import written
+from tests.journal.test_retention import DAY_S, KEEP, SECOND_US, report, silent
 from tests.support.device import Site
 
 
@@ -139,3 +142,119 @@ def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:
     written.append(opened, written.rows(0, 4), 128)
     opened.close()
     assert ResultRows(Journal(tmp_path), {"n1": 4}).others({}) == 4
+
+
+# ---- reports, and readers without reports
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """400 rows, one row a second."""
+    written.write(tmp_path, [[200], [400]], step_us=SECOND_US)
+    return tmp_path
+
+
+def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
+    for query, seq in (("forgotten", 100), ("done", 400), ("busy", 0)):
+        report(journal, query, n1=seq)
+    silent(journal, "forgotten", 1.5)
+    silent(journal, "done", 30)
+    watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
+    [told] = watch.check(time.time_ns() // 1000)
+    assert told.startswith("the pipeline forgotten has read nothing since 2")
+    assert ", and 300 messages wait for it: they are kept until 2" in told
+    assert told.endswith("run it, or smqrt pipeline reset forgotten")
+    assert (watch.check(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
+    silent(journal, "forgotten", 8)
+    [told] = watch.check(time.time_ns() // 1000)
+    assert "it is given up" in told
+    assert (watch.stale, watch.given_up) == (1, 1)
+    report(journal, "forgotten", n1=300)
+    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 0)
+
+
+def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
+    for number in range(30):
+        report(journal, f"q{number}", n1=0)
+        silent(journal, f"q{number}", 2)
+    watch = readers.ReaderWatch(replace(KEEP, path=journal))
+    told = watch.check(time.time_ns() // 1000)
+    assert len(told) == 21
+    assert told[-1] == "10 more pipelines are stale"
+    assert (watch.check(time.time_ns() // 1000), watch.stale) == ([], 30)
+
+
+def test_reports_are_read_in_order_of_their_names(journal: Path) -> None:
+    for query in ("b", "a", ".new"):
+        report(journal, query, n1=7)
+    now_us = silent(journal, "a", 1)
+    first, second = readers.load(journal)
+    assert (first.name, second.name, first.offset, first.results) == ("a", "b", {"n1": 7}, True)
+    assert first.silent_s(now_us) == pytest.approx(86_400)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"offset": 5}', '{"offset": {"n1": "x"}}'])
+def test_a_damaged_report_is_named(journal: Path, text: str) -> None:
+    report(journal, "q", n1=7)
+    (journal / "readers/q.json").write_text(text)
+    with pytest.raises(JournalError, match=r"readers/q\.json can't be read .*`smqrt pipeline reset` removes it"):
+        list(readers.load(journal))
+
+
+def test_rows_are_kept_for_the_slowest_reader() -> None:
+    some = [Reader("a", {"n1": 7, "n2": 1}, 0), Reader("b", {"n1": 5}, 10_000_000), Reader("c", {"n1": 9}, 10_000_000)]
+    assert readers.needed(some, None, 1 << 60) == readers.needed(some, 20.0, 20_000_000) == {"n1": 5, "n2": 1}
+    assert readers.needed(some, 20.0, 20_000_001) == {"n1": 5}
+    assert readers.needed(some, 20.0, 30_000_001) == {}
+
+
+def test_a_reader_with_a_backlog_is_stale_after_a_day() -> None:
+    reader, day_us = Reader("q", {}, written.START_US), 86_400_000_000
+    assert readers.stale_clause(reader, 1234, written.START_US + day_us) == ""
+    assert readers.stale_clause(reader, 0, written.START_US + day_us + 1) == ""
+    assert readers.stale_clause(reader, 1234, written.START_US + day_us + 1) == (
+        "has read nothing since 2025-11-21T14:00:00.000000Z, and 1,234 messages wait for it"
+    )
+
+
+def test_a_node_that_a_reader_does_not_know_counts_from_its_begin(journal: Path) -> None:
+    written.write(journal, [[50]], node="n2")
+    reader = Reader("q", {"n1": 390}, 0)
+    assert Backlog(Journal(journal)).of(reader) == 60
+    assert Backlog(Journal(journal), begin={"n1": 0, "n2": 30}).of(reader) == 30
+    assert Backlog(Journal(journal), begin={"n2": 30}).of(replace(reader, results=False)) == 30
+
+
+@pytest.mark.parametrize("query", ["", "-q", ".q", "a/b", "q" * 101, "ä", 5, None])
+def test_a_query_has_the_name_of_a_file(query: object) -> None:
+    for right in ("q", "_q", "0.1-a", "q" * 100):
+        assert readers.checked_query(right) == right
+    with pytest.raises(ArgumentError, match="is not the id of a query"):
+        readers.checked_query(query)
+
+
+def test_a_report_has_a_time_and_at_most_256_nodes() -> None:
+    offset = {f"n{number}": number for number in range(256)}
+    parsed = parse_report(json.dumps({"query": "q", "name": None, "offset": offset, "time_us": -1}).encode())
+    assert (parsed["name"], parsed["offset"]) == ("", offset)
+    assert abs(parsed["time_us"] / 1e6 - time.time()) < 60
+    with pytest.raises(ArgumentError, match="offset: it names 257 nodes; a report has 256 at most"):
+        parse_report(json.dumps({"query": "q", "offset": {**offset, "m": 0}}).encode())
+
+
+def test_only_new_queries_count_for_the_limit_of_reports(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readers.MAX_QUERIES == 10_000
+    monkeypatch.setattr(readers, "MAX_QUERIES", 2)
+    one, other, more = (parse_report(json.dumps({"query": query, "offset": {"n1": 1}}).encode()) for query in "abc")
+    save_report(journal, one)
+    save_report(journal, other)
+    save_report(journal, {**one, "offset": {"n1": 2}})
+    with pytest.raises(ArgumentError, match="2 queries have reports"):
+        save_report(journal, more)
+    assert [(each.name, each.offset) for each in readers.load(journal)] == [("a", {"n1": 2}), ("b", {"n1": 1})]
+
+
+def test_a_journal_that_was_moved_gets_no_report(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="can't be written"):
+        save_report(tmp_path / "journal", parse_report(b'{"query": "q", "offset": {}}'))
+    assert not (tmp_path / "journal").exists()
