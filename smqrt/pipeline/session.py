@@ -193,7 +193,8 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
 
 def driver_bytes(spark: SparkSession) -> int:
     """Return the memory of Spark's driver in bytes."""
-    return memory_bytes(spark.sparkContext.getConf().get(MEMORY) or DEFAULT_MEMORY)
+    # One call of the JVM; `sparkContext.getConf()` makes some for each of Spark's settings.
+    return memory_bytes(str(spark.conf.get(MEMORY, DEFAULT_MEMORY)))
 
 
 def check_master(master: str) -> None:
