@@ -11,7 +11,7 @@ import pytest
 
 from smqrt.wire import smq
 from tests.conftest import REPOSITORY
-from tests.hostile import test_broker as broker
+from tests.hostile import strangers
 from tests.hostile.conftest import Besieged
 from tests.support.device import Device, publish
 
@@ -29,15 +29,15 @@ CALLS = {
 @pytest.mark.parametrize("path", ["/python/smq", "/rpc/smq.lsp"])
 def test_calls(besiege: Callable[..., Besieged], monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     besieged = besiege(*(REPOSITORY / "app_preload" / name for name in ("python", "rpc")))
-    monkeypatch.setattr(broker, "PATH", path)
+    monkeypatch.setattr(strangers, "PATH", path)
     for name, call in CALLS.items():
-        device: Device = broker.Stranger(besieged, b"calls-1")
+        device: Device = strangers.Stranger(besieged, b"calls-1")
         frame = smq.frame(publish(1, device.etid, call))
         count = 30_000 if len(call) < 100 else 300
         with besieged.attack(f"{path}: {count:,} calls: {name}", grows_bytes=32 << 20) as attack:
             device.flood(frame * count, attack)
     assert len(besieged.served.lines) < 1000
-    asks = broker.Stranger(besieged, b"asks-11")
+    asks = strangers.Stranger(besieged, b"asks-11")
     asks.sock.settimeout(20)
     while "too many calls at once" in (answer := ask(asks)).values():  # until those that are slow have ended
         pass
@@ -61,8 +61,8 @@ def test_foreign_readings_do_not_change_pages_of_others(
 ) -> None:
     shutil.copytree(REPOSITORY / "app_preload/telemetry", tmp_path / "telemetry")
     besieged = besiege(tmp_path / "telemetry")
-    monkeypatch.setattr(broker, "PATH", "/telemetry/smq")
-    device = broker.Stranger(besieged, b"stranger")
+    monkeypatch.setattr(strangers, "PATH", "/telemetry/smq")
+    device = strangers.Stranger(besieged, b"stranger")
     frames = [
         smq.frame(publish(device.create(topic), device.etid, text))
         for topic in (b"telemetry/boiler", b"stats/boiler", b"alerts/boiler")
@@ -70,7 +70,7 @@ def test_foreign_readings_do_not_change_pages_of_others(
     ]
     with besieged.attack("/telemetry/smq: 4,800 readings, minutes and alerts that are none") as attack:
         device.flood(b"".join(frames) * 200, attack)
-    asks = broker.Stranger(besieged, b"asks-11")
+    asks = strangers.Stranger(besieged, b"asks-11")
     asks.sock.settimeout(20)
     asks.publish(asks.create(b"telemetry-ask"), b"{}")
     answers = {told["device"]: told for told in (json.loads(asks.receive()[13:]) for _ in range(4))}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire import smq
-from tests.hostile import test_broker as broker
+from tests.hostile import strangers
 from tests.hostile.conftest import Besieged
 from tests.support.device import Device, publish
 
@@ -69,8 +69,8 @@ def test_messages_that_a_handler_fails_at(
     besiege: Callable[..., Besieged], apps: list[Path], monkeypatch: pytest.MonkeyPatch, path: str, topic: str
 ) -> None:
     besieged = besiege(*apps)
-    monkeypatch.setattr(broker, "PATH", path)
-    device: Device = broker.Stranger(besieged, b"writes-logs")
+    monkeypatch.setattr(strangers, "PATH", path)
+    device: Device = strangers.Stranger(besieged, b"writes-logs")
     tid = device.create(topic.encode())
     frame = smq.frame(publish(tid, device.etid, b"no JSON", 7))
     with besieged.attack(f"SMQ: {MESSAGES:,} messages that are not JSON to a handler of {path}{topic}") as attack:

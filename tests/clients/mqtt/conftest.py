@@ -47,7 +47,7 @@ def connect() -> Iterator[Callable[..., MqttClient]]:
     def make(*arguments: Any, wait: bool = True, **options: Any) -> MqttClient:
         clients.append(MqttClient(*arguments, **options))
         if wait:
-            clients[-1].wait_connected(5)
+            clients[-1].wait_connected(30)  # on a machine that has much else to do
         return clients[-1]
 
     yield make

@@ -64,7 +64,8 @@ class HotServed(Served):
         self.restarts, self.pid = len(found), found[-1]
         wait_until(lambda: has_ended(before), f"process {before} ends:\n{self.output}")
         if before == self.process.pid:
-            assert self.process.wait() == 0, self.output
+            code = self.process.wait()
+            assert code == 0, f"exit code {code}:\n{self.output}"
 
     def device(self, uid: bytes = b"device", kind: str = RAW, page: str = "/smq.lsp") -> Device:
         """A connected client."""
