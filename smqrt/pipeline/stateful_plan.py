@@ -209,17 +209,20 @@ class _Plan:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._nodes = list(_nodes(root))
         self._defined: dict[int, Any] = {}
         self._texts: dict[int, str] = {}
         self._marked: dict[int, frozenset[str]] = {}
-        self._sources = {name for node in _nodes(root) if (name := _source_of(node))}
+        self._sources: set[str] = set()
 
     def operators(self) -> Iterator[Operator]:
-        nodes = list(_nodes(self._root))
-        for node in reversed(nodes):  # from the sources to the result
+        if not any(node.nodeName() in _KINDS for node in self._nodes):
+            return  # each column below costs several calls of the JVM, and most queries keep no state
+        self._sources = {name for node in self._nodes if (name := _source_of(node))}
+        for node in reversed(self._nodes):  # from the sources to the result
             self._define(node)
         needed = {_id(one) for one in _list(self._root.output())}
-        for node in nodes:
+        for node in self._nodes:
             needed |= _used(node, needed)
             if (
                 node.isStreaming()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from smqrt.pipeline import jvm, session
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
+from tests.support.spark_python import spark_python
 
 HERE = Path(__file__).parent
 JVM = (
@@ -49,18 +49,24 @@ def needed_java() -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The SparkSession of the whole run: `local[2]`, UTC, one shuffle partition, quiet."""
     needed_java()
+    folder = tmp_path_factory.mktemp("spark")
+    with spark_python(tmp_path_factory.mktemp("python"), HELPERS_PATH) as python:
+        os.environ.update(PYSPARK_PYTHON=str(python), SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=HELPERS_PATH)
+        started = start_spark(folder)
+        yield started
+        started.stop()
+
+
+def start_spark(folder: Path) -> Any:
     from pyspark.sql import SparkSession
 
-    folder = tmp_path_factory.mktemp("spark")
-    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=HELPERS_PATH)
     builder = SparkSession.builder.master("local[2]").appName("smqrt tests")
     for name, value in (CONF | {"spark.driver.extraJavaOptions": quick_java()}).items():
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     started = builder.config("spark.local.dir", str(folder)).getOrCreate()
-    jvm.keep_classes()  # as `start_spark`
-    yield started
-    started.stop()
+    jvm.keep_classes()  # as `smqrt.pipeline.session.start_spark`
+    return started
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,8 @@ def test_json_fields_are_text() -> None:
 
 
 def test_a_reason_without_explanation_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(close_log.EXPLANATIONS, CloseReason.IDLE)
+    others = {reason: said for reason, said in close_log.EXPLANATIONS.items() if reason is not CloseReason.IDLE}
+    monkeypatch.setattr(close_log, "EXPLANATIONS", others)
     assert explanation_of(CloseReason.IDLE) is UNKNOWN
 
 
