@@ -208,10 +208,8 @@ def test_a_removed_segment_is_restored(node: Callable[..., Node], caplog: pytest
     assert one.disk.fault is None
     path = one.disk.segment.path
     path.unlink()
-    path.with_suffix(".idx").unlink()
-    wait_until(lambda: one.disk.fault)
-    assert "00000000000000000000.arrows was removed" in str(one.disk.fault)
-    wait_until(lambda: one.disk.fault is None, "the segment is restored")
+    wait_until(lambda: "is available again" in caplog.text, "the segment is restored")
+    assert one.disk.fault is None
     assert one.rows() == [*range(5)]
     one.append(2)
     assert one.rows() == [*range(7)]
@@ -242,7 +240,7 @@ def test_a_copy_of_the_folder_is_locked(node: Callable[..., Node]) -> None:
     away = one.folder.with_name("away")
     one.folder.rename(away)
     wait_until(lambda: one.disk.fault)
-    shutil.copytree(away, one.folder)
+    shutil.copytree(away, one.folder.with_name("copy")).rename(one.folder)
     wait_until(lambda: one.disk.fault is None, "the copy is used")
     with pytest.raises(JournalError, match="is written by process"):
         segment.lock(one.folder)
