@@ -167,7 +167,7 @@ def keep_classes() -> None:
     """Look up the Java classes that pyspark uses most, and keep them for the lifetime of the JVM.
 
     py4j asks the JVM for a class at each use. For a name without a package, such as `functions`, the JVM searches its
-    300 jars once for each imported package. In the tests of failing queries this was 29 % of the samples of its profile.
+    300 jars once for each imported package. In tests of failing queries these were 29 % of the samples of a profile.
     """
     from pyspark import SparkContext
 
