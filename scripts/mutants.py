@@ -505,7 +505,7 @@ def quick_hypothesis() -> None:
 
 def pytest_options(folder: str) -> list[str]:
     """What the tests are run with: in one process, without what repeats or kills them."""
-    without = [word for name in ("xdist", "rerunfailures", "cacheprovider", "timeout") for word in ("-p", f"no:{name}")]
+    without = [word for name in ("xdist", "cacheprovider", "timeout") for word in ("-p", f"no:{name}")]
     options = ["-q", "-q", "-s", "--no-header", "--tb=no", "-W", "ignore", "--import-mode=importlib", "-o", "addopts="]
     return [*options, *without, f"--basetemp={folder}/base", "-m", "not (servers or browser or spark or cluster)"]
 

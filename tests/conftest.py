@@ -76,13 +76,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stress-seconds", type=float, default=4, help="how long the large stress test lasts (default 4)")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say why tests that passed at another try had failed: a test that fails sometimes is a fault."""
-    for report in terminalreporter.stats.get("rerun", ()):
-        terminalreporter.section(f"failed once: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Marks a test by what it uses, so that `scripts/test unit` needs no list; of those that run, the longest first."""
