@@ -152,7 +152,6 @@ def test_the_settings_of_the_jar() -> None:
     }
 
 
-@pytest.mark.cluster
 def test_kill_between_the_commit_and_the_checkpoint(app: LakeApplication) -> None:
     """kill -9 of driver and workers, with the table's commit but not Spark's."""
     app.numbers(*range(6))

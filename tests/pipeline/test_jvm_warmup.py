@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -84,13 +87,21 @@ def test_failing_java_is_reported(spark_home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
-def test_java_starts_spark_from_the_archive() -> None:
+def test_java_takes_the_classes_of_spark_from_the_archive(tmp_path: Path) -> None:
     """scripts/test has made it, for all tests that start Spark."""
     found = jvm.find_java()
     path = jvm.archive(found)
     if not path.exists():
         assert jvm.build().path == path
     assert path.stat().st_size > 50 << 20
-    assert jvm.archive_options(found)[0] == f"-XX:SharedArchiveFile={path}"
-    # With this option Java doesn't start when the archive doesn't fit.
-    assert jvm._train(found, [jvm.archive_options(found)[0], "-Xshare:on"]) > 0
+    [archive, *_] = jvm.archive_options(found)
+    assert archive == f"-XX:SharedArchiveFile={path}"
+    log = tmp_path / "classes"
+    # With -Xshare:on Java doesn't start when the archive doesn't fit.
+    options = f"{archive} -Xshare:on -Xlog:class+load:file={log}"
+    submit = Path(str(util.find_spec("pyspark").origin)).parent / "bin" / "spark-submit"
+    environment = os.environ | {"JAVA_HOME": str(found.home), "SPARK_SUBMIT_OPTS": options}
+    subprocess.run([submit, "--version"], env=environment, check=True, capture_output=True, timeout=100)
+    loaded = re.findall(r"(org\.apache\.spark\.\S+) source: (.*)", log.read_text())
+    assert len(loaded) > 10
+    assert {where for name, where in loaded if "Lambda" not in name} == {"shared objects file (top)"}
