@@ -41,26 +41,25 @@ TIMEOUTS_S = {"spark": 300, "cluster": 600}
 """Longer than that of setup.cfg, after which the process ends that runs the tests: Spark starts anew for the others."""
 LONGEST = [
     "bench/test_soak",
-    "pipeline/test_clusters",
-    "pipeline/test_connect",
-    "pipeline/test_delta",
-    "pipeline/test_interrupt",
-    "pipeline/test_many_results",
-    "pipeline/test_exactly_once",
-    "pipeline/test_beside",
-    "pipeline/test_ui",
     "bench/test_journal_scale",
     "server/restart/test_load",
-    "pipeline/test_testing",
+    "pipeline/test_interrupt",
+    "pipeline/test_exactly_once",
+    "pipeline/test_many_results",
+    "pipeline/test_clusters",
+    "pipeline/test_connect",
+    "pipeline/test_beside",
+    "pipeline/test_ui",
+    "pipeline/test_corrections",
+    "pipeline/test_failing_rows",
+    "pipeline/test_delta",
     "pipeline/test_processors",
-    "pipeline/test_iceberg",
-    "pipeline/test_row_checks_future",
-    "pipeline/test_graph",
-    "pipeline/test_history",
-    "pipeline/test_run",
     "pipeline/test_lost_state",
+    "pipeline/test_run",
 ]
 """Files with tests that take half a minute or more."""
+SPARKS = 2
+"""How many workers begin with tests of Spark: one Spark keeps a core busy while it starts."""
 WAIT_MS = 20_000  # for what a page does, on a machine that has much else to do
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
@@ -88,13 +87,18 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Returns tests in such an order that no worker is left alone with a long one at the end.
 
     `--dist worksteal` gives each worker one piece of the list, of the same size: each piece begins with its share of
-    the longest files.
+    the longest files. A worker takes from the end of another's piece.
     """
-    files = [f"tests/{name}.py" for name in LONGEST]
-    others = [item for item in items if item.nodeid.partition("::")[0] not in files]
+    files: list[list[str]] = [[] for _ in range(workers)]
+    for name in LONGEST:
+        is_spark = name.startswith("pipeline/")
+        lanes = files[:SPARKS] if is_spark else files[SPARKS:] or files
+        min(lanes, key=len).append(f"tests/{name}.py")
+    long = {file for lane in files for file in lane}
+    others = [item for item in items if item.nodeid.partition("::")[0] not in long]
     ordered: list[pytest.Item] = []
-    for at in range(workers):
-        mine = [item for file in files[at::workers] for item in items if item.nodeid.partition("::")[0] == file]
+    for at, lane in enumerate(files):
+        mine = [item for file in lane for item in items if item.nodeid.partition("::")[0] == file]
         room = max((len(items) - len(ordered)) // (workers - at) - len(mine), 0)
         ordered += mine + others[:room]
         del others[:room]
