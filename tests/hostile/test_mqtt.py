@@ -152,7 +152,7 @@ class HostileBroker:
         self._thread.join(WAIT_S)
 
 
-def flood(data: bytes, seconds: float = 3) -> Callable[[HostileBroker], None]:
+def flood(data: bytes, seconds: float = 1) -> Callable[[HostileBroker], None]:
     def act(broker: HostileBroker) -> None:
         broker.send(CONNACK)
         end_s = time.monotonic() + seconds

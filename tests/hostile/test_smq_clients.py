@@ -12,7 +12,7 @@ from smqrt.wire.smq import Type
 from tests.hostile.conftest import Attack, Besieged
 from tests.support.scripted_broker import Conversation, ScriptedBroker
 
-ATTACK_S = 2.0
+ATTACK_S = 1.0
 EMPTY = bytes((0, 0))
 """A fragment that neither ends a message nor adds to it."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.hostile.conftest import APPS, Attack, Besieged
 
-FLOOD_S = 1.5
+FLOOD_S = 0.8
 LARGEST_BYTES = 65_507
 
 
