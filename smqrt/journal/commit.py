@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, readers
-from smqrt.journal.files import MOVED, HubAddress, Unreachable
+from smqrt.journal.files import IS_MISSING, HubAddress, Unreachable
 from smqrt.journal.remote import HubLink
 
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
-_NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of both in bytes
+_NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of the length fields, bytes
 _MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES, MAX_NAME_BYTES = 0xFFF0, 0xFFF7
@@ -142,7 +142,7 @@ def last_batch(hub: HubAddress, query: str) -> int:
         try:
             return committed.last_batches(hub.folder).get(query, -1)
         except FileNotFoundError:
-            raise Unreachable(f"{hub.folder} {MOVED}") from None
+            raise Unreachable(f"{hub.folder} {IS_MISSING}") from None
         except OSError as error:
             raise JournalError(
                 f"{error.filename} can't be read: {error.strerror}; give this user access to the files."

@@ -40,7 +40,7 @@ SLOW_S = 10.0
 MAX_UNSYNCED_BYTES = 256 << 20
 """With more unsynced data, publishers wait for a slow disk. Otherwise the kernel would block the event loop."""
 CLOSE_S = 5.0
-"""Time for which `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is
+"""Time for which `close` waits for the disk: less than the 10 s after which Docker kills the process. Then the data is
 in the page cache, and only a power failure can lose it.
 """
 
@@ -217,7 +217,7 @@ class Durability:
         if is_overloaded and not self._overload:
             what = f"{self.unsynced_bytes >> 20} MiB wait for the disk"
             self._overload = OSError(errno.ETIMEDOUT, what)
-            log.error("the journal %s can't be written (%s); publishers wait until the disk has it", path, what)
+            log.error("the journal %s can't be written (%s); publishers wait until the disk recovers", path, what)
         elif not is_overloaded:
             self._overload = None
         self._disk.submit("check", self._check_files, self._on_check_done, retries=False)
@@ -355,7 +355,9 @@ class DiskThread:
     """
 
     def __init__(self) -> None:
-        self._pool = DedicatedThreads()  # gets one job at a time: a third one would block, or raise in the event loop
+        self._pool = (
+            DedicatedThreads()
+        )  # gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
         self._retry = get_hub().loop.timer(RETRY_S, ref=False)
@@ -396,7 +398,7 @@ class DiskThread:
         return bool(self._idle.wait(timeout_s))
 
     def close(self) -> None:
-        """End the thread, unless a job is running; waiting jobs are dropped."""
+        """Stop the thread, unless a job is running; waiting jobs are dropped."""
         self._waiting.clear()
         self._retry.stop()
         if self._running is None:

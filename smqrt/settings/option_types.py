@@ -548,7 +548,7 @@ def schema(table: type, former_names: Mapping[Path, Path] = {}) -> dict[str, obj
 
     Args:
         table: a dataclass of options, groups and named tables.
-        former_names: former paths of renamed settings, each with its present path. The schema marks them as deprecated.
+        former_names: former paths of renamed settings, each with its current path. The schema marks them as deprecated.
     """
     found = _object_schema(table)
     for former, present in former_names.items():

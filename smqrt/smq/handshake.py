@@ -387,7 +387,7 @@ class HubAuthentication:
                 client.origin = None
             return verdict
         except LoginRefused as refused:
-            return _CODES.get(refused.why, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
+            return _CODES.get(refused.reason, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
         except Exception:
             log.exception("error while a client logged in; it is rejected")
             return ConnackCode.SERVER_UNAVAILABLE, b""

@@ -37,7 +37,7 @@ def test_precedence_is_flag_environment_file_mako_conf_default(tmp_path: Path) -
     [
         ("\nprot = 80", r"smqrt.toml, line 2: prot is not a setting; did you mean port\?"),
         ("port 80", "smqrt.toml, line 1 is not valid TOML: Expected"),
-        ("port = 80\nport = 81", "smqrt.toml, line 2: this name was set before"),
+        ("port = 80\nport = 81", "smqrt.toml, line 2: this name is set twice"),
         ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is not a setting; did you mean pages.manual\?"),
         ("manual = true", r"line 1: manual is not a setting; did you mean pages.manual\?"),
         ("pages = true", r"line 1: pages is a table of settings: write \[pages\] and its settings below"),
