@@ -439,9 +439,8 @@ class AclRights:
     def _deny(self, identity: Identity, action: Action, name: bytes, decision: Decision) -> bool:
         self.denied[action] += 1
         client = f"{identity.shown} (client id {_shown(identity.client_id)}) from {identity.address or '?'}"
-        self._lines.warn(
-            f"refused: {client}: {action.value} {_shown(name)}: {explanation(decision, self._file)}; see the setting auth.acl"
-        )
+        reason = explanation(decision, self._file)
+        self._lines.warn(f"refused: {client}: {action.value} {_shown(name)}: {reason}; see the setting auth.acl")
         return False
 
 

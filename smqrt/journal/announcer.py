@@ -2,8 +2,8 @@
 
 `hub.json` in the folder of an open journal has the hub's address while the journal is served. When several hubs share
 a folder, the one that holds `hub.lock` is announced. When that hub stops, another one is announced. It first reads
-the commits to the former hub, so that it recognizes a repeated commit. The files are readable by their owner only, since
-they allow commits to the hub.
+the commits to the former hub, so that it recognizes a repeated commit. The files are readable by their owner only,
+since they allow commits to the hub.
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ def withdraw(journal: Path) -> None:
 
 # ---- listing of a served journal: its segments, the root of its manifest, and the end of each node
 #
-# Creating the listing blocks on the disk, so a hub does that in a thread. Readers request the ends often. A hub has the end of its
-# own node in memory. It reads the ends of other nodes in a thread, at most a few times a second for all readers. A
-# request that waits for rows costs one comparison in a timer that all requests share.
+# Creating the listing blocks on the disk, so a hub does that in a thread. Readers request the ends often. A hub has the
+# end of its own node in memory. It reads the ends of other nodes in a thread, at most a few times a second for all
+# readers. A request that waits for rows costs one comparison in a timer that all requests share.
 
 _MTIME_STEP_S = 0.1
 """Two changes within a tick of the kernel's clock have the same modification time."""

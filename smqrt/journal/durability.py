@@ -355,9 +355,8 @@ class DiskThread:
     """
 
     def __init__(self) -> None:
-        self._pool = (
-            DedicatedThreads()
-        )  # gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop
+        # Gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop.
+        self._pool = DedicatedThreads()
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
         self._retry = get_hub().loop.timer(RETRY_S, ref=False)

@@ -379,11 +379,8 @@ class HubAddress:
         """
         if not is_address(location):
             return cls(folder=journal_folder(location))
-        return cls(
-            given=Endpoint(
-                checked_url(str(location)), checked_token(str(location), token), trusted_certificates(cafile)
-            )
-        )
+        url = str(location)
+        return cls(given=Endpoint(checked_url(url), checked_token(url, token), trusted_certificates(cafile)))
 
     def find(self) -> Endpoint:
         """Return the current address.

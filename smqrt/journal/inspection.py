@@ -230,7 +230,8 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
 
 
 _MAX_READ = 1_000_000
-"""Maximum number of rows that are read for one backlog, where no index marks results. Counting by topic reads all rows anyway.
+"""Maximum number of rows that are read for one backlog, where no index marks results. Counting by topic reads all rows
+anyway.
 """
 
 

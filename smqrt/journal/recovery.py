@@ -81,9 +81,7 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
         try:
             used = max(segment.reserved(folder), seen)
         except JournalError as error:
-            used = (
-                max(end, seen) + segment.MAX_LOST_ROWS
-            )  # the reservation is unknown: skip more than could be reserved
+            used = max(end, seen) + segment.MAX_LOST_ROWS  # the reservation is unknown
             damages.append(str(error))
         next_seq = end if used <= end else segment.next_step(used)
         return Recovered(next_seq, removed_bytes, committed.last_batches(journal), tuple(damages), end)

@@ -1,7 +1,7 @@
 """Settings of limits and topics, and the register of limits.
 
-Programs without an smqrt server use the defaults. Code that enforces a limit calls `current_limits`, or registers a function
-by `on_change`.
+Programs without an smqrt server use the defaults. Code that enforces a limit calls `current_limits`, or registers a
+function by `on_change`.
 """
 
 from __future__ import annotations

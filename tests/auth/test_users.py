@@ -19,12 +19,12 @@ from smqrt.auth.users import (
     BusyError,
     Passwords,
     User,
-    changed,
     check_hash,
     groups_of,
     load,
     parse,
     read_file,
+    with_user,
     write,
 )
 from smqrt.errors import ArgumentError
@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_former_file(tmp_path: Path, monkeypatch: pyte
 )
 def test_one_user_changes_and_other_lines_stay(user: User | None, after: str) -> None:
     name = user.name if user else "bob"
-    assert changed("# bob:x\nbob:0\nbobby:1\nbob:2", user, name) == after
+    assert with_user("# bob:x\nbob:0\nbobby:1\nbob:2", user, name) == after
 
 
 # ---- passwords
