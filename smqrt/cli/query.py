@@ -279,7 +279,7 @@ def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) ->
     def work(_stopping: threading.Event) -> int:
         with make() as engine:
             engines.append(engine)
-            with polled_progress("query", engine.progress):
+            with polled_progress("query", engine.share):
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return to_file(kind, file, schema, batches)

@@ -105,8 +105,8 @@ class DuckDB:
         with suppress(self._duckdb.Error):  # the query has ended meanwhile
             self._connection.interrupt()
 
-    def progress(self) -> float:
-        """Return the approximate progress of the query: 0 to 1."""
+    def share(self) -> float:
+        """Return the approximate completed share of the query, from 0 to 1."""
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
 

@@ -598,8 +598,8 @@ class Journal:
         if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
                 f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are missing from "
-                f"{self._files.location(chunk.file)}: they have expired; keep more (journal.retain, journal.max_bytes), "
-                "or read from `journal.begin()` on."
+                f"{self._files.location(chunk.file)}: they have expired; keep more (journal.retain, "
+                "journal.max_bytes), or read from `journal.begin()` on."
             )
         for other in others:
             yield from self._read(other, read, again and not same)

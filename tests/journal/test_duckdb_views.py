@@ -121,7 +121,7 @@ def test_files_that_go_while_rows_come(journal: Journal, tmp_path: Path) -> None
 
 def test_the_share_that_is_done(journal: Journal) -> None:
     with DuckDB(journal, journal.begin(), journal.end()) as duckdb:
-        assert duckdb.progress() == 0
+        assert duckdb.share() == 0
         _, batches = duckdb.run("select count(*) from messages")
         assert len(list(batches)) == 1
-        assert 0 < duckdb.progress() <= 1
+        assert 0 < duckdb.share() <= 1
