@@ -56,8 +56,8 @@ def _name(value: object) -> str:
 
 
 MAX_NAME_CHARS = 100
-_NAME = Rule(f"a text of 1 to {MAX_NAME_CHARS} printable characters", _name)
-_ORIGINS = Rule("a text, or a list of texts", _origins)
+_NAME = Rule(f"a string of 1 to {MAX_NAME_CHARS} printable characters", _name)
+_ORIGINS = Rule("a string, or a list of strings", _origins)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class HubOptions:
     origins: Origins | None = option(
         None,
         optional(_ORIGINS),
-        "pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
+        "pages of other hosts that may connect, a list or a comma-separated string: `https://example.com`, "
         "`https://*.example.com`, `null`; `*` for all. The setting `origins` applies to all hubs",
     )
     maxnames: int | None = option(
@@ -151,8 +151,8 @@ class HubOptions:
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),
-        "topics whose newest message is sent to new subscribers: filters such as `site1/#`, a list or a text "
-        "with commas, see [last values](last-value.md)",
+        "topics whose newest message is sent to new subscribers: filters such as `site1/#`, a list or a "
+        "comma-separated string, see [last values](last-value.md)",
         shown="none",
     )
     persist: str | None = option(

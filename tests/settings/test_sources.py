@@ -106,7 +106,7 @@ def test_secrets_may_stand_in_files(house: type[House], tmp_path: Path) -> None:
 
 
 def test_a_wrong_secret_is_not_shown(house: type[House], tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="word must be a text, or nothing, not the value given"):
+    with pytest.raises(StartError, match="word must be a string, or nothing, not the value given"):
         Sources(file=file(tmp_path, "word = 12345")).read()
 
 
