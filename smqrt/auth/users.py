@@ -217,7 +217,7 @@ MAX_PARALLEL = 2
 MAX_WAITING = 64
 """Waiting checks of all clients. On one core the last one waits about as long as the time limit of Connect (4 s)."""
 MAX_WAITING_OF_ADDRESS = 32
-MAX_REMEMBERED = 20_000
+MAX_CACHED = 20_000
 """Correct passwords in the cache; the least recently used one is removed."""
 MEMORY_KIB, ROUNDS, LANES = 65536, 3, 4  # RFC 9106 §4, the second recommended option
 MAX_PASSWORD_BYTES = 4096
@@ -313,7 +313,7 @@ class Passwords:
                 del self._waiting_of[address]
             if is_right:
                 self._correct[key] = None
-                if len(self._correct) > MAX_REMEMBERED:
+                if len(self._correct) > MAX_CACHED:
                     self._correct.popitem(last=False)
             pending.result.set(is_right)
         return is_right

@@ -58,7 +58,7 @@ class Durability:
         lock: the descriptor from `segment.lock`.
         segment: the segment to which rows are appended.
         sealed: called when a segment was sealed.
-        kept: called after a sync, with the number below which the disk has every row.
+        synced: called after a sync, with the number below which the disk has every row.
         clock: the clock of rows.
         numbers: the reservation of numbers.
 
@@ -75,11 +75,11 @@ class Durability:
         lock: int,
         segment: SegmentFile,
         sealed: Callable[[], None],
-        kept: Callable[[int], None],
+        synced: Callable[[int], None],
         clock: Clock,
         numbers: NumberReserve,
     ) -> None:
-        self._on_sealed, self._on_kept, self._clock, self._numbers = sealed, kept, clock, numbers
+        self._on_sealed, self._on_synced, self._clock, self._numbers = sealed, synced, clock, numbers
         self._is_reserving = False
         self.segment, self.syncs, self.sync_s = segment, 0, 0.0
         self._settings, self._folder, self._lock = settings, folder, lock
@@ -151,7 +151,7 @@ class Durability:
         self.syncs += error is None
         self._report_failure("can't be synced", error)
         if error is None:
-            self._on_kept(self._open_segments()[0].synced_seq)
+            self._on_synced(self._open_segments()[0].synced_seq)
 
     def reserve(self, seq: int) -> None:
         """Start a reservation of more numbers; `seq` is the number of the next row."""
@@ -187,7 +187,7 @@ class Durability:
     def _on_seal_done(self, error: Exception | None) -> None:
         self._report_failure("can't finish a segment", error)
         if error is None:
-            self._on_kept(self._open_segments()[0].synced_seq)
+            self._on_synced(self._open_segments()[0].synced_seq)
             self._on_sealed()
 
     def _report_failure(self, what: str, error: Exception | None) -> None:

@@ -188,7 +188,7 @@ class JournalWriter:
             self._lock,
             self._segment,
             self._seal_if_long,
-            lambda seq: self._recorder.kept(seq),
+            lambda seq: self._recorder.on_synced(seq),
             self._clock,
             self._numbers,
         )
@@ -433,9 +433,9 @@ class JournalWriter:
         """
         if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
             return
-        kept = Event()
-        self._recorder.send_later(lambda _: kept.set(), b"", self._broker.server)
-        while not kept.wait(RETRY_S):
+        synced = Event()
+        self._recorder.send_later(lambda _: synced.set(), b"", self._broker.server)
+        while not synced.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
                 raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; try again.")
 

@@ -155,7 +155,7 @@ class LimitSettings:
         live=True,
     )
     stalled_s: float = option(
-        10.0, number(0.1), "Seconds without reading after which a slow client is disconnected.", live=True
+        10.0, number(0.1), "A slow client that reads nothing for this time is disconnected, in seconds.", live=True
     )
     head_bytes: int = option(16_384, whole(256), "Bytes of the head of an HTTP request; beyond, 431.", live=True)
     head_s: float = option(

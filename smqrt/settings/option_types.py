@@ -166,7 +166,7 @@ def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # cut, because this takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{name} is not an option{meant} There are: {', '.join(known)}."
+    return f"{name} is not an option{meant} The options are: {', '.join(known)}."
 
 
 def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:

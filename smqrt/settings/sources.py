@@ -130,7 +130,7 @@ def _with_current_names(source: Iterable[Given], warnings: list[str]) -> list[Gi
             continue
         names = f"{'.'.join(former)} is now {'.'.join(present)}"
         if present in given:
-            warnings.append(f"{one.place}: {names}, which is set too; this value is ignored")
+            warnings.append(f"{one.place}: {names}, which is also set; this value is ignored")
         else:
             given[present] = replace(one, path=present)
             warnings.append(f"{one.place}: {names}; the former name works for one release")
@@ -306,7 +306,7 @@ def from_environment(
             found.append(Given(path, setting.rule.from_text(text), variable))
         elif secret := _of_file(variable, known, named):
             if variables.get(variable.removesuffix("_FILE")):
-                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is set too; set one of them.")
+                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is also set; set only one of them.")
             found.append(Given(secret, _content(variable, text), variable))
         else:
             # Without the common prefix, which would make all names similar.

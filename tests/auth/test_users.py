@@ -188,7 +188,7 @@ def test_an_unknown_user_is_computed_too(passwords: Passwords, computed: list[by
 
 
 def test_the_least_used_password_leaves_the_cache(passwords: Passwords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(module, "MAX_CACHED", 2)
     for name in ("a", "b", "a", "c"):
         assert passwords.verify(name, HASH, b"right")
     assert [passwords.is_cached(name, HASH, b"right") for name in "abc"] == [True, False, True]

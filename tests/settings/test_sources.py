@@ -99,7 +99,7 @@ def test_secrets_may_stand_in_files(house: type[House], tmp_path: Path) -> None:
     assert (made.settings.word, made.settings.door["a"].word) == ("open sesame", "open sesame")  # type: ignore[attr-defined]
     for environment, sentence in (
         ({"SMQRT_WORD_FILE": "/nowhere"}, "SMQRT_WORD_FILE: /nowhere can't be read: No such file"),
-        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is set too"),
+        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is also set"),
     ):
         with pytest.raises(StartError, match=sentence):
             Sources(environment=environment).read()
@@ -132,7 +132,7 @@ def test_the_present_name_wins_over_the_former_one(tmp_path: Path) -> None:
     found = Sources({("drain", "most_s"): 3.0}, {"SMQRT_DRAIN__TIMEOUT_S": "4"}, path).read()
     assert found.settings.drain.timeout_s == 3  # a flag wins, by either name
     assert found.warnings[0].endswith(
-        "line 3: drain.most_s is now drain.timeout_s, which is set too; this value is ignored"
+        "line 3: drain.most_s is now drain.timeout_s, which is also set; this value is ignored"
     )
     assert len(found.warnings) == 2
 
