@@ -102,7 +102,7 @@ class Durability:
 
     @property
     def fault(self) -> OSError | None:
-        """The reason why no data can be written at present; None when writing is possible."""
+        """The reason why no data can be written now; None when writing is possible."""
         return self._missing or self._overload
 
     @property

@@ -551,11 +551,11 @@ def schema(table: type, former_names: Mapping[Path, Path] = {}) -> dict[str, obj
         former_names: former paths of renamed settings, each with its current path. The schema marks them as deprecated.
     """
     found = _object_schema(table)
-    for former, present in former_names.items():
-        properties = _properties_of(found, present[:-1])
-        renamed = dict(properties[present[-1]])
+    for former, current in former_names.items():
+        properties = _properties_of(found, current[:-1])
+        renamed = dict(properties[current[-1]])
         renamed.pop("default", None)  # otherwise editors insert the former name with its default
-        renamed |= {"description": f"Former name of `{'.'.join(present)}`, for one release.", "deprecated": True}
+        renamed |= {"description": f"Former name of `{'.'.join(current)}`, for one release.", "deprecated": True}
         _properties_of(found, former[:-1])[former[-1]] = renamed
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 

@@ -125,14 +125,14 @@ class Sources:
 def _with_current_names(source: Iterable[Given], warnings: list[str]) -> list[Given]:
     """Replace former names in the values of one source. A current name in the same source takes precedence."""
     given = {one.path: one for one in source}
-    for former, present in FORMER_NAMES.items():
+    for former, current in FORMER_NAMES.items():
         if (one := given.pop(former, None)) is None:
             continue
-        names = f"{'.'.join(former)} is now {'.'.join(present)}"
-        if present in given:
+        names = f"{'.'.join(former)} is now {'.'.join(current)}"
+        if current in given:
             warnings.append(f"{one.place}: {names}, which is also set; this value is ignored")
         else:
-            given[present] = replace(one, path=present)
+            given[current] = replace(one, path=current)
             warnings.append(f"{one.place}: {names}; the former name works for one release")
     return list(given.values())
 
@@ -286,11 +286,11 @@ def from_environment(
         StartError: the file of a secret can't be read, or the secret is set twice.
     """
     known = {environment_name(setting.path): setting for setting in table()}
-    present = _by_path()
+    by_path = _by_path()
     known |= {
-        environment_name(former): replace(present[new], path=former)
+        environment_name(former): replace(by_path[new], path=former)
         for former, new in FORMER_NAMES.items()
-        if new in present
+        if new in by_path
     }
     found: list[Given] = []
     for variable, text in sorted(variables.items()):
