@@ -190,7 +190,7 @@ class AcmeFiles:
         return []
 
     def version(self) -> str:
-        """Return a text that changes with the published answers; empty without answers."""
+        """Return a string that changes with the published answers; empty without answers."""
         with suppress(FileNotFoundError):
             info = self.answers.stat()
             return f"{info.st_mtime_ns} {info.st_ino}"

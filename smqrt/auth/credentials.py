@@ -29,7 +29,7 @@ log = logging.getLogger("smqrt")
 MAX_TOKEN_BYTES = 16 << 10
 MIN_SECRET_BYTES = 32
 """A shorter secret can be guessed from a token, with a graphics card (RFC 7518 §3.2)."""
-MAX_TRIED = 8
+MAX_TRIED_KEYS = 8
 """Maximum number of keys that are tried for a token without a key name."""
 MAX_JWKS_BYTES = 256 << 10
 REFRESH_S = 300.0
@@ -78,13 +78,13 @@ class TokenKeys:
         if not found and self._settings.jwt_jwks:
             self._fetch_if_due(UNKNOWN_S)
             found = self._matching(header)
-        return found[:MAX_TRIED]
+        return found[:MAX_TRIED_KEYS]
 
     def has(self, proof: str) -> bool:
         """Return whether a key is still used; true for all until the keys of the URL are fetched."""
-        # Otherwise a restart would end all logins.
-        is_open = bool(self._settings.jwt_jwks) and not self._of_url
-        return is_open or any(key.proof == proof for key in (*self._of_files, *self._of_url))
+        # Otherwise a restart of the server would end all logins with these keys.
+        is_not_fetched = bool(self._settings.jwt_jwks) and not self._of_url
+        return is_not_fetched or any(key.proof == proof for key in (*self._of_files, *self._of_url))
 
     def _matching(self, header: Mapping[str, object]) -> list[VerifyKey]:
         algorithm, name = header.get("alg"), header.get("kid")
@@ -132,11 +132,11 @@ class TokenKeys:
             found = tokens.keys_of_set(self._fetch(url, MAX_JWKS_BYTES))
         except (SmqrtError, OSError) as error:
             if str(error) != self.fault:
-                log.error("keys of tokens not renewed: %s: %s; see the setting auth.jwt_jwks", url, error)
+                log.error("can't fetch the keys of tokens from %s: %s; see the setting auth.jwt_jwks", url, error)
             self.fault = str(error) or type(error).__name__
         else:
             if self.fault:
-                log.warning("keys of tokens renewed from %s", url)
+                log.warning("the keys of tokens can be fetched from %s again", url)
             gone = {key.proof for key in self._of_url} - {key.proof for key in found}
             is_first, self._of_url, self.fault = not self._of_url, found, ""
             if gone or is_first:  # `has` was true for all keys before the first fetch
@@ -179,7 +179,7 @@ def identity_of_token(token: bytes, keys: TokenKeys, settings: AuthSettings) -> 
 def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: AuthSettings) -> Identity:
     user = _claim(claims, settings.jwt_user)
     if not isinstance(user, str):
-        raise TokenError(f"the claim {settings.jwt_user}, which names the user, is not a text")
+        raise TokenError(f"the claim {settings.jwt_user}, which names the user, is not a string")
     if fault := name_fault(user):
         raise TokenError(fault)
     expires, expires_s = claims.get("exp"), None

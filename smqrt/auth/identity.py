@@ -107,7 +107,7 @@ def name_fault(name: str, what: str = "the user name") -> str | None:
     if not name or len(name) > MAX_NAME:
         return f"{what} must have 1 to {MAX_NAME} characters"
     if _WILDCARDS.search(name):
-        return f"{what} must not have + # or /, which are special in patterns of topics"
+        return f"{what} must not have + # or /, which are special in topic patterns"
     if _CONTROLS.search(name) or ":" in name or "," in name:  # separators of the users file and the list
         return f"{what} must not have a space, a control character, a colon or a comma"
     if name == ANONYMOUS or name == "*" or name[0] in "@$":
@@ -127,7 +127,7 @@ SERVER = b"$server"
 """Name of the server as the receiver of direct messages; other receivers have the name of their user."""
 
 _VERBS = {"allow": True, "deny": False}
-_EVERYBODY = "*"
+_ANY_CLIENT = "*"
 _ALL = frozenset((Action.READ, Action.WRITE, Action.OBSERVE, Action.ONETOONE))
 _ACTIONS = {action.value: frozenset((action,)) for action in Action} | {"*": _ALL}
 _VARIABLE = re.compile(rb"%(.?)", re.DOTALL)
@@ -198,12 +198,10 @@ class Acl:
 
     Attributes:
         lines: see above.
-        uses_client_ids: whether a pattern has `%c`.
     """
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self.lines = tuple(lines)
-        self.uses_client_ids = any(b"%c" in line.pattern for line in self.lines)
         self._root = _Node()
         for line in self.lines:
             node = self._root
@@ -291,7 +289,7 @@ class Acl:
 
 def _names_of(identity: Identity) -> list[str]:
     """Return the names that select a client in a line."""
-    return [identity.user or ANONYMOUS, _EVERYBODY, *(f"@{group}" for group in identity.groups)]
+    return [identity.user or ANONYMOUS, _ANY_CLIENT, *(f"@{group}" for group in identity.groups)]
 
 
 def _template_matches(template: bytes, level: bytes, identity: Identity) -> bool:
@@ -441,13 +439,12 @@ class AclRights:
     def _deny(self, identity: Identity, action: Action, name: bytes, decision: Decision) -> bool:
         self.denied[action] += 1
         client = f"{identity.shown} (client id {_shown(identity.client_id)}) from {identity.address or '?'}"
-        self._lines.warn(
-            f"refused: {client}: {action.value} {_shown(name)}: {why(decision, self._file)}; see the setting auth.acl"
-        )
+        reason = explanation(decision, self._file)
+        self._lines.warn(f"refused: {client}: {action.value} {_shown(name)}: {reason}; see the setting auth.acl")
         return False
 
 
-def why(decision: Decision, file: Path) -> str:
+def explanation(decision: Decision, file: Path) -> str:
     """Return the line of a file that decided, as a sentence."""
     line = decision.line
     if line is None:

@@ -65,13 +65,13 @@ class LoginRefused(SmqrtError):
     """A login was rejected; the client receives the text.
 
     Args:
-        why: the reason.
+        reason: the reason.
         detail: the text for the client, by default that of the reason.
     """
 
-    def __init__(self, why: LoginFailure, detail: str = "") -> None:
-        super().__init__(detail or why.value)
-        self.why = why
+    def __init__(self, reason: LoginFailure, detail: str = "") -> None:
+        super().__init__(detail or reason.value)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class IdentityService:
         self.rights: AclRights | None = AclRights(Path(settings.acl)) if settings.acl else None
         self.changed: list[Callable[[], object]] = []
         self.expiring: list[Callable[[], object]] = []
-        self._clock: gevent.Greenlet[..., None] | None = None
+        self._expiry_checks: gevent.Greenlet[..., None] | None = None
         self.logins: Counter[Method] = Counter()
         self.refusals: Counter[LoginFailure] = Counter()
         self.is_broken = False
@@ -138,7 +138,7 @@ class IdentityService:
         self._passwords = Passwords()
         self._users: users.Users = {}
         self._keys = TokenKeys(settings, fetch, self._call_changed)
-        self._takes_tokens = accepts_tokens(settings)
+        self._accepts_tokens = accepts_tokens(settings)
         self._list_files = list(revocation_lists) if settings.certificate_user else []
         self._revoked = RevocationLists()
         self._lines = LineLimit()
@@ -203,10 +203,10 @@ class IdentityService:
         """Begin to fetch the keys of tokens, and to check for expired logins."""
         self._keys.start()
         # Passwords do not expire, so without tokens and certificates there is no periodic check.
-        if (self._takes_tokens or self.settings.certificate_user) and self._clock is None:
-            self._clock = gevent.spawn(self._tick)
+        if (self._accepts_tokens or self.settings.certificate_user) and self._expiry_checks is None:
+            self._expiry_checks = gevent.spawn(self._check_expiry)
 
-    def _tick(self) -> None:
+    def _check_expiry(self) -> None:
         while True:
             gevent.sleep(EXPIRY_S)
             for fn in list(self.expiring):
@@ -215,8 +215,8 @@ class IdentityService:
     def close(self) -> None:
         """Stop the threads, the fetches and the checks."""
         self._keys.stop()
-        if self._clock is not None:
-            self._clock.kill(block=False)
+        if self._expiry_checks is not None:
+            self._expiry_checks.kill(block=False)
         self._passwords.close()
 
     # ---- logins
@@ -234,7 +234,7 @@ class IdentityService:
         try:
             identity = self._login(credentials, is_connected)
         except LoginRefused as refused:
-            self.refusals[refused.why] += 1
+            self.refusals[refused.reason] += 1
             name = f" as {credentials.name[:64]!r}" if credentials.name is not None else ""
             self._lines.warn(f"refused: a login{name} from {credentials.address}: {refused}")
             raise
@@ -242,11 +242,11 @@ class IdentityService:
         return identity
 
     def _login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool]) -> Identity:
-        # Credentials that the client sends explicitly come before those of its browser and its connection.
+        # Credentials that the client sends explicitly take precedence over those of its browser and its connection.
         if credentials.name is not None:
             identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
         elif credentials.token is not None:
-            if not self._takes_tokens:
+            if not self._accepts_tokens:
                 text = "this server does not accept tokens; see the setting auth.jwt_key"
                 raise LoginRefused(LoginFailure.TOKEN, text)
             try:
@@ -373,17 +373,17 @@ def _user_identity(user: users.User) -> Identity:
     return Identity(user.name, user.groups, Method.PASSWORD, proof=user.password_hash)
 
 
-_of_server: list[IdentityService] = []
+_server_service: list[IdentityService] = []
 
 
 def serve(service: IdentityService | None) -> None:
     """Set the identity service of hubs and logins that are created later; None, the default, for no service."""
-    _of_server[:] = [] if service is None else [service]
+    _server_service[:] = [] if service is None else [service]
 
 
 def server_identity_service() -> IdentityService | None:
     """Return the identity service of the server; None without one."""
-    return _of_server[0] if _of_server else None
+    return _server_service[0] if _server_service else None
 
 
 def _check(settings: AuthSettings) -> None:

@@ -1,6 +1,8 @@
-"""Users file and password checks. A line of the file:
+"""Users file and password checks.
 
-name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
+A line of the file:
+
+    name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
 """
 
 from __future__ import annotations
@@ -105,13 +107,13 @@ def check_hash(name: str, password_hash: str) -> Parameters:
     try:
         found = extract_parameters(password_hash)
     except (InvalidHashError, ValueError, IndexError):
-        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` makes one") from None
+        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` creates one") from None
     if found.type is not Type.ID:
-        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` makes one")
+        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` creates one")
     if found.memory_cost > MAX_MEMORY_KIB or found.time_cost > MAX_ROUNDS or found.parallelism > MAX_LANES:
         raise ArgumentError(
             f"the hash of {name} takes more than {MAX_MEMORY_KIB >> 10} MiB, {MAX_ROUNDS} rounds or {MAX_LANES} lanes; "
-            "`smqrt passwd` makes another"
+            "`smqrt passwd` creates another"
         )
     return found
 
@@ -188,7 +190,7 @@ def write(path: Path, text: str) -> None:
         raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
 
 
-def changed(text: str, user: User | None, name: str) -> str:
+def with_user(text: str, user: User | None, name: str) -> str:
     """Return the text of a users file with the line of `name` replaced or added, or removed when `user` is None.
 
     Other lines and comments are kept.
@@ -215,7 +217,7 @@ MAX_PARALLEL = 2
 MAX_WAITING = 64
 """Waiting checks of all clients. On one core the last one waits about as long as the time limit of Connect (4 s)."""
 MAX_WAITING_OF_ADDRESS = 32
-MAX_REMEMBERED = 20_000
+MAX_CACHED = 20_000
 """Correct passwords in the cache; the least recently used one is removed."""
 MEMORY_KIB, ROUNDS, LANES = 65536, 3, 4  # RFC 9106 §4, the second recommended option
 MAX_PASSWORD_BYTES = 4096
@@ -252,7 +254,7 @@ class Passwords:
         self._waiting_of: Counter[str] = Counter()
         self._pending: dict[bytes, _PendingCheck] = {}
         self._key = secrets.token_bytes(32)
-        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._correct: OrderedDict[bytes, None] = OrderedDict()
         self._decoy_hash = ""  # of a random password, for unknown users
 
     @property
@@ -262,7 +264,7 @@ class Passwords:
 
     def is_cached(self, name: str, password_hash: str, password: bytes) -> bool:
         """Return whether the password is in the cache of correct passwords; computes no argon2 hash."""
-        return self._mark(name, password_hash, password) in self._right
+        return self._cache_key(name, password_hash, password) in self._correct
 
     def verify(
         self,
@@ -286,17 +288,17 @@ class Passwords:
         """
         if len(password) > MAX_PASSWORD_BYTES:
             return False
-        mark = self._mark(name, password_hash or "", password)
-        if mark in self._right:
-            self._right.move_to_end(mark)
+        key = self._cache_key(name, password_hash or "", password)
+        if key in self._correct:
+            self._correct.move_to_end(key)
             return True
-        pending = self._pending.get(mark)
+        pending = self._pending.get(key)
         if pending is not None:
             pending.clients.append(is_connected)
             return bool(pending.result.get())
         if len(self._pending) >= self._max_waiting or self._waiting_of[address] >= MAX_WAITING_OF_ADDRESS:
             raise BusyError("the queue of password checks is full")
-        pending = self._pending[mark] = _PendingCheck()
+        pending = self._pending[key] = _PendingCheck()
         pending.clients.append(is_connected)
         self._waiting_of[address] += 1
         is_right = False
@@ -305,20 +307,20 @@ class Passwords:
                 if any(is_client_connected() for is_client_connected in pending.clients):
                     is_right = self._compute(password_hash, password)
         finally:
-            del self._pending[mark]
+            del self._pending[key]
             self._waiting_of[address] -= 1
             if not self._waiting_of[address]:
                 del self._waiting_of[address]
             if is_right:
-                self._right[mark] = None
-                if len(self._right) > MAX_REMEMBERED:
-                    self._right.popitem(last=False)
+                self._correct[key] = None
+                if len(self._correct) > MAX_CACHED:
+                    self._correct.popitem(last=False)
             pending.result.set(is_right)
         return is_right
 
     def is_pending(self, name: str, password_hash: str | None, password: bytes) -> bool:
         """Return whether the same password of the same user is being checked at this time."""
-        return self._mark(name, password_hash or "", password) in self._pending
+        return self._cache_key(name, password_hash or "", password) in self._pending
 
     def _compute(self, password_hash: str | None, password: bytes) -> bool:
         if not password_hash and not self._decoy_hash:
@@ -345,7 +347,7 @@ class Passwords:
             self._pool = ThreadPool(self._max_parallel)
         return self._pool
 
-    def _mark(self, name: str, password_hash: str, password: bytes) -> bytes:
+    def _cache_key(self, name: str, password_hash: str, password: bytes) -> bytes:
         """Return the cache key of a user and password; a change of the password changes it, because of the hash."""
         user = sha256(f"{name}:{password_hash}".encode("utf-8", "surrogateescape")).digest()
         return hmac.digest(self._key, user + password, "sha256")

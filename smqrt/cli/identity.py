@@ -13,7 +13,7 @@ import click
 
 from smqrt.auth import identity as lists
 from smqrt.auth import users
-from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault, why
+from smqrt.auth.identity import ANONYMOUS, Action, Identity, explanation, name_fault
 from smqrt.auth.users import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
 from smqrt.errors import ArgumentError
 from smqrt.settings.server_settings import FILE_NAME
@@ -83,7 +83,7 @@ def passwd(
                 password_hash or (before.password_hash if before else ""),
                 kept if groups is None else users.groups_of(groups),
             )
-        users.write(file, users.changed(text, changed, user))
+        users.write(file, users.with_user(text, changed, user))
     click.echo(f"{file}: {user} {'removed' if delete else 'changed' if before else 'added'}")
 
 
@@ -174,10 +174,10 @@ def check(
         decision = found.decide(identity, action, topic.encode("utf-8", "surrogateescape"))
         denied = denied or not decision.allowed
         if decision.line is None and action is Action.CREATE:
-            # The rule for lists without create lines; `why` would only report that no line matches.
+            # The rule for lists without create lines; `explanation` would only report that no line matches.
             reason = "no line about create: users who may read, write or observe the topic may create it"
         else:
-            reason = why(decision, file) + (f": {decision.line}" if decision.line else "")
+            reason = explanation(decision, file) + (f": {decision.line}" if decision.line else "")
         click.echo(f"{'allowed' if decision.allowed else 'denied '} {action.value:8} {reason}")
     sys.exit(DENIED if actions and denied else 0)
 

@@ -158,7 +158,7 @@ class Cors:
     Args:
         origins: origins whose pages may send requests and read responses, see `Origins`. None for the setting
             `origins`.
-        methods: methods that these pages may use, an iterable or a text with commas. None for every method.
+        methods: methods that these pages may use, an iterable or a comma-separated string. None for every method.
         headers: request headers that they may send. None for every header.
         expose: response headers that their scripts may read, besides those that every script may read.
         credentials: whether they may send cookies and logins and read the responses. None for the origins that

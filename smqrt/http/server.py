@@ -32,7 +32,7 @@ from smqrt.loop import greenlets
 from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import NEVER, Deadlines, Turn, Watcher, share
 from smqrt.transport.tls import Address, TlsTransport, Transport, half_close
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 
 log = logging.getLogger("smqrt")
 
@@ -291,7 +291,7 @@ class HttpConnection:
             ChunkedDecoder().feed(self.data[:_CHECKED_BODY_BYTES])
         self._busy = request
         if self.life is Life.OPENING:
-            self.life = moved(self.life, Life.OPEN)
+            self.life = transition(self.life, Life.OPEN)
         self.deadline_s = NEVER
         greenlets.start(self._exchange, request)
         if self._busy is request and self.transport is not None:
@@ -445,7 +445,7 @@ class HttpConnection:
         if self._writable is None:
             self._writable = get_hub().loop.io(self.transport.fileno(), _WRITE)
         if self.life is Life.OPEN:
-            self.life = moved(self.life, Life.BLOCKED)
+            self.life = transition(self.life, Life.BLOCKED)
         while rest or (self.secure and self.transport.wants_write):
             self._wait(self._writable, self.server.limits.send_idle_s, timeout)
             transport = self._open_transport()
@@ -459,7 +459,7 @@ class HttpConnection:
             except OSError as error:
                 raise ClientGoneError(str(error)) from None
         if self.life is Life.BLOCKED:
-            self.life = moved(self.life, Life.OPEN)
+            self.life = transition(self.life, Life.OPEN)
 
     def send_continue(self) -> None:
         """Send 100 Continue."""
@@ -489,7 +489,7 @@ class HttpConnection:
         return self._detach_transport(Life.CLOSED)
 
     def _detach_transport(self, state: Life) -> tuple[Transport, Watcher, bytes]:
-        self.life = moved(self.life, state)
+        self.life = transition(self.life, state)
         transport, data = self.transport, self.data
         self._watcher.stop()
         self.transport, self._busy, self.data = None, None, b""
@@ -541,7 +541,7 @@ class HttpConnection:
         """Close at once. In a greenlet that waits for this connection, `ClientGoneError` is raised."""
         if self.life.over:
             return
-        self.life = moved(self.life, Life.CLOSED)
+        self.life = transition(self.life, Life.CLOSED)
         transport, self.transport = self.transport, None
         self._watcher.stop()
         self._watcher.close()

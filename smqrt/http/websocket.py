@@ -87,7 +87,7 @@ class WebSocket:
             timeout_s: longest wait; None for no limit.
 
         Returns:
-            a text or bytes, as the client sent it; None after the connection was closed.
+            a str or bytes, as the client sent it; None after the connection was closed.
 
         Raises:
             TimeoutError: no message arrived in time; the connection stays open.
@@ -128,7 +128,7 @@ class WebSocket:
             yield message
 
     def send(self, message: str | bytes, timeout_s: float = SEND_S) -> None:
-        """Send a text as text, bytes as binary; blocks the greenlet while the client does not read.
+        """Send a str as text, bytes as binary; blocks the greenlet while the client does not read.
 
         Any greenlet may send.
 

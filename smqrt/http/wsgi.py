@@ -161,7 +161,7 @@ class EnvironWebSocket:
         """Wait for the next message; blocks the greenlet.
 
         Returns:
-            a text as str, binary data as bytearray; None once, after the connection was closed.
+            text as str, binary data as bytearray; None once, after the connection was closed.
         """
         message = self._opened().receive()
         return bytearray(message) if isinstance(message, bytes) else message

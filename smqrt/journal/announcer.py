@@ -1,9 +1,9 @@
 """Announcement of a journal's hub, and the listing for remote readers.
 
 `hub.json` in the folder of an open journal has the hub's address while the journal is served. When several hubs share
-a folder, the one that holds `hub.lock` is announced. When that hub ends, another one takes over. It first reads the
-commits to the former hub, so that it recognizes a repeated commit. The files are readable by their owner only, since
-they allow commits to the hub.
+a folder, the one that holds `hub.lock` is announced. When that hub stops, another one is announced. It first reads
+the commits to the former hub, so that it recognizes a repeated commit. The files are readable by their owner only,
+since they allow commits to the hub.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, segment
-from smqrt.journal.files import MOVED, existing_folder, journal_token, write_whole
+from smqrt.journal.files import IS_MISSING, existing_folder, journal_token, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, summary_of
 from smqrt.loop.threads import in_thread
@@ -101,8 +101,8 @@ class Announcer:
             if path not in self._locks:
                 lock = lock_announcement(path)
                 if lock is None:
-                    note = f"{path}: pipelines use another hub of this folder, as long as it runs"
-                    self._log_once(path, logging.INFO, note)
+                    message = f"{path}: pipelines use another hub of this folder, as long as it runs"
+                    self._log_once(path, logging.INFO, message)
                     return
                 self._locks[path] = lock
             journal.read_other_commits()  # before pipelines find this hub: it must recognize a repeated commit
@@ -111,11 +111,11 @@ class Announcer:
         except JournalError as error:
             self._log_once(path, logging.ERROR, str(error))
 
-    def _log_once(self, path: Path, level: int, sentence: str) -> None:
-        """Log a result only once, though the attempt is repeated every second."""
-        if self._logged.get(path) != sentence:
-            self._logged[path] = sentence
-            log.log(level, "%s", sentence)
+    def _log_once(self, path: Path, level: int, message: str) -> None:
+        """Log a message, unless it was the last one about this journal: the attempt is repeated every second."""
+        if self._logged.get(path) != message:
+            self._logged[path] = message
+            log.log(level, "%s", message)
 
     def _withdraw(self, path: Path) -> None:
         self._announced_urls.pop(path, None)
@@ -184,9 +184,9 @@ def withdraw(journal: Path) -> None:
 
 # ---- listing of a served journal: its segments, the root of its manifest, and the end of each node
 #
-# The listing blocks on the disk: a hub creates it in a thread. Readers request the ends often. A hub has the end of its
-# own node in memory. It reads the ends of other nodes in a thread, at most a few times a second for all readers. A
-# request that waits for rows costs one comparison in a timer that all requests share.
+# Creating the listing blocks on the disk, so a hub does that in a thread. Readers request the ends often. A hub has the
+# end of its own node in memory. It reads the ends of other nodes in a thread, at most a few times a second for all
+# readers. A request that waits for rows costs one comparison in a timer that all requests share.
 
 _MTIME_STEP_S = 0.1
 """Two changes within a tick of the kernel's clock have the same modification time."""
@@ -244,7 +244,7 @@ def listing(journal: Path) -> bytes:
             wal = segments(journal)  # before the manifest: rows that are compacted meanwhile are in both
             compacted = manifest.text(journal)  # as text: to parse and encode a long manifest would take too long
     except FileNotFoundError:
-        raise JournalError(f"{journal} {MOVED}") from None
+        raise JournalError(f"{journal} {IS_MISSING}") from None
     gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := segment.gaps(folder))}
     rest = json.dumps({"version": manifest.VERSION, "wal": wal, "gaps": gaps}, separators=(",", ":")).encode()
     return b'%b,"manifest":%b}' % (rest[:-1], compacted)

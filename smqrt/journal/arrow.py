@@ -393,7 +393,7 @@ def read_header(batch: bytes | memoryview) -> BatchHeader:
         raise ValueError("no batch of a journal starts here")
     starts, sizes = spans[::2], spans[1::2]
     if rows < 0 or min(spans) < 0 or max(map(add, starts, sizes)) > body_size:
-        raise ValueError("the header of the batch contradicts itself")
+        raise ValueError("the header of the batch is inconsistent")
     return BatchHeader(rows, tuple(nodes[1::2]), list(zip(starts, sizes, strict=True)), body_size)
 
 

@@ -161,8 +161,8 @@ local function append(address, n, at)
       if ptid == server then flag = bor(flag, SERVER) end
       local first, next = rows, at + length
       if next < n and is_alike(p + at, p + next) then -- in bulk: half the time of single frames
-        local most = math.min(max_rows - rows, room_for(topic, topics), room_for(uid, uids), room_for(subtopic, subtopics))
-        at = append_payloads(p, at, n, first + most - 1)
+        local count = math.min(max_rows - rows, room_for(topic, topics), room_for(uid, uids), room_for(subtopic, subtopics))
+        at = append_payloads(p, at, n, first + count - 1)
         put_all(topics, first, rows - 1, topic)
         put_all(uids, first, rows - 1, uid)
         put_all(subtopics, first, rows - 1, subtopic)

@@ -5,8 +5,9 @@ them. A *stamp* sets the time of all frames before it, back to the previous stam
 frames after it. So recording a message only appends its bytes to a list.
 
 LuaJIT runs both kernels where lupa is installed (`columns.lua`, `gather.lua`); no compiler is needed. Otherwise Python
-builds rows one by one, and pyarrow reads batches one by one. A property test compares both ways. The layout of the
-columns is in three places (`record.py`, `columns.lua`, `_measured`), which that test keeps equal.
+builds rows one by one, and pyarrow reads batches one by one. A property test compares both implementations. The layout
+of the columns is defined in three places: `record.py`, `columns.lua` and `_null_counts_and_sizes`. The test also finds
+differences between them.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class JitColumns:
         rows, before, payloads, behind, ts_min, ts_max, *measures = self._take(seq)
         if not rows:
             return 0, 0, 0, []
-        nulls, lengths = _measured(rows, *measures)
+        nulls, lengths = _null_counts_and_sizes(rows, *measures)
         body = self._body[:before], self._payloads[:payloads], self._body[before : before + behind]
         return rows, ts_min, ts_max, [batch_header(rows, nulls, lengths), *body]
 
@@ -197,7 +198,7 @@ def _address(data: bytes | memoryview) -> int | None:
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
-def _measured(
+def _null_counts_and_sizes(
     rows: int, no_topic: int, no_subtopic: int, no_uid: int, topic: int, subtopic: int, uid: int, payload: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the null counts of each column and the bytes of each buffer, in the order of the journal's columns."""
@@ -222,7 +223,7 @@ def fastest_columns() -> Columns:
         return PureColumns()
 
 
-# ---- Joined small batches
+# ---- Joining small batches
 #
 # A hub writes a batch every 10 ms; pyarrow needs some 8 us for each, however few rows it has. All batches of a journal
 # have the same header layout, so that their columns can be copied together at 0.02 us a row (decision 0013).

@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, readers
-from smqrt.journal.files import MOVED, HubAddress, Unreachable
+from smqrt.journal.files import IS_MISSING, HubAddress, Unreachable
 from smqrt.journal.remote import HubLink
 
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
-_NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of both in bytes
+_NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of the length fields, bytes
 _MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES, MAX_NAME_BYTES = 0xFFF0, 0xFFF7
@@ -109,7 +109,7 @@ def commit_staged(
     Args:
         hub, query, batch, retry_s: as for `stage`.
         parts: their names, at least one.
-        before: called before each part with its number.
+        before: called before each part except the last one, with its number.
 
     Raises:
         JournalError: as `stage`.
@@ -142,7 +142,7 @@ def last_batch(hub: HubAddress, query: str) -> int:
         try:
             return committed.last_batches(hub.folder).get(query, -1)
         except FileNotFoundError:
-            raise Unreachable(f"{hub.folder} {MOVED}") from None
+            raise Unreachable(f"{hub.folder} {IS_MISSING}") from None
         except OSError as error:
             raise JournalError(
                 f"{error.filename} can't be read: {error.strerror}; give this user access to the files."
@@ -242,7 +242,7 @@ def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> It
     if is_one_part(rows, max_bytes):
         yield query, rows
         return
-    yield from sorted_parts(query, sorted(rows, key=order), max_bytes)
+    yield from sorted_parts(query, sorted(rows, key=sort_key), max_bytes)
 
 
 def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
@@ -253,7 +253,7 @@ def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
 def sorted_parts(
     query: str, rows: Iterable[OutRow], max_bytes: int = PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yield as `parts`, from sorted rows (see `order`), without all of them in memory.
+    """Yield as `parts`, from sorted rows (see `sort_key`), without all of them in memory.
 
     Rows that fit into one part give the same part as `parts`, so that a micro-batch may be repeated with either
     function. The part with the query's own name comes last: a hub that has it has all parts.
@@ -269,7 +269,7 @@ def sorted_parts(
     yield query, first
 
 
-def order(row: OutRow) -> tuple[bytes, bytes, bytes]:
+def sort_key(row: OutRow) -> tuple[bytes, bytes, bytes]:
     """Return the sort key of a message in a micro-batch of several parts."""
     return row[0], row[1] or b"", row[2]
 

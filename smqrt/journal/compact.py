@@ -65,7 +65,7 @@ class CompactResult:
     Attributes:
         segments, rows, files: number of compacted segments, of their rows, and of the new files.
         payload_bytes, file_bytes: size of the payloads, and of the new files.
-        removed, waiting: number of removed segments, and of those whose grace is not over.
+        removed, waiting: number of removed segments, and of those whose grace period is not over.
         merged: number of files that were merged.
     """
 
@@ -93,7 +93,7 @@ def compact(
     on_step: Step = lambda step: None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> CompactResult:
-    """Write sealed segments to Parquet files, and remove the segments whose grace is over.
+    """Write sealed segments to Parquet files, and remove the segments whose grace period is over.
 
     Args:
         journal: the journal's folder.
@@ -122,7 +122,7 @@ def compact(
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
-            "the segments are not changed, run it again when that is solved."
+            "the segments are not changed; solve this and run it again."
         ) from error
     finally:
         os.close(lock)
@@ -223,7 +223,7 @@ class _Compaction:
 
     def _name_files(self, files: Sequence[Unnamed]) -> None:
         for new in files:
-            os.utime(new.path)  # the grace of the segments begins now
+            os.utime(new.path)  # the grace period of the segments begins now
             path = self._journal / new.file.path
             os.replace(new.path, path)
             sync_folder(path.parent)
@@ -268,7 +268,7 @@ class _Compaction:
                     parquet_files.retire_files(self._journal, [self._journal / file.path])
                     self._step("retired")
                 self._done.merged += len(group)
-            except JournalError as fault:  # the other files are merged nevertheless
+            except JournalError as fault:  # the other files are still merged
                 self._errors.append(fault)
         below = parquet_files.settled_below(files, now_us)
         if not (self._needs_spark or self._errors) and below is not None and below > state.settled.get(node, 0):
@@ -291,7 +291,7 @@ class _Compaction:
         for one in sealed(folder, self._options):
             if one.end > through:
                 break
-            # The grace begins when the files with the segment's rows are renamed.
+            # The grace period begins when the files with the segment's rows are renamed.
             holders = state.files(folder.name, segment.first_seq(one.path), one.end)
             is_removable = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
             if is_removable:

@@ -30,12 +30,12 @@ from smqrt.journal.record import iso
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
 
-NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
+NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]'."
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
 _FOLDERS = ("date", "hour")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # the folder name of null in Hive's layout
-_FILES = 64
+_FILES_PER_COMMIT = 64
 """Number of files of one commit. After a kill, committed files are not copied again."""
 _KEPT_HOURS = 7 * 24
 """Time for which replaced files stay for readers of older versions of the table."""
@@ -138,10 +138,10 @@ def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile
     now_ms = time.time_ns() // 1_000_000
     actions: list[Any] = []
     for path, file in added.items():
-        least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
+        minimum = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
         # The maximum is rounded up to milliseconds: too small a maximum would hide rows from a query.
-        most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
-        statistics = json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
+        maximum = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
+        statistics = json.dumps({"numRecords": file.rows, "minValues": minimum, "maxValues": maximum})
         actions.append(AddAction(path, file.bytes, _partition_values(path), now_ms, True, statistics))
     actions += [RemoveAction(path, True, now_ms, None, _partition_values(path)) for path in removed]
     table.create_write_transaction(actions, "append", schema, partition_by=list(_FOLDERS))
@@ -239,7 +239,7 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
                 system.create_dir(root, recursive=True)
             table = create_table(deltalake, to, schema)
         names = list(fresh)
-        for group in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+        for group in (names[at : at + _FILES_PER_COMMIT] for at in range(0, len(names), _FILES_PER_COMMIT)):
             for path in group:
                 _copy(paths[path], system, f"{root}/{path}", makes_folders)
             gone = [old for path in group for old in replaced.get(path, ())]

@@ -106,7 +106,7 @@ class DuckDB:
             self._connection.interrupt()
 
     def share(self) -> float:
-        """Return the approximate progress of the query: 0 to 1."""
+        """Return the approximate completed share of the query, from 0 to 1."""
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
 
@@ -125,12 +125,12 @@ class DuckDB:
                 raise JournalError(
                     "Compacted files were merged or have expired during the query: run it again."
                 ) from None
-            raise JournalError(_sentence(error)) from None
+            raise JournalError(_error_message(error)) from None
 
     # ---- views
 
     def _execute(self, sql: str) -> Any:
-        """Create the views for the present files, and return a reader of the query's batches."""
+        """Create the views for the current files, and return a reader of the query's batches."""
         parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)  # one task
         chunks = [chunk for part in parts for chunk in part]
         native = [] if isinstance(self._journal, RemoteJournal) else [one for one in chunks if one.kind == PARQUET]
@@ -237,7 +237,7 @@ def _quoted(text: str) -> str:
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
-def _sentence(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """Return DuckDB's error message as one line, without the quoted position in the SQL."""
     if missing := _NO_TABLE.search(str(error)):
         return (

@@ -40,7 +40,7 @@ SLOW_S = 10.0
 MAX_UNSYNCED_BYTES = 256 << 20
 """With more unsynced data, publishers wait for a slow disk. Otherwise the kernel would block the event loop."""
 CLOSE_S = 5.0
-"""Time for which `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is
+"""Time for which `close` waits for the disk: less than the 10 s after which Docker kills the process. Then the data is
 in the page cache, and only a power failure can lose it.
 """
 
@@ -58,7 +58,7 @@ class Durability:
         lock: the descriptor from `segment.lock`.
         segment: the segment to which rows are appended.
         sealed: called when a segment was sealed.
-        kept: called after a sync, with the number below which the disk has every row.
+        synced: called after a sync, with the number below which the disk has every row.
         clock: the clock of rows.
         numbers: the reservation of numbers.
 
@@ -75,11 +75,11 @@ class Durability:
         lock: int,
         segment: SegmentFile,
         sealed: Callable[[], None],
-        kept: Callable[[int], None],
+        synced: Callable[[int], None],
         clock: Clock,
         numbers: NumberReserve,
     ) -> None:
-        self._on_sealed, self._on_kept, self._clock, self._numbers = sealed, kept, clock, numbers
+        self._on_sealed, self._on_synced, self._clock, self._numbers = sealed, synced, clock, numbers
         self._is_reserving = False
         self.segment, self.syncs, self.sync_s = segment, 0, 0.0
         self._settings, self._folder, self._lock = settings, folder, lock
@@ -102,7 +102,7 @@ class Durability:
 
     @property
     def fault(self) -> OSError | None:
-        """The reason why no data can be written at present; None when writing is possible."""
+        """The reason why no data can be written now; None when writing is possible."""
         return self._missing or self._overload
 
     @property
@@ -151,7 +151,7 @@ class Durability:
         self.syncs += error is None
         self._report_failure("can't be synced", error)
         if error is None:
-            self._on_kept(self._open_segments()[0].synced_seq)
+            self._on_synced(self._open_segments()[0].synced_seq)
 
     def reserve(self, seq: int) -> None:
         """Start a reservation of more numbers; `seq` is the number of the next row."""
@@ -187,7 +187,7 @@ class Durability:
     def _on_seal_done(self, error: Exception | None) -> None:
         self._report_failure("can't finish a segment", error)
         if error is None:
-            self._on_kept(self._open_segments()[0].synced_seq)
+            self._on_synced(self._open_segments()[0].synced_seq)
             self._on_sealed()
 
     def _report_failure(self, what: str, error: Exception | None) -> None:
@@ -217,7 +217,7 @@ class Durability:
         if is_overloaded and not self._overload:
             what = f"{self.unsynced_bytes >> 20} MiB wait for the disk"
             self._overload = OSError(errno.ETIMEDOUT, what)
-            log.error("the journal %s can't be written (%s); publishers wait until the disk has it", path, what)
+            log.error("the journal %s can't be written (%s); publishers wait until the disk recovers", path, what)
         elif not is_overloaded:
             self._overload = None
         self._disk.submit("check", self._check_files, self._on_check_done, retries=False)
@@ -355,7 +355,8 @@ class DiskThread:
     """
 
     def __init__(self) -> None:
-        self._pool = DedicatedThreads()  # gets one job at a time: a third one would block, or raise in the event loop
+        # Gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop.
+        self._pool = DedicatedThreads()
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
         self._retry = get_hub().loop.timer(RETRY_S, ref=False)
@@ -396,7 +397,7 @@ class DiskThread:
         return bool(self._idle.wait(timeout_s))
 
     def close(self) -> None:
-        """End the thread, unless a job is running; waiting jobs are dropped."""
+        """Stop the thread, unless a job is running; waiting jobs are dropped."""
         self._waiting.clear()
         self._retry.stop()
         if self._running is None:

@@ -220,8 +220,8 @@ TOKEN_FILE = "token"
 _TOKEN_BYTES = 32
 MIN_TOKEN_CHARS = 16
 """Minimum length of a token, which a user may write by hand."""
-MOVED = "was moved, removed or unmounted; restore it."
-"""The end of error messages about a journal's folder that is missing."""
+IS_MISSING = "was moved, removed or unmounted; restore it."
+"""The end of error messages about a missing folder of a journal."""
 
 
 def scheme(location: Path | str) -> str:
@@ -379,12 +379,11 @@ class HubAddress:
         """
         if not is_address(location):
             return cls(folder=journal_folder(location))
-        return cls(
-            given=Endpoint(checked_url(str(location)), with_token(str(location), token), trusted_certificates(cafile))
-        )
+        url = str(location)
+        return cls(given=Endpoint(checked_url(url), checked_token(url, token), trusted_certificates(cafile)))
 
     def find(self) -> Endpoint:
-        """Return the present address.
+        """Return the current address.
 
         Raises:
             JournalError: no hub serves the journal.
@@ -412,7 +411,7 @@ class HubAddress:
         return self.find().token
 
 
-def with_token(url: str, token: str | None) -> str:
+def checked_token(url: str, token: str | None) -> str:
     """Return the token for an address.
 
     Raises:

@@ -21,13 +21,13 @@ local function is_batch(p)
   return true
 end
 
--- Surveys the batches from `at` on until they have `max` rows. Returns the position after them, and the number of rows.
-local function survey(address, at, length, max)
+-- Surveys the batches from `at` on until they have `wanted` rows. Returns the position after them, and the number of rows.
+local function survey(address, at, length, wanted)
   local data = ffi.cast(u8s, address)
   batches, rows = 0, 0
-  while at < length and rows < max and batches < max_batches do
+  while at < length and rows < wanted and batches < max_batches do
     local p = data + at
-    if length - at < header_bytes or not is_batch(p) then error("no batch starts where one should", 0) end
+    if length - at < header_bytes or not is_batch(p) then error("no batch starts at the expected offset", 0) end
     local count, body = i64(p, rows_at), i64(p, body_at)
     -- The number of rows is an int32, and a column of texts has one more offset than rows.
     if count < 1 or count > 2147483646 or body < 0 or body > length - at - header_bytes then
@@ -39,10 +39,10 @@ local function survey(address, at, length, max)
   return at, rows
 end
 
-local function buffer_of(batch, buffer, least)
+local function buffer_of(batch, buffer, min_size)
   local place = ffi.cast(i64s, starts[batch] + buffers_at) + 2 * buffer
   local at, size = tonumber(place[0]), tonumber(place[1])
-  if at < 0 or size < least or at + size > tonumber(bodies[batch]) then error("a column is shorter than its rows", 0) end
+  if at < 0 or size < min_size or at + size > tonumber(bodies[batch]) then error("a column is shorter than its rows", 0) end
   return starts[batch] + header_bytes + at
 end
 
@@ -58,10 +58,10 @@ local function bits(column, buffer, address)
   local to, row = ffi.cast(to_u8, address), 0
   ffi.fill(to, rshift(rows + 7, 3))
   for batch = 0, batches - 1 do
-    local count, some = counts[batch], nulls_of(batch, column) > 0
-    local from = some and buffer_of(batch, buffer, rshift(count + 7, 3)) or starts[batch]
+    local count, has_nulls = counts[batch], nulls_of(batch, column) > 0
+    local from = has_nulls and buffer_of(batch, buffer, rshift(count + 7, 3)) or starts[batch]
     for at = 0, count - 1 do
-      if not some or band(rshift(from[rshift(at, 3)], band(at, 7)), 1) == 1 then
+      if not has_nulls or band(rshift(from[rshift(at, 3)], band(at, 7)), 1) == 1 then
         local byte = rshift(row, 3)
         to[byte] = bor(to[byte], lshift(1, band(row, 7)))
       end
@@ -82,7 +82,7 @@ end
 local function ends_of(batch, buffer)
   local count = counts[batch]
   local ends = ffi.cast(i32s, buffer_of(batch, buffer, (count + 1) * 4))
-  if ends[0] ~= 0 or ends[count] < 0 then error("the ends of a column's texts are wrong", 0) end
+  if ends[0] ~= 0 or ends[count] < 0 then error("the offsets of a text column are invalid", 0) end
   return ends, count
 end
 
@@ -101,7 +101,7 @@ local function texts(buffer, ends_address, data_address)
   for batch = 0, batches - 1 do
     local ends, count = ends_of(batch, buffer)
     for at = 1, count do
-      if ends[at] < ends[at - 1] then error("the ends of a column's texts are wrong", 0) end
+      if ends[at] < ends[at - 1] then error("the offsets of a text column are invalid", 0) end
       to_ends[row + at] = before + ends[at]
     end
     local size = ends[count]

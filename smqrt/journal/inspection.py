@@ -230,7 +230,9 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
 
 
 _MAX_READ = 1_000_000
-"""Maximum number of rows that are read for one backlog, where no index marks results. Topics need all rows, too."""
+"""Maximum number of rows that are read for one backlog, where no index marks results. Counting by topic reads all rows
+anyway.
+"""
 
 
 def _topics(journal: Journal, chunk: Chunk) -> Counter[str]:
@@ -273,7 +275,7 @@ def export(
     """
     write = _WRITERS.get(to.suffix)
     if write is None:
-        raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the suffix is the format")
+        raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the suffix selects the format")
     beside = to.with_name(f".{to.name}.{os.getpid()}")  # in the same folder: a rename is atomic there only
     try:
         touch(beside)
@@ -322,10 +324,10 @@ def _write_parquet(
 ) -> int:
     from pyarrow import parquet
 
-    def opened(schema: Any) -> Any:
+    def open_writer(schema: Any) -> Any:
         return parquet.ParquetWriter(to, schema, compression="zstd")
 
-    return _write_tables(journal, start, end, topics, opened, on_rows)
+    return _write_tables(journal, start, end, topics, open_writer, on_rows)
 
 
 def _write_arrow(
@@ -341,15 +343,15 @@ def _write_tables(
     start: Offsets,
     end: Offsets,
     topics: Sequence[str] | None,
-    opened: Callable[[Any], Any],
+    open_writer: Callable[[Any], Any],
     on_rows: OnRows,
 ) -> int:
-    """Write joined record batches with the writer that `opened` returns for a schema."""
+    """Write joined record batches with the writer that `open_writer` returns for a schema."""
     import pyarrow
 
     schema = tables.schema()
     rows = 0
-    with opened(schema) as writer:
+    with open_writer(schema) as writer:
         chunks = (chunk for part in journal.plan(start, end, topics=topics) for chunk in part)
         for batches in _grouped(batch for chunk in chunks for batch in journal.tables(chunk, topics=topics)):
             writer.write_table(pyarrow.Table.from_batches(batches, schema).combine_chunks())

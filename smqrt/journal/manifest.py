@@ -40,7 +40,7 @@ _CACHED_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
 """Time for which a replaced page stays, since a reader may have the old root."""
 EVERYTHING = 1 << 63
-"""Greater than every number of a row."""
+"""Greater than every sequence number, for ranges without an end."""
 
 
 # ---- files and pages
@@ -404,7 +404,7 @@ class ManifestEdit:
         write_json(journal / FILE, _as_json(self.nodes, listed, self.settled))
         names = {page.name for page in listed}
         folder = journal / PAGES_FOLDER
-        for name in {page.name for page in before} - names - {""}:  # the grace of replaced pages begins now
+        for name in {page.name for page in before} - names - {""}:  # the grace period of replaced pages begins now
             with suppress(FileNotFoundError):
                 os.utime(folder / name)
         for path in folder.glob("*"):  # also pages that a crash left over

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 64 << 20
 _HOUR_US = 3_600_000_000
-_GROWING = ("seq", "ts")
+_ASCENDING = ("seq", "ts")
 _ZSTD_LEVEL = 3
 RETIRED = "retired"
 _DAY_HOURS = 24
@@ -270,13 +270,13 @@ def _check_same(path: Path, first: int, rows: int) -> None:
 def _options(schema: Any) -> dict[str, Any]:
     known = {column.name for column in COLUMNS}
     leaves = [leaf for field in schema if field.name not in known for leaf in _leaves(field.name, field.type)]
-    plain = [column.name for column in COLUMNS if column.name not in (*_GROWING, "payload")]
+    plain = [column.name for column in COLUMNS if column.name not in (*_ASCENDING, "payload")]
     return {
         "compression": "zstd",
         "compression_level": _ZSTD_LEVEL,
-        "use_dictionary": plain + leaves,  # payloads and growing numbers rarely repeat
-        "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
-        "write_statistics": [*plain, *_GROWING, *leaves],
+        "use_dictionary": plain + leaves,  # payloads and ascending numbers rarely repeat
+        "column_encoding": dict.fromkeys(_ASCENDING, "DELTA_BINARY_PACKED"),
+        "write_statistics": [*plain, *_ASCENDING, *leaves],
         "write_page_index": True,
         "write_page_checksum": True,
     }
@@ -316,10 +316,12 @@ def merge_groups(
             alike = period is not None and period == _period(last, newest_hour) and last.last + 1 == file.first
             small = max(last.bytes, file.bytes) <= max_bytes // 2
             if not (alike and small and sum(one.bytes for one in (*group, file)) <= max_bytes and fits(last, file)):
-                yield from [group] * (len(group) > 1)
+                if len(group) > 1:
+                    yield group
                 group = []
         group.append(file)
-    yield from [group] * (len(group) > 1)
+    if len(group) > 1:
+        yield group
 
 
 def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
@@ -379,13 +381,13 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
     schema, schemas = plain_schema(journal / files[0].path), files[0].schemas
     if any(file.schemas != schemas for file in files):  # the same columns, but from other topics
         schemas = ()
-    opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
+    merged = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
     try:
         for batch in chain.from_iterable(_read_file(journal, file) for file in files):
-            opened.add(batch, "")
-        return opened.close(shred)
+            merged.add(batch, "")
+        return merged.close(shred)
     except BaseException:
-        opened.discard()
+        merged.discard()
         raise
 
 
@@ -425,7 +427,7 @@ def _read_file(journal: Path, file: DataFile) -> Iterator[Any]:
 
 
 def retire_files(journal: Path, paths: Iterable[Path]) -> None:
-    """Move files from `data/` to `retired/`, where readers can open them until the grace is over.
+    """Move files from `data/` to `retired/`, where readers can open them until the grace period is over.
 
     Raises:
         OSError: they can't be moved.
@@ -434,12 +436,12 @@ def retire_files(journal: Path, paths: Iterable[Path]) -> None:
     make_folder(folder)
     for path in paths:
         with suppress(FileNotFoundError):  # expired meanwhile
-            os.utime(path)  # the grace begins now
+            os.utime(path)  # the grace period begins now
             os.replace(path, folder / path.name)
 
 
 def remove_retired(journal: Path, grace_s: float) -> None:
-    """Remove retired files whose grace is over.
+    """Remove retired files whose grace period is over.
 
     Raises:
         OSError: they can't be removed.

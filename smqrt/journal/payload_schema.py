@@ -99,7 +99,7 @@ def parse_ddl(text: str) -> StructType:
         text: fields with their types, such as `device string, readings array<struct<at: timestamp, c: double>>`.
 
     Raises:
-        ArgumentError: the text is invalid, has a type that JSON lacks, or a name twice; the message says where.
+        ArgumentError: the text is invalid, has a type that JSON lacks, or a name twice; the message names the place.
     """
     return _Parser(text).parse()
 
@@ -334,8 +334,8 @@ class SeenValues:
         numbers = self._counts["bigint"] + self._counts["double"]  # both fit into a double
         groups = {name: count for name, count in self._counts.items() if name not in ("null", "bigint", "double")}
         groups["number"] = numbers
-        name, most = max(groups.items(), key=lambda group: group[1])
-        if most < DOMINANT * sum(groups.values()) or not most:
+        name, count = max(groups.items(), key=lambda group: group[1])
+        if count < DOMINANT * sum(groups.values()) or not count:
             return ScalarType("string")
         if name == "number":
             return ScalarType("double" if self._counts["double"] else "bigint")
@@ -412,7 +412,7 @@ _SMALL_ROWS = 1 << 10
 """pyarrow rejects a whole block for one unusual payload. Then smaller parts are parsed, rejected parts in Python."""
 _MAX_PAYLOAD_BYTES = 1 << 16
 _ROW_KEY = os.urandom(8).hex()
-"""A field with the row's number during parsing. It is random, so that no payload can be taken for two rows."""
+"""A field with the row's number during parsing. It is random, so that no payload can contain it."""
 
 
 class TypedColumn:

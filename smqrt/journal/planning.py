@@ -153,7 +153,7 @@ def bloom_filter(topics: Iterable[str]) -> str:
 def _bit_positions(name: str, bits: int) -> Iterator[int]:
     digest = int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest())
     step = digest >> 32 | 1  # odd, so that all positions differ: sizes are multiples of 8
-    return ((digest + turn * step) % bits for turn in range(_HASHES))
+    return ((digest + at * step) % bits for at in range(_HASHES))
 
 
 class WantedTopics(NamedTuple):
@@ -318,12 +318,11 @@ class SegmentIndex:
 
     def at(self, seq: int) -> int:
         """Return the position of the last record that begins at or before a number; 0 without one."""
-        firsts = range(self.count)
         if not self.count or seq <= self.entry(0).first_seq:  # true for most segments of a long range
             return 0
         if seq >= self.entry(self.count - 1).first_seq:
             return self.count - 1
-        return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
+        return max(0, bisect_right(range(self.count), seq, key=lambda at: self.entry(at).first_seq) - 1)
 
     def between(self, start: int, end: int) -> list[BatchEntry]:
         """Return the batches that have rows of a range.
@@ -359,8 +358,8 @@ class SegmentIndex:
         last = bisect_left(range(self.count), end, first, key=lambda at: self.entry(at).first_seq)
         return range(first + (first < last and self.entry(first).next_seq <= start), last)
 
-    def _records(self, some: range) -> memoryview:
-        return memoryview(self._data)[some.start * INDEX.size : some.stop * INDEX.size]
+    def _records(self, positions: range) -> memoryview:
+        return memoryview(self._data)[positions.start * INDEX.size : positions.stop * INDEX.size]
 
 
 class Planner:
@@ -388,7 +387,7 @@ class Planner:
                 begin, end = max(first, file.first), min(last, file.last + 1)
                 share = file.bytes * (end - begin) // (file.last + 1 - file.first)  # as if all rows had the same size
                 yield Chunk(file.path, PARQUET, 0, file.bytes, 0, end - begin, node, begin, file.footer_crc32, share)
-            # From `through` on: segments with compacted rows exist until their grace is over.
+            # From `through` on: segments with compacted rows exist until their grace period is over.
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def rows(self, node: str, start: int, end: int) -> int:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, manifest, parquet_files, planning, segment, tables
-from smqrt.journal.files import MOVED, Unreachable, crc32, existing_folder
+from smqrt.journal.files import IS_MISSING, Unreachable, crc32, existing_folder
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import (
     PARQUET,
@@ -51,7 +51,7 @@ class JournalFiles(Protocol):
         """Return the full path or address of a file, for messages."""
 
     def snapshot(self) -> JournalSnapshot:
-        """Return the present segments and the manifest. Raises JournalError when they can't be read."""
+        """Return the current segments and the manifest. Raises JournalError when they can't be read."""
 
     def gaps(self, node: str) -> list[tuple[int, int]]:
         """Return the gaps in the numbers of a node; see `segment.gaps`."""
@@ -115,7 +115,7 @@ class FolderFiles:
                 wal = {folder.name: segment.firsts(folder) for folder in segment.node_folders(self._path)}
                 return JournalSnapshot(wal, manifest.load(self._path))
         except FileNotFoundError:
-            raise Unreachable(f"{self._path} {MOVED}") from None
+            raise Unreachable(f"{self._path} {IS_MISSING}") from None
 
     def gaps(self, node: str) -> list[tuple[int, int]]:
         """See `JournalFiles`."""
@@ -245,7 +245,7 @@ class ChunkReader:
         first = int(Path(chunk.file).stem)
         entries = self._files.index(chunk.node, first, until=chunk.end).between(chunk.start, chunk.end)
         if not entries or entries[0].first_seq > chunk.start or entries[-1].next_seq < chunk.end:
-            raise self.damaged(chunk.file, chunk.offset, "the index doesn't have the rows any more")
+            raise self.damaged(chunk.file, chunk.offset, "the index no longer has the rows")
         return entries
 
     def _checked_batches(
@@ -269,7 +269,7 @@ class ChunkReader:
                 head = bytes(self._files.read(file, 0, _SCHEMA_BYTES))
                 self._brokers[key] = arrow.schema_metadata(head)["broker"]
             except (ValueError, KeyError, struct.error) as error:
-                raise self.damaged(file, 0, f"no schema of a journal is there ({error})") from None
+                raise self.damaged(file, 0, f"it doesn't begin with a journal schema ({error})") from None
         return self._brokers[key]
 
 
@@ -415,7 +415,7 @@ class Journal:
 
         return self._retry(ranges)
 
-    def behind_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
+    def after_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
         """Return, by node, the number of the first row from `start` on; `end` without a row before it."""
         gaps = {node: last for node, last in end.items() if segment.may_have_gap(start.get(node, 0), last)}
 
@@ -590,17 +590,16 @@ class Journal:
             for seq, found in read(chunk):
                 yield seq, found
             if chunk.kind == WAL and seq != chunk.end:
-                raise self._reader.damaged(
-                    chunk.file, chunk.offset, f"the rows from {seq} on are not where the index says"
-                )
+                raise self._reader.damaged(chunk.file, chunk.offset, f"the rows from {seq} on don't match the index")
             return
         except FileNotFoundError:
             others = [other for part in self.plan({chunk.node: seq}, {chunk.node: chunk.end}) for other in part]
         same = chunk.file in (other.file for other in others)
         if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
-                f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are gone from {self._files.location(chunk.file)}: "
-                "they have expired; keep more (journal.retain, journal.max_bytes), or read from `journal.begin()` on."
+                f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are missing from "
+                f"{self._files.location(chunk.file)}: they have expired; keep more (journal.retain, "
+                "journal.max_bytes), or read from `journal.begin()` on."
             )
         for other in others:
             yield from self._read(other, read, again and not same)

@@ -180,7 +180,7 @@ class ReaderWatch:
         self.stale = self.given_up = 0
 
     def check(self, now_us: int) -> list[str]:
-        """Return a sentence for each new stale or given-up reader; above `_MAX_LOGGED` their number. Reads the disk.
+        """Return a message for each new stale or given-up reader; above `_MAX_LOGGED` their number. Reads the disk.
 
         Args:
             now_us: the time, microseconds since 1970.
@@ -192,13 +192,13 @@ class ReaderWatch:
         for path in _files(self._settings.path):
             with suppress(FileNotFoundError):
                 age_s(path)  # sets a time in the future to now: otherwise the reader would never be given up
-        late: dict[str, bool] = {}
+        stale: dict[str, bool] = {}
         new: list[str] = []
         for each, behind in backlogs(self._settings.path, 0):  # 0: reading rows would slow down the hub
             clause = stale_clause(each, behind, now_us)
             if not clause:
                 continue
-            given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
+            given_up = stale[each.name] = each.is_given_up(timeout_s, now_us)
             if self._logged.get(each.name) == given_up:
                 continue
             if given_up:
@@ -208,7 +208,7 @@ class ReaderWatch:
                 query = each.name.partition(".")[0]
                 result = f"they are kept until {until}; run it, or smqrt pipeline reset {query}"
             new.append(f"the pipeline {each.name} {clause}: {result}")
-        self._logged, self.stale, self.given_up = late, len(late), sum(late.values())
+        self._logged, self.stale, self.given_up = stale, len(stale), sum(stale.values())
         more = len(new) - _MAX_LOGGED
         return [*new[:_MAX_LOGGED], f"{more} more pipelines are stale"] if more > 0 else new
 
@@ -370,7 +370,7 @@ def parse_report(body: bytes) -> ProgressReport:
         The argument of `save_report`.
 
     Raises:
-        ArgumentError: one sentence that names the wrong field.
+        ArgumentError: a field is invalid; the message names it.
     """
     try:
         values = json.loads(body)
@@ -380,7 +380,7 @@ def parse_report(body: bytes) -> ProgressReport:
         raise ArgumentError("progress: the body is not a JSON object; send query, name and offset.")
     query, name = checked_query(values.get("query")), values.get("name") or ""
     if not isinstance(name, str):
-        raise ArgumentError(f"name: {_shown(name)} is not a text; send the name of the query.")
+        raise ArgumentError(f"name: {_shown(name)} is not a string; send the name of the query.")
     time_us, offset = values.get("time_us"), values.get("offset")
     if isinstance(offset, dict) and len(offset) > MAX_NODES:
         raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MAX_NODES} at most.")

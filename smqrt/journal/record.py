@@ -44,7 +44,7 @@ def parse_moment(text: str, name: str = "time", now: int | None = None) -> int:
     Args:
         text: a duration before now such as "2h", an ISO time (UTC without a time zone), "earliest" or "latest".
         name: the name in the error message, such as "--from".
-        now: the end of durations, microseconds since 1970; the present time by default.
+        now: the end of durations, microseconds since 1970; the current time by default.
 
     Raises:
         ArgumentError: `text` is none of these.
@@ -63,7 +63,7 @@ def parse_moment(text: str, name: str = "time", now: int | None = None) -> int:
         return now - int(parse_duration(text) * 1_000_000)
     except ArgumentError:
         raise ArgumentError(
-            f"{name} {text!r} must be a duration such as 2h or 30m (so long ago), a time such as 2026-11-21T15:00 "
+            f"{name} {text!r} must be a duration such as 2h or 30m (before now), a time such as 2026-11-21T15:00 "
             "(UTC), earliest or latest"
         ) from None
 

@@ -44,7 +44,10 @@ Deliver = Callable[[bytes], bool | None]
 
 @dataclass(slots=True)
 class _Unsent:
-    """Frames that are delivered once the disk has the rows below `seq`; None while these rows are not written."""
+    """Frames that are delivered once the disk has the rows below `seq`; None while these rows are not written.
+
+    `holds` is whether their publisher waits for the delivery.
+    """
 
     seq: int | None
     deliver: Deliver
@@ -52,7 +55,7 @@ class _Unsent:
     publisher: BrokerPeer
     holds: bool
 
-    def is_kept(self, next_seq: int) -> bool:
+    def is_synced(self, next_seq: int) -> bool:
         return self.seq is not None and self.seq <= next_seq
 
 
@@ -65,7 +68,7 @@ class HubRecorder:
         next_seq: returns the sequence number of the next row.
         write: called with each batch.
         now_us: returns the time, microseconds UTC.
-        sync: starts a sync; `kept` is called when the disk has the rows.
+        sync: starts a sync; `on_synced` is called when the disk has the rows.
 
     Attributes:
         full: whether a write has failed, so that publishers wait.
@@ -164,13 +167,13 @@ class HubRecorder:
         self._sync()
         return holds
 
-    def kept(self, next_seq: int) -> None:
+    def on_synced(self, next_seq: int) -> None:
         """Deliver the messages whose rows the disk has.
 
         Args:
             next_seq: the disk has the rows below this number.
         """
-        while self._unsent and self._unsent[0].is_kept(next_seq):
+        while self._unsent and self._unsent[0].is_synced(next_seq):
             one = self._unsent.popleft()
             self._unsent_bytes -= len(one.batch)
             try:

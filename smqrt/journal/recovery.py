@@ -20,9 +20,9 @@ from smqrt.journal.segment import HAS_TXN, INDEX, INDEXED, REMEDY, RESULTS, Batc
 
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows to check: the one in use at the crash, and the one before, which may be unsealed
-_WRONG = 0xFFFFFFFF  # inverts a checksum, so that it can't match
+_ALL_BITS = 0xFFFFFFFF  # a checksum with all bits inverted can't match
 _MAX_DIFFERENT_BYTES = 16  # a schema that differs in more bytes is not repaired
-_GUESSED_SCHEMA = 8  # offset of the first batch when neither schema nor index is readable: it is somewhere after that
+_UNKNOWN_FIRST_OFFSET = 8  # when neither schema nor index is readable, the first batch is somewhere after this offset
 
 
 class Recovered(NamedTuple):
@@ -81,7 +81,7 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
         try:
             used = max(segment.reserved(folder), seen)
         except JournalError as error:
-            used = max(end, seen) + segment.FAR  # the reservation is unknown: skip more than could be reserved
+            used = max(end, seen) + segment.MAX_LOST_ROWS  # the reservation is unknown
             damages.append(str(error))
         next_seq = end if used <= end else segment.next_step(used)
         return Recovered(next_seq, removed_bytes, committed.last_batches(journal), tuple(damages), end)
@@ -117,18 +117,18 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
     damages = []
     if found.entries and not found.schema_bytes:
         damages.append(f"{path}: its beginning is damaged; {REMEDY}")
-        if is_nearly(path, schema, found.entries[0].offset):
+        if almost_begins_with(path, schema, found.entries[0].offset):
             with path.open("r+b") as file:
                 file.write(schema)
                 os.fsync(file.fileno())
     for entry in found.damaged:
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
         damages.append(f"{path}: {rows} are damaged, the rows after them are valid; {REMEDY}")
-    indexed, right_size = path.with_suffix(INDEXED), len(found.entries) * INDEX.size
+    indexed, correct_size = path.with_suffix(INDEXED), len(found.entries) * INDEX.size
     size, index_size = path.stat().st_size, indexed.stat().st_size if indexed.exists() else 0
-    removed_bytes = size - found.end + max(0, index_size - right_size)
-    is_right = index_size == right_size and found.entries == recorded
-    if (found.damaged and not is_right) or not recorded:
+    removed_bytes = size - found.end + max(0, index_size - correct_size)
+    is_correct = index_size == correct_size and found.entries == recorded
+    if (found.damaged and not is_correct) or not recorded:
         if recorded:
             _store_copy(indexed)
         elif size != found.end:
@@ -137,7 +137,7 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
         with path.open("r+b") as file:
             file.truncate(found.end)
             os.fsync(file.fileno())  # before the next batch is appended
-    if not is_right:
+    if not is_correct:
         _write_index(indexed, found.entries)
     return _Repaired(found.entries, removed_bytes, damages)
 
@@ -203,7 +203,7 @@ def salvage(path: Path) -> Salvaged:
         first_offset = start
         if valid and not start:  # the schema is damaged: the index has the offset of the first batch
             offsets = [one.offset for one in recorded if one.first_seq == first and 0 < one.offset <= valid[0].offset]
-            first_offset = offsets[0] if offsets else _GUESSED_SCHEMA
+            first_offset = offsets[0] if offsets else _UNKNOWN_FIRST_OFFSET
         found = [BatchEntry(first, 0, first_offset, 0, 0, 0, 0, 0)]  # an empty batch, so that the loop has a start
         gaps = _Gaps(file, indexed, {one.crc32 for one in recorded})
         for entry in valid:
@@ -266,13 +266,13 @@ class _Gaps:
         if parsed.rows <= 0 or not _has_rows(entry, batch):
             return usable
         if entry.crc32 not in self._checksums:  # changed bytes: the entry must not match them
-            entry = entry._replace(crc32=recorded.crc32 if recorded else entry.crc32 ^ _WRONG)
+            entry = entry._replace(crc32=recorded.crc32 if recorded else entry.crc32 ^ _ALL_BITS)
         return _corrected(entry, batch)
 
     def _unreadable(self, before: BatchEntry, after: BatchEntry) -> BatchEntry:
         """Return one damaged entry for all rows and bytes between two batches."""
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
-        crc = crc32(_read_at(self._file, before.end, size)) ^ _WRONG
+        crc = crc32(_read_at(self._file, before.end, size)) ^ _ALL_BITS
         times = before.ts_min_us or after.ts_min_us, max(before.ts_max_us, after.ts_max_us)
         return BatchEntry(before.next_seq, rows, before.end, size, *times, crc, 0)
 
@@ -333,7 +333,7 @@ def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)
 
 
-def is_nearly(path: Path, schema: bytes, size: int) -> bool:
+def almost_begins_with(path: Path, schema: bytes, size: int) -> bool:
     """Return whether the beginning of a segment equals a schema, except for zeroed bytes and a few others.
 
     Args:

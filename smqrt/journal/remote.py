@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from smqrt.errors import JournalError
 from smqrt.journal import files, manifest, segment
-from smqrt.journal.files import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
+from smqrt.journal.files import Endpoint, Unreachable, checked_token, checked_url, trusted_certificates
 from smqrt.journal.manifest import DataFile, ManifestPage
 from smqrt.journal.planning import Chunk, JournalSnapshot, Offsets, SealedSegment, SegmentIndex, segment_file
 from smqrt.journal.reader import ChunkReader, Journal
@@ -84,7 +84,7 @@ class RemoteJournal(Journal):
         retry_s: float = RETRY_S,
         verify: bool = True,
     ) -> None:
-        address = Endpoint(checked_url(url), with_token(url, token), trusted_certificates(cafile))
+        address = Endpoint(checked_url(url), checked_token(url, token), trusted_certificates(cafile))
         self.url, self._address = address.url, address
         self._link = HubLink(lambda: address, retry_s)
         self._files = self._hub = HubFiles(address.url, self._link)
@@ -94,7 +94,7 @@ class RemoteJournal(Journal):
         return f"RemoteJournal({self.url!r})"
 
     def __reduce__(self) -> Any:
-        return _opened, (*self._address, self._link.retry_s, self.verify)
+        return _reopen, (*self._address, self._link.retry_s, self.verify)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -139,7 +139,9 @@ class HubFiles:
         try:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self._url}/end is not a journal on a hub: its answer is wrong ({error!r}).") from None
+            raise JournalError(
+                f"{self._url}/end is not a journal on a hub: its answer is invalid ({error!r})."
+            ) from None
 
     def location(self, file: str) -> str:
         """See `JournalFiles`."""
@@ -166,7 +168,7 @@ class HubFiles:
             wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
             snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self._url} is not a journal on a hub: its manifest is wrong ({error!r}).") from None
+            raise JournalError(f"{self._url} is not a journal on a hub: its manifest is invalid ({error!r}).") from None
         self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
         return snapshot
 
@@ -279,7 +281,7 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def _opened(url: str, token: str, certificates: str | None, retry_s: float, verify: bool) -> RemoteJournal:
+def _reopen(url: str, token: str, certificates: str | None, retry_s: float, verify: bool) -> RemoteJournal:
     return RemoteJournal(url, token, cafile=certificates, retry_s=retry_s, verify=verify)
 
 
@@ -383,7 +385,7 @@ class HubLink:
         is_reused = self._open is not None and again
         if not is_reused:  # a request that may not be repeated gets a new connection, which is not idle
             self.close()
-        address, connection = self._open or self._connected()
+        address, connection = self._open or self._connect()
         try:
             answer = _exchange(address, connection, method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
@@ -398,7 +400,7 @@ class HubLink:
             raise _NoAnswer(f"{address.url}: {error!r}") from error
         return _checked_answer(answer, f"{address.url}/{path}")
 
-    def _connected(self) -> tuple[Endpoint, http.client.HTTPConnection]:
+    def _connect(self) -> tuple[Endpoint, http.client.HTTPConnection]:
         try:
             address = self._find()
         except JournalError as error:

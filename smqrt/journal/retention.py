@@ -82,15 +82,15 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         with existing_folder(journal):
             state = manifest.load(journal)
             needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
-            short = settings.min_free_bytes - shutil.disk_usage(journal).free
+            missing_bytes = settings.min_free_bytes - shutil.disk_usage(journal).free
             segments = {
                 folder.name: [
                     _Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)
                 ]
                 for folder in segment.node_folders(journal)
             }
-            total = sum(page.bytes for page in state.pages())
-            total += sum(one.size_bytes for some in segments.values() for one in some)
+            total_bytes = sum(page.bytes for page in state.pages())
+            total_bytes += sum(one.size_bytes for some in segments.values() for one in some)
             nodes = {*segments, *state.nodes}
             pieces = [_node_pieces(journal, state, node, segments.get(node, []), now_us) for node in nodes]
             oldest = [(piece.ts_max_us, at, piece) for at, some in enumerate(pieces) if (piece := next(some, None))]
@@ -98,9 +98,9 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
             found: list[Path] = []
             while oldest:
                 _, at, piece = heappop(oldest)
-                if not _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
+                if not _is_expired(piece, settings, now_us, total_bytes, {} if missing_bytes > 0 else needed):
                     continue  # later pieces of the node are kept, too, without reading them: its rows stay dense
-                total, short = total - piece.size_bytes, short - piece.size_bytes
+                total_bytes, missing_bytes = total_bytes - piece.size_bytes, missing_bytes - piece.size_bytes
                 found += piece.paths
                 if following := next(pieces[at], None):
                     heappush(oldest, (following.ts_max_us, at, following))
@@ -121,14 +121,16 @@ def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
     release_links(journal, now_us / 1e6, is_full=shutil.disk_usage(journal).free < settings.min_free_bytes)
 
 
-def _is_expired(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
-    """Return whether a piece is removed, when the journal still has `total` bytes."""
-    if settings.hard_bytes is not None and total > settings.hard_bytes:
+def _is_expired(
+    piece: _Piece, settings: JournalSettings, now_us: int, total_bytes: int, needed: dict[str, int]
+) -> bool:
+    """Return whether a piece is removed, when the journal still has `total_bytes`."""
+    if settings.hard_bytes is not None and total_bytes > settings.hard_bytes:
         return True
     if piece.end > needed.get(piece.node, piece.end):
         return False
     is_old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
-    return is_old or (settings.max_bytes is not None and total > settings.max_bytes)
+    return is_old or (settings.max_bytes is not None and total_bytes > settings.max_bytes)
 
 
 def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
@@ -227,7 +229,7 @@ def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
     """Return paths at which files of a journal stay for at least 12 hours, as long as this process runs.
 
     Without a way to create links (a journal of another user, a file system without links), these are the files' own
-    paths, which are valid until their grace is over.
+    paths, which are valid until their grace period is over.
 
     Args:
         journal: its folder.
@@ -278,11 +280,11 @@ def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     beside.rename(folder)
     made = _HeldFolder(folder, until_s, lock, os.getpid())
-    atexit.register(_end, made)
+    atexit.register(_remove_hold, made)
     return made
 
 
-def _end(made: _HeldFolder) -> None:
+def _remove_hold(made: _HeldFolder) -> None:
     if made.process == os.getpid():  # not in a forked process
         shutil.rmtree(made.folder, ignore_errors=True)
 

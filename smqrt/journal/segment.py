@@ -41,8 +41,8 @@ from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, writ
 FILE = "numbers.json"
 STEP = 1 << 20
 """After a crash the numbers continue with a multiple of this."""
-FAR = 1 << 32
-"""More numbers than can be in use for rows that the disk doesn't have."""
+MAX_LOST_ROWS = 1 << 32
+"""Greater than the number of rows that a crash can lose. Without a reservation, this many numbers are skipped."""
 MAX_GAPS = 256
 """Maximum number of stored gaps of a node; the oldest ones are dropped."""
 _MAX_STEPS = 64

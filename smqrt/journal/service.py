@@ -45,7 +45,7 @@ from smqrt.journal.announcer import JournalEnds, JournalListing, ServedJournal
 from smqrt.journal.commit import MAX_COMMIT_ROWS, OutRow, RowDecoder
 from smqrt.journal.committed import MAX_PARTS, StagedResults, checked_part
 from smqrt.journal.durability import Unconfirmed
-from smqrt.journal.files import MIN_TOKEN_CHARS, MOVED, journal_token
+from smqrt.journal.files import IS_MISSING, MIN_TOKEN_CHARS, journal_token
 from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.planning import Filter
 from smqrt.journal.remote import MAX_WAIT_S
@@ -64,8 +64,8 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 # Both files are in the journal's folder. `tokens` is written by hand, and read again when it changes.
 
 TOKENS_FILE = "tokens"
-LOOK_S = 1.0
-"""Time between two checks of the file for a change."""
+TOKENS_CHECK_S = 1.0
+"""Time between two checks of the file `tokens` for changes."""
 MAX_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
@@ -73,7 +73,7 @@ MAX_QUERIES = 10_000
 """Maximum number of query names of a token, also from earlier runs of hubs: each is in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
-_Stamp = tuple[int, int, int]
+_FileVersion = tuple[int, int, int]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Grant:
             return self.writes is not None
         return self.writes.matches_uncached(topic.decode("utf-8", "surrogateescape"))
 
-    def own(self, query: str) -> str:
+    def stored_name(self, query: str) -> str:
         """Return the name under which a query of this token is stored, which no other token can use.
 
         Raises:
@@ -123,7 +123,7 @@ class Tokens:
         queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: a sentence about an invalid file; empty when both are valid. Meanwhile earlier tokens stay valid.
+        fault: a sentence about an invalid file; empty when both are valid. Earlier tokens stay valid until then.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -131,55 +131,55 @@ class Tokens:
         self._folder, self._queries = folder, queries
         self._all: bytes | None = None
         self._grants: dict[bytes, Grant] = {}
-        self._stamp: _Stamp | None = None
-        self._looked_s = -LOOK_S
+        self._version: _FileVersion | None = None
+        self._checked_s = -TOKENS_CHECK_S
 
     @property
     def is_due(self) -> bool:
-        """Whether `LOOK_S` have passed since the last `refresh`."""
-        return time.monotonic() - self._looked_s >= LOOK_S
+        """Whether `TOKENS_CHECK_S` have passed since the last `refresh`."""
+        return time.monotonic() - self._checked_s >= TOKENS_CHECK_S
 
     def refresh(self) -> None:
-        """Read the files again if they have changed, at most every `LOOK_S`. Errors are stored in `fault`."""
+        """Read the files again if they have changed, at most every `TOKENS_CHECK_S`. Errors are stored in `fault`."""
         if not self.is_due:
             return
         try:
             self._all = self._all or _digest(journal_token(self._folder))
-            stamp = _stamp(self._folder / TOKENS_FILE)
-            if stamp is None:
+            version = _file_version(self._folder / TOKENS_FILE)
+            if version is None:
                 self._grants = {}
-            elif stamp != self._stamp:
+            elif version != self._version:
                 names = {grant.name: grant.queries for grant in self._grants.values()}
                 for stored in self._queries():
                     query, at, name = stored.rpartition("@")
                     if at:
                         names.setdefault(name, set()).add(query)
                 self._grants = _read(self._folder / TOKENS_FILE, names)
-            self._stamp, self.fault = stamp, ""
+            self._version, self.fault = version, ""
         except JournalError as error:
             self.fault = str(error)
-        self._looked_s = time.monotonic()  # at the end: requests that arrive during the first refresh wait for it, too
+        self._checked_s = time.monotonic()  # at the end: requests that arrive during the first refresh wait for it, too
 
     def new_fault(self) -> str:
-        """Return `fault` if it is new since the last call, else an empty text."""
+        """Return `fault` if it is new since the last call, else an empty string."""
         before, self._reported = self._reported, self.fault
         return self.fault if self.fault != before else ""
 
-    def grant(self, shown: str) -> Grant | None:
+    def grant(self, token: str) -> Grant | None:
         """Return the rights of a token; None for an unknown token."""
-        digest = _digest(shown)
-        return _EVERYTHING if digest == self._all else self._grants.get(digest)
+        digest = _digest(token)
+        return _ALL_RIGHTS if digest == self._all else self._grants.get(digest)
 
 
-_EVERYTHING = Grant()
+_ALL_RIGHTS = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token: the time of a comparison of digests depends on no character of the token."""
+    """Return the digest of a token. The time of a comparison of digests reveals nothing about the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
-def _stamp(path: Path) -> _Stamp | None:
+def _file_version(path: Path) -> _FileVersion | None:
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -364,9 +364,7 @@ class JournalService(Directory):
         journal = self._opened.get(name)
         if journal is None:
             if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open earlier
-                raise JournalError(
-                    f"Journal {name!r} is closed at present: its application stops or reloads; try again."
-                )
+                raise JournalError(f"Journal {name!r} is closed: its application is stopping or reloading; try again.")
             known = ", ".join(self._journal_names(request))
             raise RequestRejected(404, f"There is no journal {name!r} here; this token gives access to: {known}.")
         return journal, self._grant_of(request, name, journal) or _unauthorized()
@@ -397,7 +395,9 @@ class JournalService(Directory):
                 after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
                 wait_s = float(values.get("wait_s", "0"))
             except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
-                raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
+                raise ArgumentError(
+                    'end: after must be an object such as {"n1": 1000}, and wait_s a number of seconds.'
+                ) from None
             found = ends.after(after, max(0.0, min(wait_s, MAX_WAIT_S)))
         _finish(request, "application/json", _as_json({"end": found}))
 
@@ -429,11 +429,11 @@ class JournalService(Directory):
     def _commit(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         name, batch, values = _batch_of(request)
         if "part" not in values:
-            name, rows = grant.own(name), list(self._rows(request, grant))
+            name, rows = grant.stored_name(name), list(self._rows(request, grant))
             is_new = journal.commit(name, batch, rows)
         else:
             staged, query = self._state(journal).staged, readers.checked_query(values.get("of"))
-            name, query = grant.own(name), grant.own(query)
+            name, query = grant.stored_name(name), grant.stored_name(query)
             rows = []
             is_new = journal.committed(name) < batch
             if is_new:
@@ -446,14 +446,14 @@ class JournalService(Directory):
 
     def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, values = _batch_of(request)
-        query, part, pieces = grant.own(query), checked_part(values.get("part")), list[bytes]()
+        query, part, pieces = grant.stored_name(query), checked_part(values.get("part")), list[bytes]()
         rows = sum(1 for _ in self._rows(request, grant, pieces))
         in_thread(self._state(journal).staged.put, query, batch, part, b"".join(pieces))
         _send_json(request, {"rows": rows})
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch_of(request)
-        query, body = grant.own(query), request.body(_SEAL_BYTES)
+        query, body = grant.stored_name(query), request.body(_SEAL_BYTES)
         try:
             names = json.loads(body)
         except (ValueError, RecursionError):
@@ -471,7 +471,7 @@ class JournalService(Directory):
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = readers.checked_query(_parameters(request).get("query"))
         journal.read_other_commits()  # another worker may have the last commit
-        _send_json(request, {"batch": journal.committed(grant.own(query))})
+        _send_json(request, {"batch": journal.committed(grant.stored_name(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         rows = list(self._rows(request, grant))
@@ -485,7 +485,7 @@ class JournalService(Directory):
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         report = readers.parse_report(request.body(_PROGRESS_BYTES))
-        report["query"] = grant.own(report["query"])
+        report["query"] = grant.stored_name(report["query"])
         in_thread(readers.save_report, journal.path, report)
         _send_json(request, {})
 
@@ -542,11 +542,11 @@ def _open_file(folder: Path, name: str) -> IO[bytes]:
         except IoError:
             if not name.startswith("data/"):
                 raise
-            # Merged after the client read the manifest: the file is available until its grace is over.
+            # Merged after the client read the manifest: the file is available until its grace period is over.
             return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")
     except IoError:
         if not folder.is_dir():
-            raise JournalError(f"{folder} {MOVED}") from None
+            raise JournalError(f"{folder} {IS_MISSING}") from None
         raise
 
 
@@ -558,8 +558,8 @@ def _queries(journal: OpenJournal) -> Iterator[str]:
 
 def _bearer_token(request: Request) -> str:
     """Return the token of a request; empty without one."""
-    scheme, _, shown = (request.get("authorization") or "").partition(" ")
-    return shown.strip() if scheme.lower() == "bearer" else ""
+    scheme, _, token = (request.get("authorization") or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _unauthorized() -> NoReturn:

@@ -67,12 +67,12 @@ def of_segment(
     target = schema(columns)
     constant = {"node": chunk.node, "broker": broker}  # the same for all rows of a segment
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
-    inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
+    stored = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
     # With long rows a batch has fewer of them, so that it has `MAX_BYTES` at most.
     step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
     kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])
-    batches = kernel.batches(stream[head_bytes:], inside, step) if kernel else _streamed(stream, inside, step)
+    batches = kernel.batches(stream[head_bytes:], stored, step) if kernel else _streamed(stream, stored, step)
     for batch in batches:
         if skip or batch.num_rows > chunk.end - read:
             batch = batch.slice(skip, chunk.end - read)
@@ -88,33 +88,33 @@ def of_segment(
         yield read, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
+def _streamed(stream: Any, stored: Any, step: int) -> Iterator[Any]:
     """Yield as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
-    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
+    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in stored.names]
     options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     waiting, rows = list[Any](), 0
     for batch in pa.ipc.open_stream(pa.py_buffer(stream), options=options):
         waiting.append(batch)
         rows += batch.num_rows
         if rows >= step:
-            yield _joined(waiting, inside)
+            yield _joined(waiting, stored)
             waiting, rows = [], 0
     if waiting:
-        yield _joined(waiting, inside)
+        yield _joined(waiting, stored)
 
 
-def _joined(batches: list[Any], inside: Any) -> Any:
+def _joined(batches: list[Any], stored: Any) -> Any:
     import pyarrow as pa
 
-    columns = map(_whole, pa.Table.from_batches(batches).columns)
-    return pa.RecordBatch.from_arrays(list(columns), schema=inside)
+    columns = map(_combined, pa.Table.from_batches(batches).columns)
+    return pa.RecordBatch.from_arrays(list(columns), schema=stored)
 
 
-def _whole(column: Any) -> Any:
-    combined = column.combine_chunks()
-    return combined.chunk(0) if hasattr(combined, "chunk") else combined
+def _combined(column: Any) -> Any:
+    found = column.combine_chunks()
+    return found.chunk(0) if hasattr(found, "chunk") else found
 
 
 def of_parquet(
@@ -216,8 +216,8 @@ def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
     from pyarrow import compute
 
     if pa.types.is_dictionary(column.type):  # compares each name once
-        whole = _whole(column) if isinstance(column, pa.ChunkedArray) else column
-        return compute.fill_null(mask(whole.dictionary, topics).take(whole.indices), False)
+        single = _combined(column) if isinstance(column, pa.ChunkedArray) else column
+        return compute.fill_null(mask(single.dictionary, topics).take(single.indices), False)
     names = topics.literal()
     if names is not None:
         return compute.is_in(column, pa.array(names, pa.string()))

@@ -206,7 +206,7 @@ class _SegmentCheck:
             if node != self._path.parent.name:
                 raise ValueError(f"it was written by node {node!r}, not {self._path.parent.name!r}")
         except ValueError as error:
-            yield self._end_fault(self._path, f"no schema of a journal is at its beginning ({error})")
+            yield self._end_fault(self._path, f"it doesn't begin with a journal schema ({error})")
             return
         if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
             yield JournalFault(
@@ -229,7 +229,7 @@ class _SegmentCheck:
                 if entry.first_seq != self.next_seq:
                     what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
                 elif len(batch) != entry.length:
-                    what = f"{len(batch)} of its {entry.length} bytes are there"
+                    what = f"the file has {len(batch)} of its {entry.length} bytes"
                 elif crc32(batch) != entry.crc32:
                     what = "its checksum is wrong"
                 else:
@@ -257,7 +257,7 @@ def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
     except JournalError as error:
         return str(error).rstrip(".")
     if len(seqs) != entry.rows or seqs != list(range(entry.first_seq, entry.next_seq)):
-        return "its rows are not numbered as the index says"
+        return "its row numbers differ from the index"
     if (min(times), max(times)) != (entry.ts_min_us, entry.ts_max_us):
         return "its times differ from the index"
     return ""
@@ -288,7 +288,7 @@ def _file_faults(
     found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
     if not _is_locked(journal / "compact.lock"):  # a running compaction has files that the manifest doesn't list yet
         for name in sorted(found - known):
-            what = "is left over from a killed compaction; `smqrt journal compact` removes it"
+            what = "is left over from an interrupted compaction; `smqrt journal compact` removes it"
             yield JournalFault(journal / name, what)
 
 

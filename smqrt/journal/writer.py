@@ -57,7 +57,7 @@ BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
 """Time for which a commit waits for slow subscribers and handlers, and between checks. After that, messages that don't
 fit into their queues are dropped and counted.
 """
-TURN_S, TURN_POLL_S = 5.0, 0.005
+COMMITS_LOCK_S, COMMITS_LOCK_POLL_S = 5.0, 0.005
 """Time for which a commit waits for commits to other hubs of the folder, and between checks."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
@@ -188,7 +188,7 @@ class JournalWriter:
             self._lock,
             self._segment,
             self._seal_if_long,
-            lambda seq: self._recorder.kept(seq),
+            lambda seq: self._recorder.on_synced(seq),
             self._clock,
             self._numbers,
         )
@@ -281,7 +281,7 @@ class JournalWriter:
             self._seal()
 
     def _seal(self) -> None:
-        """Open a new segment and seal the present one, unless the previous one is still being sealed."""
+        """Open a new segment and seal the current one, unless the previous one is still being sealed."""
         if self._durability.is_sealing or time.monotonic() < self._retry_seal_at_s:
             return
         try:
@@ -291,7 +291,7 @@ class JournalWriter:
         except OSError as error:
             self._retry_seal_at_s = time.monotonic() + RETRY_S
             log.error(
-                "the journal %s: can't open a new segment (%s); the present one continues", self.path, error.strerror
+                "the journal %s: can't open a new segment (%s); the current one stays in use", self.path, error.strerror
             )
             return
         self._durability.seal(self._segment, self._txns.all())
@@ -363,7 +363,7 @@ class JournalWriter:
         except OSError as error:
             raise self._write_error(error) from None
         try:
-            until_s = time.monotonic() + TURN_S
+            until_s = time.monotonic() + COMMITS_LOCK_S
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # polled: a lock in a thread would have no timeout
@@ -371,9 +371,9 @@ class JournalWriter:
                 except BlockingIOError:
                     if time.monotonic() > until_s:
                         raise JournalError(
-                            f"another hub of {self.path} has been committing for {TURN_S:g} s; try again."
+                            f"another hub of {self.path} has been committing for {COMMITS_LOCK_S:g} s; try again."
                         ) from None
-                gevent.sleep(TURN_POLL_S)
+                gevent.sleep(COMMITS_LOCK_POLL_S)
             self.read_other_commits()
             yield
         finally:
@@ -433,9 +433,9 @@ class JournalWriter:
         """
         if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
             return
-        kept = Event()
-        self._recorder.send_later(lambda _: kept.set(), b"", self._broker.server)
-        while not kept.wait(RETRY_S):
+        synced = Event()
+        self._recorder.send_later(lambda _: synced.set(), b"", self._broker.server)
+        while not synced.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
                 raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; try again.")
 

@@ -105,7 +105,7 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
     """
     text = known(options or {}, ("text",)).get("text")
     if text is not None and (not isinstance(text, str) or len(text.encode()) > MAX_NAME_BYTES):
-        raise ArgumentError(f"text: a text of at most {MAX_NAME_BYTES} bytes is needed")
+        raise ArgumentError(f"text: a string of at most {MAX_NAME_BYTES} bytes is needed")
     session = snapshots.session_of(name)
     log.info("disconnect of the client %s by an operator", name)
     session.disconnect(CloseReason.SHUTDOWN, text.encode() if isinstance(text, str) else None, "by an operator")
@@ -140,7 +140,7 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
     Args:
         parts: the parts of this process.
         hub: the number of the hub.
-        message: `topic`, a name or a number; `data`, a text; optionally `subtopic`, a name or a number.
+        message: `topic`, a name or a number; `data`, a string; optionally `subtopic`, a name or a number.
 
     Raises:
         ArgumentError: there is no such hub, or a value is invalid.
@@ -149,7 +149,7 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
     known(message, ("topic", "data", "subtopic"))
     topic, data, subtopic = message.get("topic"), message.get("data", ""), message.get("subtopic")
     if not isinstance(data, str):
-        raise ArgumentError("data: a text is needed; send JSON as a text")
+        raise ArgumentError("data: a string is needed; send JSON as a string")
     name = _destination("topic", topic)
     if name is None:
         raise ArgumentError("topic: a name or a number is needed")

@@ -184,7 +184,7 @@ def without_secrets(text: str) -> str:
 
 
 def levels_of(text: str) -> dict[str, str]:
-    """Return the levels by logger for a text such as "smqrt.close=debug,smqrt.lua=warning"."""
+    """Return the levels by logger for a string such as "smqrt.close=debug,smqrt.lua=warning"."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     return {name.strip(): level.strip() for name, _, level in pairs}
 

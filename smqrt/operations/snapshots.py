@@ -63,7 +63,7 @@ def no_arguments(arguments: Arguments) -> None:
 
 
 def whole(what: str, value: str) -> int:
-    """Return the value of an argument as a number. Raises ArgumentError for a text that is not one."""
+    """Return the value of an argument as a number. Raises ArgumentError for a string that is not one."""
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise ArgumentError(f"{what}: {value[:40]!r} is not a number")
     return int(value)

@@ -470,8 +470,8 @@ def table(
         path: the folder, relative to the folder `.tables` of the application; an absolute path or a URI (s3a://,
             hdfs://) is used unchanged.
         partition_by: columns that become folders.
-        dead_letter: the topic for rows that a table can't store: with a time outside the years 1 to 9999, or a text in
-            `partition_by` that is too long for a folder's name. They are always left out and counted.
+        dead_letter: the topic for rows that a table can't store: with a time outside the years 1 to 9999, or a string
+            in `partition_by` that is too long for a folder's name. They are always left out and counted.
         format: "parquet" (files with a log that Spark reads), "delta" (a Delta Lake table) or "iceberg" (an Iceberg
             table).
         trigger: the shortest time between micro-batches; each micro-batch writes at least one file.

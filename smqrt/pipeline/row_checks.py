@@ -344,7 +344,7 @@ def is_far(value: Column, kind: DataType) -> Column | None:
 
 
 def is_no_text(value: Column, kind: DataType) -> Column | None:
-    """Return whether a text in a column is not UTF-8; arguments as for `is_far`."""
+    """Return whether a string in a column is not UTF-8; arguments as for `is_far`."""
     from pyspark.sql import functions as F
 
     def no_text(text: Column, name: str) -> Column | None:
@@ -373,7 +373,7 @@ def _any_inside(value: Column, kind: DataType, wrong: Callable[[Column, str], Co
     return wrong(value, kind.typeName())
 
 
-NO_TEXT = "a text is not UTF-8"
+NO_TEXT = "a string is not UTF-8"
 _MAX_NAME_BYTES = 255
 """The limit of a folder's name in nearly all file systems."""
 FITS_TABLE = "fits the table"
@@ -398,7 +398,7 @@ def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[t
         for field in frame.schema
         if (far := is_far(column(field.name), field.dataType)) is not None
     ]
-    if table.options["format"] != "parquet":  # other programs can't read a Delta or Iceberg table with such a text
+    if table.options["format"] != "parquet":  # other programs can't read a Delta or Iceberg table with such a string
         texts = [is_no_text(column(field.name), field.dataType) for field in frame.schema]
         reasons += [F.when(wrong, NO_TEXT) for wrong in texts if wrong is not None]
     for field in frame.schema:
@@ -430,7 +430,7 @@ def payload_variant() -> Column:
 
 
 def _is_sound(text: Column) -> Column:
-    """Return whether a text is exactly one JSON value in UTF-8; Spark's parsers ignore text after the first value."""
+    """Return whether a string is exactly one JSON value in UTF-8; Spark's parsers ignore text after the first value."""
     from pyspark.sql import functions as F
 
     extended = F.concat(F.lit("["), text, F.lit(f',"{_SENTINEL}"]'))

@@ -1,7 +1,7 @@
 """Settings of limits and topics, and the register of limits.
 
-Programs without an smqrt server use the defaults. Code that enforces a limit calls `in_force`, or registers a function
-by `on_change`.
+Programs without an smqrt server use the defaults. Code that enforces a limit calls `current_limits`, or registers a
+function by `on_change`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
 
 
 PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
-SLOW = ("newest", "oldest", "latest", "disconnect", "wait")
+SLOW_POLICIES = ("newest", "oldest", "latest", "disconnect", "wait")
 PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 
 
@@ -143,7 +143,7 @@ class LimitSettings:
     total_queue_bytes: int = option(256 << 20, whole(1), "Bytes of the send queues of all clients.", live=True)
     slow: str = option(
         "newest",
-        choice(*SLOW),
+        choice(*SLOW_POLICIES),
         "Policy for a full send queue of a client; `slow` of its hub overrides it. See "
         "[slow consumers](slow-consumers.md).",
         live=True,
@@ -155,7 +155,7 @@ class LimitSettings:
         live=True,
     )
     stalled_s: float = option(
-        10.0, number(0.1), "Seconds without reading after which a slow client is disconnected.", live=True
+        10.0, number(0.1), "A slow client that reads nothing for this time is disconnected, in seconds.", live=True
     )
     head_bytes: int = option(16_384, whole(256), "Bytes of the head of an HTTP request; beyond, 431.", live=True)
     head_s: float = option(
@@ -198,7 +198,10 @@ class TopicSettings:
     """Settings of the topics that a filter matches: `+` matches one level, `#` the rest."""
 
     slow: str = option(
-        "", choice("", *SLOW), "Policy for a full send queue of a client; the policy of the hub when empty.", live=True
+        "",
+        choice("", *SLOW_POLICIES),
+        "Policy for a full send queue of a client; the policy of the hub when empty.",
+        live=True,
     )
     last_value: bool = option(
         False,
@@ -210,23 +213,23 @@ class TopicSettings:
 
 
 @dataclass
-class _InForce:
+class _Current:
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
 
 
-_in_force = _InForce()
+_current = _Current()
 _watchers: list[Callable[[LimitSettings], None]] = []
 
 
-def in_force() -> LimitSettings:
+def current_limits() -> LimitSettings:
     """Return the current settings of limits of this process."""
-    return _in_force.limits
+    return _current.limits
 
 
-def topics_in_force() -> Mapping[str, TopicSettings]:
+def current_topics() -> Mapping[str, TopicSettings]:
     """Return the current settings of topics of this process, by topic filter."""
-    return _in_force.topics
+    return _current.topics
 
 
 def on_change(apply: Callable[[LimitSettings], None]) -> None:
@@ -236,7 +239,7 @@ def on_change(apply: Callable[[LimitSettings], None]) -> None:
 
 def apply_limits(limits: LimitSettings, topics: Mapping[str, TopicSettings]) -> None:
     """Apply these settings, also to connected clients."""
-    _in_force.limits, _in_force.topics = limits, topics
+    _current.limits, _current.topics = limits, topics
     for apply in _watchers:
         apply(limits)
 

@@ -49,7 +49,7 @@ class Rule(Generic[T]):
     Attributes:
         says: the text after "must be" in errors.
         read: returns the value to use; raises InvalidValueError, or ArgumentError with a complete sentence.
-        kind: the type of the values, for texts of a command line or the environment.
+        kind: the type of the values, for strings from a command line or the environment.
         schema: the rule as JSON Schema; empty for any value.
     """
 
@@ -166,7 +166,7 @@ def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # cut, because this takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{name} is not an option{meant} There are: {', '.join(known)}."
+    return f"{name} is not an option{meant} The options are: {', '.join(known)}."
 
 
 def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:
@@ -266,12 +266,12 @@ def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T |
 
 
 def text() -> Rule[str]:
-    """Return the rule of texts."""
-    return replace(instance("a text", str), schema={"type": "string"})
+    """Return the rule of strings."""
+    return replace(instance("a string", str), schema={"type": "string"})
 
 
 def texts() -> Rule[tuple[str, ...]]:
-    """Return the rule of lists of texts without commas; one comma-separated text is also permitted."""
+    """Return the rule of lists of strings without commas; one comma-separated string is also permitted."""
 
     def read_texts(value: object) -> tuple[str, ...]:
         given = value.split(",") if isinstance(value, str) else value
@@ -280,7 +280,7 @@ def texts() -> Rule[tuple[str, ...]]:
         return tuple(one.strip() for one in given if one.strip())
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    return Rule("a list of texts, or one comma-separated text", read_texts, schema=schema)
+    return Rule("a list of strings, or one comma-separated string", read_texts, schema=schema)
 
 
 def path() -> Rule[str]:
@@ -325,7 +325,7 @@ def optional(rule: Rule[T]) -> Rule[T | None]:
 
 
 def duration(min_s: float = 0.0, max_s: float = inf) -> Rule[float]:
-    """Return the rule of durations: a number of seconds, or a text such as "10m"."""
+    """Return the rule of durations: a number of seconds, or a string such as "10m"."""
     span = f" from {min_s:g} to {max_s:g} s" if max_s < inf else ""
     read_duration = _quantity(parse_duration, min_s, max_s)
     return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", read_duration, float, _QUANTITY_SCHEMA)
@@ -338,7 +338,7 @@ def positive_duration() -> Rule[float]:
 
 
 def size(min_bytes: int = 0) -> Rule[int]:
-    """Return the rule of sizes: a number of bytes, or a text such as "64MB"."""
+    """Return the rule of sizes: a number of bytes, or a string such as "64MB"."""
     span = f" of at least {min_bytes} bytes" if min_bytes else ""
     read_size = _quantity(parse_size, min_bytes, inf)
     return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", read_size, int, _QUANTITY_SCHEMA)
@@ -364,7 +364,7 @@ def parse_duration(value: object) -> float:
     """Return a duration in seconds.
 
     Args:
-        value: a text such as "200 ms", "10m", "7d", "1 hour"; or a number of seconds.
+        value: a string such as "200 ms", "10m", "7d", "1 hour"; or a number of seconds.
 
     Raises:
         ArgumentError: it is not a duration, or negative.
@@ -385,7 +385,7 @@ def parse_size(value: object) -> int:
     """Return a size in bytes.
 
     Args:
-        value: a text such as "64MB" (10⁶), "64MiB" (2²⁰), "20 GB"; or a number of bytes.
+        value: a string such as "64MB" (10⁶), "64MiB" (2²⁰), "20 GB"; or a number of bytes.
 
     Raises:
         ArgumentError: it is not a size, or negative.
@@ -548,14 +548,14 @@ def schema(table: type, former_names: Mapping[Path, Path] = {}) -> dict[str, obj
 
     Args:
         table: a dataclass of options, groups and named tables.
-        former_names: former paths of renamed settings, each with its present path. The schema marks them as deprecated.
+        former_names: former paths of renamed settings, each with its current path. The schema marks them as deprecated.
     """
     found = _object_schema(table)
-    for former, present in former_names.items():
-        properties = _properties_of(found, present[:-1])
-        renamed = dict(properties[present[-1]])
+    for former, current in former_names.items():
+        properties = _properties_of(found, current[:-1])
+        renamed = dict(properties[current[-1]])
         renamed.pop("default", None)  # otherwise editors insert the former name with its default
-        renamed |= {"description": f"Former name of `{'.'.join(present)}`, for one release.", "deprecated": True}
+        renamed |= {"description": f"Former name of `{'.'.join(current)}`, for one release.", "deprecated": True}
         _properties_of(found, former[:-1])[former[-1]] = renamed
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 

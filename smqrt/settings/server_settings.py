@@ -63,7 +63,7 @@ class LuaSettings:
 def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
     """Return the rule of certificates with their keys.
 
-    It permits `[["site.pem", "site.key"], …]`, tables with `cert` and `key`, and a text.
+    It permits `[["site.pem", "site.key"], …]`, tables with `cert` and `key`, and a string.
     """
 
     def pair(given: object) -> tuple[str, str]:
@@ -81,11 +81,11 @@ def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
             raise InvalidValueError
         return tuple(map(pair, pairs))
 
-    pair_of_texts = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2, "maxItems": 2}
+    pair_of_strings = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2, "maxItems": 2}
     fields = {name: {"type": "string", "minLength": 1} for name in ("cert", "key")}
     table = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [pair_of_texts, table]}}]}
-    says = """a list of pairs of files, [["site.pem", "site.key"], ...], or a text "site.pem:site.key, ...\""""
+    schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [pair_of_strings, table]}}]}
+    says = """a list of pairs of files, [["site.pem", "site.key"], ...], or a string "site.pem:site.key, ...\""""
     return Rule(says, read_pairs, schema=schema)
 
 
@@ -212,7 +212,7 @@ class ListenerSettings:
         (),
         _pairs(),
         "More certificates with their keys, chosen by the server name of the client (SNI): "
-        '`[["site.pem", "site.key"]]`, or a text `site.pem:site.key`, comma-separated.',
+        '`[["site.pem", "site.key"]]`, or a comma-separated string: `site.pem:site.key`.',
         shown="",
         live=True,
     )
@@ -311,7 +311,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def _logger_levels() -> Rule[str]:
-    """Return the rule of levels by logger: a text such as `smqrt.close=debug,smqrt.lua=warning`."""
+    """Return the rule of levels by logger: a string such as `smqrt.close=debug,smqrt.lua=warning`."""
 
     def read(value: object) -> str:
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
@@ -468,7 +468,7 @@ class AuthSettings:
         10.0, number(0, 300), "Tolerated clock difference to the issuer of a token, in seconds."
     )
     jwt_user: str = option("sub", text(), "The claim that names the user; `a.b` is `b` in `a`.")
-    jwt_groups: str = option("groups", text(), "The claim with the groups: a list, or a text with spaces or commas.")
+    jwt_groups: str = option("groups", text(), "The claim with the groups: a list, or a string with spaces or commas.")
     jwt_disconnect: bool = option(True, switch(), "Close a connection when its token expires.")
 
 

@@ -25,11 +25,11 @@ FORMER_NAMES = {
     ("limits", "publish_bytes"): ("limits", "publish_bytes_per_s"),
     ("limits", "queues_bytes"): ("limits", "total_queue_bytes"),
 }
-"""The former and the present paths of renamed settings. A former name works for one release, with a warning."""
+"""The former and the current paths of renamed settings. A former name works for one release, with a warning."""
 DEFAULT = "default"
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
 _STATEMENT_END = re.compile(r"""\]|""\"|'''""")
-"""The possible ends of a statement of several lines: the end of a list, or of a text."""
+"""The possible ends of a statement of several lines: the end of a list, or of a string."""
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
 """Variables that Kubernetes sets in all containers for a service named smqrt, beside SMQRT_PORT=tcp://..."""
 _MAX_SECRET_BYTES = 1 << 20  # larger than any key; a wrong path may name a device of unlimited size
@@ -100,14 +100,14 @@ class Sources:
         """
         warnings: list[str] = []
         given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
-        given += _with_present_names(from_file(self.file), warnings) if self.file else []
+        given += _with_current_names(from_file(self.file), warnings) if self.file else []
         groups, named = _named_groups(), dict[str, set[str]]()
         for one in given:
             if one.path[0] in groups and len(one.path) > 1:
                 named.setdefault(one.path[0], set()).add(one.path[1])
-        given += _with_present_names(from_environment(self.environment, named, warnings), warnings)
+        given += _with_current_names(from_environment(self.environment, named, warnings), warnings)
         flags = [Given(path, value, flag(path)) for path, value in self.flags.items()]
-        given += _with_present_names(flags, warnings)
+        given += _with_current_names(flags, warnings)
         checked: dict[tuple[str, ...], object] = {}
         faults: list[str] = []
         for one in given:  # values of later sources replace those of earlier ones; all are checked
@@ -122,17 +122,17 @@ class Sources:
         return Configuration(with_values(Settings(), checked), places, files, tuple(warnings))
 
 
-def _with_present_names(source: Iterable[Given], warnings: list[str]) -> list[Given]:
-    """Replace former names in the values of one source. A present name in the same source wins."""
+def _with_current_names(source: Iterable[Given], warnings: list[str]) -> list[Given]:
+    """Replace former names in the values of one source. A current name in the same source takes precedence."""
     given = {one.path: one for one in source}
-    for former, present in FORMER_NAMES.items():
+    for former, current in FORMER_NAMES.items():
         if (one := given.pop(former, None)) is None:
             continue
-        names = f"{'.'.join(former)} is now {'.'.join(present)}"
-        if present in given:
-            warnings.append(f"{one.place}: {names}, which is set too; this value is ignored")
+        names = f"{'.'.join(former)} is now {'.'.join(current)}"
+        if current in given:
+            warnings.append(f"{one.place}: {names}, which is also set; this value is ignored")
         else:
-            given[present] = replace(one, path=present)
+            given[current] = replace(one, path=current)
             warnings.append(f"{one.place}: {names}; the former name works for one release")
     return list(given.values())
 
@@ -205,7 +205,7 @@ def from_file(path: Path) -> list[Given]:
         place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
         message = _TOML_PLACE.sub("", str(error))
         if message.startswith(("Cannot overwrite", "Cannot declare")):
-            raise StartError(f"{place}: this name was set before.") from None
+            raise StartError(f"{place}: this name is set twice.") from None
         raise StartError(f"{place} is not valid TOML: {message}.") from None
     lines = _lines(text)
     return [Given(one, value, f"{path}, line {_line_of(one, lines)}") for one, value in _leaves(values)]
@@ -286,11 +286,11 @@ def from_environment(
         StartError: the file of a secret can't be read, or the secret is set twice.
     """
     known = {environment_name(setting.path): setting for setting in table()}
-    present = _by_path()
+    by_path = _by_path()
     known |= {
-        environment_name(former): replace(present[new], path=former)
+        environment_name(former): replace(by_path[new], path=former)
         for former, new in FORMER_NAMES.items()
-        if new in present
+        if new in by_path
     }
     found: list[Given] = []
     for variable, text in sorted(variables.items()):
@@ -306,7 +306,7 @@ def from_environment(
             found.append(Given(path, setting.rule.from_text(text), variable))
         elif secret := _of_file(variable, known, named):
             if variables.get(variable.removesuffix("_FILE")):
-                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is set too; set one of them.")
+                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is also set; set only one of them.")
             found.append(Given(secret, _content(variable, text), variable))
         else:
             # Without the common prefix, which would make all names similar.

@@ -22,7 +22,7 @@ from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
 from smqrt.smq import data_path
 from smqrt.transport.tls import ClientSocket, Transport, half_close
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.kernels import MAX_PARTITIONS
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
@@ -190,7 +190,7 @@ class SocketOutbox(Outbox):
         self.queue[:1] = [batch[sent:at], batch[at:]] if at < len(batch) else [batch[sent:]]
 
     def _block(self) -> None:
-        self.life = moved(self.life, BLOCKED)
+        self.life = transition(self.life, BLOCKED)
         self.queued_bytes = sum(map(len, self.queue))
         QueuedMemory.total_bytes += self.queued_bytes
         if self.writer is None:
@@ -212,7 +212,7 @@ class SocketOutbox(Outbox):
                 break
 
     def _unblock(self) -> None:
-        self.life = moved(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
+        self.life = transition(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
         self.released(self.queued_bytes)
         if self.writer is not None:
             self.writer.stop()
@@ -221,7 +221,7 @@ class SocketOutbox(Outbox):
     def hold_back(self) -> None:
         """Send nothing until `send_again`."""
         if self.life is not BLOCKED:
-            self.life = moved(self.life, BLOCKED)
+            self.life = transition(self.life, BLOCKED)
             self.queued_bytes = sum(map(len, self.queue))
             QueuedMemory.total_bytes += self.queued_bytes
         if self.writer is not None:  # not created here: creating 500 would take most of the time of a migration
@@ -267,7 +267,7 @@ class SocketOutbox(Outbox):
         if handshake:
             data_path.end_handshake(self)
             if self.life is Life.OPENING:
-                self.life = moved(self.life, Life.OPEN)
+                self.life = transition(self.life, Life.OPEN)
             handshake.resolve()
 
     def lost(self, reason: CloseReason) -> None:
@@ -283,7 +283,7 @@ class SocketOutbox(Outbox):
         if not is_abrupt:
             self._flush_before_close(reason)
         self._count_undelivered()
-        self.life = moved(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
+        self.life = transition(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
         data_path.unblocked(self)
         self.watcher.stop()
         if self.writer is not None:

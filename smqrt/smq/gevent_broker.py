@@ -28,7 +28,7 @@ from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, PublishLimits
 from smqrt.errors import ArgumentError
 from smqrt.process import current_process
-from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
+from smqrt.settings.limits import SLOW_POLICIES, LimitSettings, current_limits, current_topics, on_change
 from smqrt.settings.option_types import InvalidValueError, Rule, choice, option, optional, path, switch, texts, whole
 from smqrt.smq import close_log, data_path, handshake, session_migration
 from smqrt.smq.connection import RawConnection
@@ -56,8 +56,8 @@ def _name(value: object) -> str:
 
 
 MAX_NAME_CHARS = 100
-_NAME = Rule(f"a text of 1 to {MAX_NAME_CHARS} printable characters", _name)
-_ORIGINS = Rule("a text, or a list of texts", _origins)
+_NAME = Rule(f"a string of 1 to {MAX_NAME_CHARS} printable characters", _name)
+_ORIGINS = Rule("a string, or a list of strings", _origins)
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class HubOptions:
     )
     slow: str | None = option(
         None,
-        optional(choice(*SLOW)),
+        optional(choice(*SLOW_POLICIES)),
         "the policy for a full send queue: `newest`, `oldest`, `latest`, `disconnect` or `wait`, see [slow "
         "consumers](slow-consumers.md)",
         shown="`limits.slow`, `newest`",
@@ -102,7 +102,7 @@ class HubOptions:
     origins: Origins | None = option(
         None,
         optional(_ORIGINS),
-        "pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
+        "pages of other hosts that may connect, a list or a comma-separated string: `https://example.com`, "
         "`https://*.example.com`, `null`; `*` for all. The setting `origins` applies to all hubs",
     )
     maxnames: int | None = option(
@@ -151,8 +151,8 @@ class HubOptions:
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),
-        "topics whose newest message is sent to new subscribers: filters such as `site1/#`, a list or a text "
-        "with commas, see [last values](last-value.md)",
+        "topics whose newest message is sent to new subscribers: filters such as `site1/#`, a list or a "
+        "comma-separated string, see [last values](last-value.md)",
         shown="none",
     )
     persist: str | None = option(
@@ -325,7 +325,7 @@ class GeventBroker(RegisteredBroker):
 
     def _apply_settings(self, store: SqliteNames | None) -> None:
         """Apply the limits and topic rules of the process, and restore the last values of `store`."""
-        self.apply_limits(in_force())
+        self.apply_limits(current_limits())
         try:
             self.apply_topic_rules()
             if store is not None:
@@ -402,7 +402,7 @@ class GeventBroker(RegisteredBroker):
             session.outbox.budget_bytes = admission.budget_bytes
             if before != self.publish_limits:
                 session.apply_publish_limits()
-        by_filter = {name: Slow(one.slow) for name, one in topics_in_force().items() if one.slow}
+        by_filter = {name: Slow(one.slow) for name, one in current_topics().items() if one.slow}
         self.set_slow(Slow(options.slow or settings.slow), by_filter)
 
     def apply_topic_rules(self) -> None:

@@ -41,7 +41,7 @@ from smqrt.transport.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.transport.origins import Origins, is_loopback, same_origin
 from smqrt.transport.tls import LINGER_S, Transport
 from smqrt.wire import smq, websocket
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import ConnackCode
 
 MIN_KEEPALIVE_INTERVAL_S = 3
@@ -387,7 +387,7 @@ class HubAuthentication:
                 client.origin = None
             return verdict
         except LoginRefused as refused:
-            return _CODES.get(refused.why, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
+            return _CODES.get(refused.reason, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
         except Exception:
             log.exception("error while a client logged in; it is rejected")
             return ConnackCode.SERVER_UNAVAILABLE, b""
@@ -503,7 +503,7 @@ class WsgiConnection(Outbox):
         """Record the end of the handshake."""
         data_path.end_handshake(self)
         if self.life is Life.OPENING:
-            self.life = moved(self.life, Life.OPEN)
+            self.life = transition(self.life, Life.OPEN)
 
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Report that messages for this client were dropped."""
@@ -513,7 +513,7 @@ class WsgiConnection(Outbox):
         """Send the queue, then close; a broken connection is closed at once."""
         self.settled()
         self.flush()
-        self.life = moved(self.life, Life.CLOSED if reason in _BROKEN else Life.DRAINING)
+        self.life = transition(self.life, Life.CLOSED if reason in _BROKEN else Life.DRAINING)
         if self.life is Life.CLOSED:
             self._count_undelivered()
         self._more.set()
@@ -540,7 +540,7 @@ class WsgiConnection(Outbox):
             gevent.killall([reader, writer])
             self._count_undelivered()
             if self.life is Life.DRAINING:
-                self.life = moved(self.life, Life.CLOSED)
+                self.life = transition(self.life, Life.CLOSED)
 
     def _read(self) -> None:
         while not self.life.over:

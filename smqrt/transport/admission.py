@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from gevent import get_hub
 
 from smqrt.loop.scheduling import NEVER, READ, Deadlines, share
-from smqrt.settings.limits import Bucket, Limit, LimitSettings, in_force, on_change
+from smqrt.settings.limits import Bucket, Limit, LimitSettings, current_limits, on_change
 from smqrt.transport.origins import is_loopback
 from smqrt.transport.tls import Address
 from smqrt.wire.proxy_protocol import NoProxyHeader, parse
@@ -333,7 +333,7 @@ class ConnectionLimit:
         self.open = 0
         self._shared_count: memoryview = memoryview(bytearray(4)).cast("I")
         self._by_address: dict[str, int] = {}
-        self.rate(in_force())
+        self.rate(current_limits())
 
     def rate(self, settings: LimitSettings) -> None:
         """Set the rates of new connections."""

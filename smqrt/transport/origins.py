@@ -122,7 +122,7 @@ def _words(what: str, entries: str | Iterable[str]) -> list[str]:
     listed = entries.split(",") if isinstance(entries, str) else list(entries)
     for entry in listed:
         if not isinstance(entry, str):
-            raise ArgumentError(f"{what}: text expected, not {entry!r}")
+            raise ArgumentError(f"{what}: string expected, not {entry!r}")
     return [word.strip().lower() for word in listed if word.strip()]
 
 

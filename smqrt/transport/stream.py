@@ -21,7 +21,7 @@ from gevent import get_hub
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.scheduling import READ, WRITE, Ready, Signal, Turn, Wait, block
 from smqrt.transport.tls import Address, Buffer, TlsTransport, Transport, send_and_close
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.workers.worker_rpc import worker_place
 
 # ---- Socket options (spec: bas-api §8.2)
@@ -365,7 +365,7 @@ class Stream:
 
     def _flush_later(self) -> None:
         if self.life is Life.OPEN:
-            self.life = moved(self.life, Life.BLOCKED)
+            self.life = transition(self.life, Life.BLOCKED)
         output = self._output_ready()
         if not len(output):
             output.wait().then(self._flush)
@@ -393,7 +393,7 @@ class Stream:
         if self._unsent or self._has_ciphertext():
             self._flush_later()
         else:
-            self.life = moved(self.life, Life.OPEN)
+            self.life = transition(self.life, Life.OPEN)
         if self._drained is not None and self.queued_bytes <= self.queue_limit_bytes // 2:
             self._drained.fire()
 
@@ -520,7 +520,7 @@ class Stream:
         return True
 
     def _detach(self, word: str, to: Life) -> None:
-        self.life = moved(self.life, to)
+        self.life = transition(self.life, to)
         error = StreamError(word)
         for ready in (self._input, self._output):
             if ready is not None:

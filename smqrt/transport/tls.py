@@ -21,7 +21,7 @@ from gevent import get_hub
 
 from smqrt.loop.scheduling import NEVER, READ, WRITE, Deadlines, Watcher, share
 from smqrt.settings.limits import Limit, LineLimit
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 
 log = logging.getLogger("smqrt")
 
@@ -641,4 +641,4 @@ class _GracefulClose:
         self._watcher.stop()
         self._watcher.close()
         self._transport.close()
-        self._connection.life = moved(self._connection.life, Life.CLOSED)
+        self._connection.life = transition(self._connection.life, Life.CLOSED)

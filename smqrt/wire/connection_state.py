@@ -32,7 +32,7 @@ class Life(Enum):
 
     Attributes:
         over: whether it is closed for its owner: no data is passed on in either direction.
-        moves: the legal next states.
+        transitions: the legal next states.
     """
 
     OPENING = "opening"
@@ -42,27 +42,27 @@ class Life(Enum):
     CLOSED = "closed"
 
     over: bool
-    moves: tuple[Life, ...]
+    transitions: tuple[Life, ...]
 
 
 _OVER = (Life.DRAINING, Life.CLOSED)
-MOVES = {
+TRANSITIONS = {
     Life.OPENING: (Life.OPEN, Life.BLOCKED, Life.DRAINING, Life.CLOSED),
     Life.OPEN: (Life.BLOCKED, Life.DRAINING, Life.CLOSED),
     Life.BLOCKED: (Life.OPENING, Life.OPEN, Life.DRAINING, Life.CLOSED),
     Life.DRAINING: (Life.CLOSED,),
     Life.CLOSED: (),
 }
-for _life, _moves in MOVES.items():
+for _life, _transitions in TRANSITIONS.items():
     # Attributes, because `over` is read for each batch of messages, and hashing an Enum is a call in Python.
-    _life.over, _life.moves = _life in _OVER, _moves
+    _life.over, _life.transitions = _life in _OVER, _transitions
 
 
-def moved(life: Life, to: Life) -> Life:
+def transition(life: Life, to: Life) -> Life:
     """Return `to`, the next state of a connection in the state `life`.
 
-    An illegal transition is a bug in smqrt; it is logged, and made nevertheless.
+    An illegal transition is a bug in smqrt. It is logged, but takes effect.
     """
-    if to not in life.moves:
-        log.error("a connection went from %s to %s", life.value, to.value, stack_info=True)
+    if to not in life.transitions:
+        log.error("illegal transition of a connection from %s to %s", life.value, to.value, stack_info=True)
     return to

@@ -275,7 +275,7 @@ class Assembler:
 
         Raises:
             ProtocolError: a continuation without a start, a start inside a message, a message over the limit or of
-                more than `MAX_FRAGMENTS`, or a text that is not UTF-8.
+                more than `MAX_FRAGMENTS`, or text that is not UTF-8.
         """
         if (frame.opcode == CONTINUATION) != self.busy:
             raise _violation("a continuation without a message" if not self.busy else "a message inside a message")

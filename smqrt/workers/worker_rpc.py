@@ -280,7 +280,7 @@ def _decoded(text: bytes, blob: bytes) -> Message:
     except (ValueError, TypeError, RecursionError) as error:
         raise ChannelError(f"invalid message: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("do"), str):
-        raise ChannelError('invalid message: no dictionary with a text "do"')
+        raise ChannelError('invalid message: no dictionary with a string "do"')
     return message
 
 

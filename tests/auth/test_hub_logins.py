@@ -235,7 +235,7 @@ def test_groups_change_for_those_inside(guard: Callable[..., Guarded]) -> None:
     ("file", "text", "fault"),
     [
         ("acl", "allow * raed x", "acl.txt:1: 'raed' is not an action; did you mean read?"),
-        ("users", "ann:secret", "users.txt:1: the hash of ann is not of argon2id; `smqrt passwd` makes one"),
+        ("users", "ann:secret", "users.txt:1: the hash of ann is not of argon2id; `smqrt passwd` creates one"),
         ("users", USERS + USERS, "users.txt:4: the user ann occurs twice"),
         ("users", "a+b:x", "users.txt:1: the user name must not have + # or /"),
         ("users", "ann", "users.txt:1: a line is 'name:hash'"),
@@ -337,4 +337,4 @@ def test_a_thousand_wrong_logins_delay_no_others(
 def refusal_of(service: IdentityService, shown: PresentedCredentials) -> LoginFailure:
     with pytest.raises(LoginRefused) as caught:
         service.login(shown)
-    return caught.value.why
+    return caught.value.reason

@@ -19,12 +19,12 @@ from smqrt.auth.users import (
     BusyError,
     Passwords,
     User,
-    changed,
     check_hash,
     groups_of,
     load,
     parse,
     read_file,
+    with_user,
     write,
 )
 from smqrt.errors import ArgumentError
@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_former_file(tmp_path: Path, monkeypatch: pyte
 )
 def test_one_user_changes_and_other_lines_stay(user: User | None, after: str) -> None:
     name = user.name if user else "bob"
-    assert changed("# bob:x\nbob:0\nbobby:1\nbob:2", user, name) == after
+    assert with_user("# bob:x\nbob:0\nbobby:1\nbob:2", user, name) == after
 
 
 # ---- passwords
@@ -188,7 +188,7 @@ def test_an_unknown_user_is_computed_too(passwords: Passwords, computed: list[by
 
 
 def test_the_least_used_password_leaves_the_cache(passwords: Passwords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(module, "MAX_CACHED", 2)
     for name in ("a", "b", "a", "c"):
         assert passwords.verify(name, HASH, b"right")
     assert [passwords.is_cached(name, HASH, b"right") for name in "abc"] == [True, False, True]

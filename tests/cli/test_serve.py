@@ -261,7 +261,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
     assert status() == 200
     config.write_text('hosts = "c.example"\nhosts = 1')
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("^settings not reloaded: .*smqrt.toml, line 2: this name was set before")
+    served.wait_for("^settings not reloaded: .*smqrt.toml, line 2: this name is set twice")
     assert status() == 200
 
 

@@ -208,8 +208,8 @@ def users_file(data: bytes) -> None:
     for name, user in found.items():
         assert users.parse(user.line, "users") == {name: user}
     other = users.User("ann", HASH, ("new",))
-    assert users.parse(users.changed(text, other, "ann"), "users") == found | {"ann": other}
-    assert users.parse(users.changed(text, None, "ann"), "users") == {k: v for k, v in found.items() if k != "ann"}
+    assert users.parse(users.with_user(text, other, "ann"), "users") == found | {"ann": other}
+    assert users.parse(users.with_user(text, None, "ann"), "users") == {k: v for k, v in found.items() if k != "ann"}
 
 
 HASH = "$argon2id$v=19$m=65536,t=3,p=4$c29tZXNhbHRzb21lc2FsdA$YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXoxMjM0NTY"

@@ -208,7 +208,7 @@ def test_a_header_that_contradicts_itself_is_refused() -> None:
     for at, value in ((rows, -1), (body, 8 * arrow.BUFFERS - 1), (buffers, -1), (buffers + 8, 10_000)):
         damaged = bytearray(arrow.batch_header(1, nulls, lengths))
         struct.pack_into("<q", damaged, at, value)
-        with pytest.raises(ValueError, match="contradicts itself"):
+        with pytest.raises(ValueError, match="is inconsistent"):
             arrow.read_header(damaged)
     with pytest.raises(ValueError, match="711 bytes are less"):
         arrow.read_header(arrow.batch_header(1, nulls, lengths)[:-1])

@@ -73,7 +73,7 @@ def test_an_end_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     copy = delta_table._copy
     with monkeypatch.context() as patched:
         patched.setattr(delta_table, "_copy", full)
-        patched.setattr(delta_table, "_FILES", 1)
+        patched.setattr(delta_table, "_FILES_PER_COMMIT", 1)
         with pytest.raises(JournalError, match=r"The Delta table in .* can't be written: .*No space left on device"):
             delta_table.update_copy(journal, str(place))
     assert numbers(place) == list(range(20))

@@ -213,9 +213,9 @@ def test_a_wrong_address_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("token", [None, "", "a\nb", "ä"])
 def test_an_address_needs_a_printable_token(token: str | None) -> None:
-    assert files.with_token("http://h/j", "secret") == "secret"
+    assert files.checked_token("http://h/j", "secret") == "secret"
     with pytest.raises(JournalError, match="needs a token"):
-        files.with_token("http://h/j", token)
+        files.checked_token("http://h/j", token)
 
 
 def test_the_address_of_a_folder_is_in_its_file(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_damaged_reservation_gives_no_number_again(tmp_path: Path) -> None:
     for text in (b"", b"{", b"[]", b'{"below": "x"}', b'{"below": -1}', b'{"below": 1e99}', b"null"):
         (tmp_path / "wal/n1/numbers.json").write_bytes(text)
         found = recovery.recover(tmp_path / "wal/n1")
-        assert found.next_seq >= segment.FAR
+        assert found.next_seq >= segment.MAX_LOST_ROWS
         assert "numbers.json is damaged" in found.damages[0]
         assert "numbers.json: is damaged" in str(verify(tmp_path).faults[0])
     NumberReserve(tmp_path / "wal/n1", found.next_seq)
@@ -222,10 +222,10 @@ def test_readers_pass_a_gap(gapped: Path) -> None:
     for start in (3, 12, 13, STEP - 1, STEP, STEP + 9):
         assert seqs(journal, start) == [seq for seq in NUMBERS if seq >= start]
         assert journal.count({"n1": start}, journal.end()) == len(seqs(journal, start))
-        [first] = journal.behind_gaps({"n1": start}, journal.end()).values()
+        [first] = journal.after_gaps({"n1": start}, journal.end()).values()
         assert first in (start, min(seq for seq in NUMBERS if seq >= start))
-    assert journal.behind_gaps({"n1": 12}, journal.end()) == {"n1": STEP}
-    assert journal.behind_gaps({"n1": 12}, {"n1": STEP}) == {"n1": STEP}
+    assert journal.after_gaps({"n1": 12}, journal.end()) == {"n1": STEP}
+    assert journal.after_gaps({"n1": 12}, {"n1": STEP}) == {"n1": STEP}
     for count in (1, 25, 26, 30, 100):
         found = [recorded.row.seq for recorded in latest(journal, journal.end(), count)]
         assert found == NUMBERS[-count:]
@@ -251,7 +251,7 @@ def test_compaction_passes_a_gap(gapped: Path, hidden: bool) -> None:
     assert seqs(journal) == NUMBERS
     assert journal.count({"n1": 4}, journal.end()) == 33
     assert journal.count({"n1": 4}, {"n1": STEP + 3}) == 11
-    assert journal.behind_gaps({"n1": 12}, journal.end()) == {"n1": STEP}
+    assert journal.after_gaps({"n1": 12}, journal.end()) == {"n1": STEP}
     report = verify(gapped)
     assert (report.faults, report.gaps) == ([], {"n1": [(12, STEP)]})
 
@@ -280,7 +280,7 @@ def test_remote_readers_pass_a_gap(gapped: Path, tmp_path: Path) -> None:
     journal = hub.open()
     assert there(lambda: seqs(journal, 3)) == NUMBERS[3:]
     assert there(lambda: journal.count({"n1": 3}, journal.end())) == 34
-    assert there(lambda: journal.behind_gaps({"n1": 12}, journal.end())) == {"n1": STEP}
+    assert there(lambda: journal.after_gaps({"n1": 12}, journal.end())) == {"n1": STEP}
     there(journal.close)
 
 
@@ -344,7 +344,7 @@ def test_gaps_stay_known(tmp_path: Path) -> None:
 
 def test_a_micro_batch_begins_behind_a_gap(gapped: Path) -> None:
     journal = Journal(gapped)
-    first = journal.behind_gaps({"n1": 12}, journal.end())
+    first = journal.after_gaps({"n1": 12}, journal.end())
     assert scan.limited(first, journal.end(), 10) == {"n1": STEP + 10}
 
 

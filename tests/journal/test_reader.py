@@ -109,7 +109,7 @@ def test_rows_that_have_expired(tmp_path: Path) -> None:
         path.unlink()
         path.with_suffix(".idx").unlink()
     assert journal.begin() == {"n1": 20}
-    with pytest.raises(JournalError, match=r"Rows 10 to 19 of node n1 are gone from .*; keep more .*journal\.retain"):
+    with pytest.raises(JournalError, match=r"Rows 10 to 19 of node n1 are missing from .*; keep more .*\.retain"):
         read(journal, plan[1:])
     assert read(journal, plan[2:]) == written.rows(20, 30)
 
@@ -305,7 +305,7 @@ def test_an_index_with_more_rows_than_there_are(tmp_path: Path, start: int) -> N
         lambda: list(journal.rows({"n1": start}, end)),
         lambda: read(journal, journal.plan({"n1": start}, end)),
     ):
-        with pytest.raises(JournalError, match=rf"{path} is damaged at offset \d+: .*not where the index says"):
+        with pytest.raises(JournalError, match=rf"{path} is damaged at offset \d+: .*don't match the index"):
             read_all()
 
 
@@ -323,7 +323,7 @@ def test_a_segment_that_is_none(tmp_path: Path) -> None:
     flip(path, 0)
     reader = Journal(tmp_path)
     [[chunk]] = reader.plan({}, {"n1": 10})
-    with pytest.raises(JournalError, match=rf"{path} is damaged at offset 0: no schema of a journal"):
+    with pytest.raises(JournalError, match=rf"{path} is damaged at offset 0: it doesn't begin with a journal schema"):
         list(reader.tables(chunk))
     assert list(reader.rows_of(chunk)) == written.rows(0, 10), "the batches need no schema"
 

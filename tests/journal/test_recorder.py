@@ -195,13 +195,13 @@ def test_messages_wait_for_their_rows_on_the_disk(recording: Any, disk: Disk) ->
     of.record(run(0, 2))
     of.flush()
     assert of.send_later(deliver, b"second", publisher)
-    of.kept(0)
+    of.on_synced(0)
     assert sent == []
-    of.kept(1)
+    of.on_synced(1)
     assert (sent, resumed) == ([b"first"], ["client"])
-    of.kept(2)
+    of.on_synced(2)
     assert sent == [b"first"]
-    of.kept(3)
+    of.on_synced(3)
     assert (sent, resumed) == ([b"first", b"second"], ["client"]), "the second one waits for its receiver"
 
 
@@ -211,7 +211,7 @@ def test_an_error_of_one_message_stops_no_other(recording: Any, caplog: pytest.L
     publisher: Any = SimpleNamespace(outbox=SimpleNamespace(resume=lambda: resumed.append(1)))
     of.send_later(lambda _: 1 // 0 == 0, b"first", publisher)
     of.send_later(lambda frames: sent.append(frames), b"second", publisher)
-    of.kept(1)
+    of.on_synced(1)
     assert (sent, resumed) == ([b"second"], [1, 1])
     assert "error while a message was routed" in caplog.text
 
@@ -221,7 +221,7 @@ def test_the_server_waits_above_a_limit_of_bytes(recording: Any, disk: Disk) -> 
     server = recording.server
     assert not of.send_later(lambda _: None, bytes(recorder.SERVER_UNSENT_BYTES), server)
     assert of.send_later(lambda _: None, b"x", server)
-    of.kept(1)
+    of.on_synced(1)
     assert not of.send_later(lambda _: None, b"x", server)
 
 

@@ -316,15 +316,15 @@ def test_a_beginning_that_is_nearly_right_is_known(tmp_path: Path) -> None:
         changed[:differing] = bytes([200]) * differing
         changed[50:60] = bytes(10)
         path.write_bytes(bytes(changed) + b"batches")
-        assert recovery.is_nearly(path, schema, 100) is is_right
-        assert not recovery.is_nearly(path, schema, 99)
+        assert recovery.almost_begins_with(path, schema, 100) is is_right
+        assert not recovery.almost_begins_with(path, schema, 99)
 
 
 def test_a_lost_reservation_skips_far_ahead(tmp_path: Path) -> None:
     written.write(tmp_path, [[5]])
     (tmp_path / "wal/n1" / segment.FILE).write_text("x")
     found = recovery.recover(tmp_path / "wal/n1")
-    assert (found.next_seq, found.end) == (segment.next_step(5 + segment.FAR), 5)
+    assert (found.next_seq, found.end) == (segment.next_step(5 + segment.MAX_LOST_ROWS), 5)
     assert len(found.damages) == 1
     (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 5}')
     assert recovery.recover(tmp_path / "wal/n1").next_seq == 5

@@ -101,7 +101,7 @@ def test_readers_of_a_closed_journal_are_asked_to_retry(shelf: Shelf) -> None:
     """Its application is reloading: a pipeline must not take that for a wrong token."""
     assert shelf.ask("main/stats").status_code == 200
     shelf.opened.clear()
-    assert "closed at present" in shelf.refused(503, "main/stats")
+    assert "is closed: its application is stopping" in shelf.refused(503, "main/stats")
     shelf.refused(401, "main/stats", token="wrong")
     shelf.refused(401, "other/stats")
 
@@ -373,7 +373,7 @@ def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
         (b'{"query":"q"}', "offset: None is not an object {node: sequence number}"),
         (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is not an object"),
         (b'{"query":"q","offset":{"n1":true}}', "offset: "),
-        (b'{"query":"q","offset":{},"name":3}', "name: 3 is not a text"),
+        (b'{"query":"q","offset":{},"name":3}', "name: 3 is not a string"),
         (b"\xff", "progress: the body is not JSON"),
         (b"[" * 60000, "progress: the body is not JSON (maximum recursion depth exceeded"),
         (b'{"query":"q","name":' + b"[" * 900 + b"]" * 900 + b"}", "name: "),
@@ -449,7 +449,7 @@ def test_waits_without_new_rows_end_in_time(shelf: Shelf) -> None:
     ids=str,
 )
 def test_what_to_wait_for_is_wrong(shelf: Shelf, params: dict[str, str]) -> None:
-    assert 'after is like {"n1": 1000}' in shelf.refused(400, "main/end", params=params)
+    assert 'after must be an object such as {"n1": 1000}' in shelf.refused(400, "main/end", params=params)
 
 
 def test_other_hubs_of_the_folder_are_looked_at_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

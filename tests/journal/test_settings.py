@@ -86,7 +86,7 @@ def test_limits_that_are_off() -> None:
         (3, "journal must be true, false, a path, or a table of settings, not 3."),
         (
             {"topic": "a"},
-            "journal.topic is not an option; did you mean topics? There are: path, name, node,",
+            "journal.topic is not an option; did you mean topics? The options are: path, name, node,",
         ),
         ({"path": ""}, "journal.path must be a folder, relative to the application's, not ''."),
         ({"path": 3}, "journal.path must be a folder, relative to the application's, not 3."),

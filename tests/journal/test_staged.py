@@ -98,7 +98,7 @@ def test_no_token_stages_for_others(shelf: Shelf) -> None:
     path.write_text("site1 writer-of-some-topics write site1/#\n")
     path.chmod(0o600)
     where = f"main/stage?query=q&batch=0&part={PART}"
-    gevent.sleep(service.LOOK_S)
+    gevent.sleep(service.TOKENS_CHECK_S)
     assert "may not write to 't'" in shelf.refused(
         403, where, "POST", data=record(b"t", b"x"), token="writer-of-some-topics"
     )

@@ -33,7 +33,7 @@ def put(folder: Path, text: str, mode: int = 0o600) -> None:
 
 @pytest.fixture(autouse=True)
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "TOKENS_CHECK_S", 0.0)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_first_requests_wait_for_the_files(shelf: Shelf, monkeypatch: pytest.Mon
     """A pipeline whose many tasks ask a hub that has just started must not hear that its token is wrong."""
     import gevent
 
-    monkeypatch.setattr(service, "LOOK_S", 60.0)
+    monkeypatch.setattr(service, "TOKENS_CHECK_S", 60.0)
     asked = [gevent.spawn(shelf.ask, "main/stats", token=READER) for _ in range(8)]
     assert [one.get().status_code for one in asked] == [200] * 8
 
@@ -160,10 +160,10 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
 def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_QUERIES", 2)
     grant = Grant("a")
-    assert [grant.own("q"), grant.own("r"), grant.own("q")] == ["q@a", "r@a", "q@a"]
+    assert [grant.stored_name("q"), grant.stored_name("r"), grant.stored_name("q")] == ["q@a", "r@a", "q@a"]
     with pytest.raises(ArgumentError, match="the token 'a' has created 2 query names already"):
-        grant.own("s")
-    assert Grant().own("any") == "any"
+        grant.stored_name("s")
+    assert Grant().stored_name("any") == "any"
 
 
 def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
     kept = found(tmp_path, LINES)
     first = kept.grant(READER)
     assert first
-    first.own("q")
+    first.stored_name("q")
     put(tmp_path, LINES.replace(READER, "another-token-of-it"))
     os.utime(tmp_path / service.TOKENS_FILE, ns=(1, 1))
     kept.refresh()

@@ -199,7 +199,7 @@ def test_gaps_between_files(journal: Path) -> None:
     del text["files"][0]
     (journal / "manifest.json").write_text(json.dumps(text))
     found = faults(journal)
-    assert any("is left over from a killed compaction" in one for one in found)
+    assert any("is left over from an interrupted compaction" in one for one in found)
     text["nodes"]["n1"]["compacted_through"] = 1900
     (journal / "manifest.json").write_text(json.dumps(text))
     assert any("says that rows below 1900 are compacted" in one for one in faults(journal))
@@ -278,7 +278,7 @@ def test_a_batch_that_is_not_whole_is_described(segments: list[Path], tmp_path: 
     os.truncate(segments[0], entries[-1].end - 10)
     (fault,) = faults(tmp_path)
     assert f"rows {entries[-1].first_seq} to 999 at offset {entries[-1].offset}" in fault
-    assert f"({entries[-1].length - 10} of its {entries[-1].length} bytes are there)" in fault
+    assert f"(the file has {entries[-1].length - 10} of its {entries[-1].length} bytes)" in fault
 
 
 def test_bytes_after_the_last_batch_are_counted(segments: list[Path], tmp_path: Path) -> None:

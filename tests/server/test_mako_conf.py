@@ -112,7 +112,7 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("certfile, keyfile = {'a', 'b'}, 'k'", r"certfile has 2 files and keyfile 1; each needs the other"),
         ("keyfile = 'k'", r"keyfile is set alone; certfile and keyfile belong together\.$"),
         ("homeio = '/not/here'", r"homeio must be a folder, not '/not/here'\.$"),
-        ("sslhost = {}", r"sslhost must be a text"),
+        ("sslhost = {}", r"sslhost must be a string"),
     ],
 )
 def test_a_fault_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -39,8 +39,11 @@ def test_values_are_found_by_the_names_of_users() -> None:
         ({"keepalive": "often"}, "x.keepalive must be a whole number from 0 to 65535 (seconds), not 'often'."),
         ({"keepalive": 65536}, "x.keepalive must be a whole number from 0 to 65535 (seconds), not 65536."),
         ({"timeout": 0}, "x.timeout must be a number greater than 0, at most 86400 (seconds), not 0."),
-        ({"keepaliv": 1}, "x.keepaliv is not an option; did you mean keepalive? There are: keepalive, timeout, words."),
-        ({"derived": 1}, "x.derived is not an option. There are: keepalive, timeout, words."),
+        (
+            {"keepaliv": 1},
+            "x.keepaliv is not an option; did you mean keepalive? The options are: keepalive, timeout, words.",
+        ),
+        ({"derived": 1}, "x.derived is not an option. The options are: keepalive, timeout, words."),
         ({"words": ()}, "x.words must be a list, not ()."),
     ],
     ids=str,

@@ -37,7 +37,7 @@ def test_precedence_is_flag_environment_file_mako_conf_default(tmp_path: Path) -
     [
         ("\nprot = 80", r"smqrt.toml, line 2: prot is not a setting; did you mean port\?"),
         ("port 80", "smqrt.toml, line 1 is not valid TOML: Expected"),
-        ("port = 80\nport = 81", "smqrt.toml, line 2: this name was set before"),
+        ("port = 80\nport = 81", "smqrt.toml, line 2: this name is set twice"),
         ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is not a setting; did you mean pages.manual\?"),
         ("manual = true", r"line 1: manual is not a setting; did you mean pages.manual\?"),
         ("pages = true", r"line 1: pages is a table of settings: write \[pages\] and its settings below"),
@@ -99,14 +99,14 @@ def test_secrets_may_stand_in_files(house: type[House], tmp_path: Path) -> None:
     assert (made.settings.word, made.settings.door["a"].word) == ("open sesame", "open sesame")  # type: ignore[attr-defined]
     for environment, sentence in (
         ({"SMQRT_WORD_FILE": "/nowhere"}, "SMQRT_WORD_FILE: /nowhere can't be read: No such file"),
-        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is set too"),
+        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is also set"),
     ):
         with pytest.raises(StartError, match=sentence):
             Sources(environment=environment).read()
 
 
 def test_a_wrong_secret_is_not_shown(house: type[House], tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="word must be a text, or nothing, not the value given"):
+    with pytest.raises(StartError, match="word must be a string, or nothing, not the value given"):
         Sources(file=file(tmp_path, "word = 12345")).read()
 
 
@@ -132,7 +132,7 @@ def test_the_present_name_wins_over_the_former_one(tmp_path: Path) -> None:
     found = Sources({("drain", "most_s"): 3.0}, {"SMQRT_DRAIN__TIMEOUT_S": "4"}, path).read()
     assert found.settings.drain.timeout_s == 3  # a flag wins, by either name
     assert found.warnings[0].endswith(
-        "line 3: drain.most_s is now drain.timeout_s, which is set too; this value is ignored"
+        "line 3: drain.most_s is now drain.timeout_s, which is also set; this value is ignored"
     )
     assert len(found.warnings) == 2
 

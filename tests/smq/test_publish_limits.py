@@ -29,7 +29,7 @@ def limits() -> Iterator[Set]:
     """Brings limits into force, as a file that was read again does."""
 
     def set_limits(**values: Any) -> None:
-        apply_limits(replace(limit_settings.in_force(), **values), {})
+        apply_limits(replace(limit_settings.current_limits(), **values), {})
 
     yield set_limits
     apply_limits(LimitSettings(), {})

@@ -71,7 +71,7 @@ def test_all_and_null() -> None:
 def test_what_is_no_origin(entry: str) -> None:
     with pytest.raises(ArgumentError, match="is not an origin; write https://example.com"):
         Origins(entry)
-    with pytest.raises(ArgumentError, match="text expected"):
+    with pytest.raises(ArgumentError, match="string expected"):
         Origins([1])  # type: ignore[list-item]
 
 

@@ -184,7 +184,7 @@ _MAX_NUMBER_CHARACTERS = 200  # as in Lua
 
 
 def number_of(text: str) -> int | float | None:
-    """Return the number that Lua reads from a text; None when it is not a number."""
+    """Return the number that Lua reads from a string; None when it is not a number."""
     digits = text.strip(_WHITE)
     if len(digits) > _MAX_NUMBER_CHARACTERS:
         return None
@@ -216,7 +216,7 @@ def as_text(value: Any) -> Any:
 
 
 def as_number(value: Any) -> Any:
-    """Return the number of a text that is one, other values unchanged."""
+    """Return the number of a string that is one, other values unchanged."""
     if not isinstance(value, str):
         return value
     number = number_of(value)

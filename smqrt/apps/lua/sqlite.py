@@ -87,7 +87,7 @@ def sql_text(sql: bytes) -> str:
 
 
 def quoted(text: bytes) -> bytes:
-    """Return a text as a SQL literal; any bytes are allowed."""
+    """Return a string as a SQL literal; any bytes are allowed."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:
@@ -210,7 +210,7 @@ class Database:
         self._connection.close()
 
     def execute(self, sql: bytes, parameters: Parameters = ()) -> Rows | int:
-        """Run the first statement of a text; return its rows if it has columns, else the number of changed rows."""
+        """Run the first statement of a string; return its rows if it has columns, else the number of changed rows."""
         if len(self._cursors) >= MAX_CURSORS:
             raise SqlFailure("NOMEM", f"{MAX_CURSORS} cursors of this connection are open; close some of them")
         text = sql_text(sql)
@@ -233,7 +233,7 @@ class Database:
         return cursor, before
 
     def _first_of(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run the first statement of a text; ignore the others, as `sqlite3_prepare` does."""
+        """Run the first statement of a string; ignore the others, as `sqlite3_prepare` does."""
         try:
             return self._connection.execute(text, parameters)
         except sqlite3.ProgrammingError as error:  # raised before anything has run
@@ -368,7 +368,7 @@ _TOKEN = re.compile(
 
 
 def statements(text: str) -> Iterator[str]:
-    """Yield the statements of a text; a CREATE TRIGGER statement ends with "; END;"."""
+    """Yield the statements of a string; a CREATE TRIGGER statement ends with "; END;"."""
     begin, last = 0, ""
     words: list[str] = []
     for found in _TOKEN.finditer(text):

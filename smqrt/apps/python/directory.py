@@ -18,7 +18,7 @@ from smqrt.http.static_files import StaticFile
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
 from smqrt.process import current_process
-from smqrt.settings.limits import Limit, in_force
+from smqrt.settings.limits import Limit, current_limits
 
 PRELOAD = ".preload.py"
 
@@ -108,7 +108,7 @@ class RequestSlots:
         Raises:
             HttpError: 503, no slot became free in time, or all applications reject requests.
         """
-        settings = in_force()
+        settings = current_limits()
         if overload:
             raise HttpError(503, overload[0], headers={"Retry-After": "5"})
         if settings.app_requests is None or self._running < settings.app_requests:
@@ -136,7 +136,7 @@ class RequestSlots:
 
     def release(self) -> None:
         """Return a slot; the request that has waited longest takes it."""
-        limit = in_force().app_requests
+        limit = current_limits().app_requests
         self._running -= 1
         while self._waiting and (limit is None or self._running < limit):
             self._running += 1

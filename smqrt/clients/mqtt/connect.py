@@ -107,7 +107,7 @@ _TEXT = optional(text())
 _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
-_PASSWORD = optional(instance("a text or bytes", str, bytes))
+_PASSWORD = optional(instance("a string or bytes", str, bytes))
 _WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
 
 
@@ -126,7 +126,9 @@ class MqttOptions:
     cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of the system's")
     certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
     keyfile: str | None = option(None, _FILE, "PEM file with the private key of the client")
-    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the preferred one first")
+    alpn: list[str] = option(
+        list, Rule("a list of strings", _alpn), "protocols to offer in TLS, the preferred one first"
+    )
     timeout: float = option(
         5.0,
         number(0, _MAX_S, "seconds", above=True),

@@ -183,7 +183,7 @@ DEFAULT_KEEPALIVE_S, MIN_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
 MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
 TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
-_TEXT_OR_BYTES = instance("a text or bytes", str, bytes)
+_STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 
 # Options by their treatment in `engine_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
@@ -232,7 +232,7 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
     """
     chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
     for name in _RENAMED.keys() & given.keys():
-        chosen[_RENAMED[name]] = (_TEXT_OR_BYTES if name == "passwd" else text()).check(name, given[name])
+        chosen[_RENAMED[name]] = (_STRING_OR_BYTES if name == "passwd" else text()).check(name, given[name])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark

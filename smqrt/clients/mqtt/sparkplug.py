@@ -469,7 +469,7 @@ def _text(value: Any, where: str) -> str:
         except UnicodeDecodeError:
             raise ArgumentError(f"{where} must be UTF-8") from None
     if not isinstance(value, str):
-        raise ArgumentError(f"{where} must be a text, not {_shortened(value)}")
+        raise ArgumentError(f"{where} must be a string, not {_shortened(value)}")
     return value
 
 

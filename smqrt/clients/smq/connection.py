@@ -81,7 +81,7 @@ class SmqClientOptions:
     )
     info: str | bytes | None = option(
         None,
-        optional(instance("a text or bytes", str, bytes)),
+        optional(instance("a string or bytes", str, bytes)),
         "text for the broker's application",
         shown="the local address",
     )
@@ -111,7 +111,7 @@ class SmqClientOptions:
         False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
     headers: Mapping[str, str] = option(
-        dict, Rule("a mapping of texts", _headers), "additional fields of the HTTP request", shown="none"
+        dict, Rule("a mapping of strings", _headers), "additional fields of the HTTP request", shown="none"
     )
     queue_bytes: int = option(
         1 << 20, whole(1), "size of the send queue; messages that do not fit are dropped and counted", shown="1 MiB"

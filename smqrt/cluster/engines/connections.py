@@ -31,7 +31,7 @@ from smqrt.smq.connection import (
 )
 from smqrt.smq.connection_kinds import OverTls
 from smqrt.transport.tls import TlsTransport, Transport, half_close
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
 log = logging.getLogger("smqrt")
@@ -265,7 +265,7 @@ class LinkConnection(RawConnection):
         if self.life is Life.BLOCKED:
             self._unblock()
         self.queue = _DiscardingQueue()
-        self.life = moved(self.life, Life.DRAINING if sends else Life.CLOSED)
+        self.life = transition(self.life, Life.DRAINING if sends else Life.CLOSED)
         data_path.unblocked(self)
         self.watcher.stop()
         if self.writer is not None:

@@ -42,7 +42,7 @@ from smqrt.smq.connection import (
     view,
 )
 from smqrt.wire.cluster_packets import ID_BYTES
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import MAX_NODE
 
 PORTION_BYTES = 64 << 10
@@ -260,7 +260,7 @@ class NatsConnection(LinkConnection):
             return
         if in_order and self.queue:
             self.flush()
-        self.life = moved(self.life, Life.CLOSED)
+        self.life = transition(self.life, Life.CLOSED)
         self.queue, self.carry = [], b""
         self._waiting.clear()
         self._backplane.closed(self)

@@ -25,7 +25,7 @@ from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Transport
 from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import nats
-from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.nats import PONG, NatsDecoder, ServerInfo
 
 # ---- Send queue
@@ -64,7 +64,7 @@ class NatsOutbox(Outbox):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()
-        self.life = moved(self.life, BLOCKED)
+        self.life = transition(self.life, BLOCKED)
         self._on_broken: Callable[[OSError], object] = lambda error: None
         self._transport: Transport | None = None
         self._watcher: Any = None
@@ -109,7 +109,7 @@ class NatsOutbox(Outbox):
         self.limit_bytes = limit_bytes + size_bytes
         self._transport, self._on_broken = transport, on_broken
         self._watcher = get_hub().loop.io(transport.fileno(), WRITE)
-        self.life = moved(self.life, Life.OPEN)
+        self.life = transition(self.life, Life.OPEN)
         if self.queue:
             dirty.append(self)
 
@@ -127,7 +127,7 @@ class NatsOutbox(Outbox):
         self._transport = self._watcher = self._unsent = None
         self._has_pong = False
         if self.life is not BLOCKED:
-            self.life = moved(self.life, BLOCKED)
+            self.life = transition(self.life, BLOCKED)
         self.queue[:] = [entry for entry in self.queue if entry.startswith(_MESSAGE)]
         self.queued_bytes = sum(map(len, self.queue))
         self.limit_bytes = limit_bytes
@@ -188,7 +188,7 @@ class NatsOutbox(Outbox):
         return getattr(self._transport, "wants_write", False)
 
     def _block(self) -> None:
-        self.life = moved(self.life, BLOCKED)
+        self.life = transition(self.life, BLOCKED)
         self.progress_s = monotonic()
         self._watcher.start(self._writable)
 
@@ -216,7 +216,7 @@ class NatsOutbox(Outbox):
                 return
         self._torn_messages, self._has_pong = 0, False
         self._watcher.stop()
-        self.life = moved(self.life, Life.OPEN)
+        self.life = transition(self.life, Life.OPEN)
         if self.queue:
             dirty.append(self)
 

@@ -51,7 +51,7 @@ def href(path: str) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Return a text escaped for XML. Characters that XML does not allow are replaced."""
+    """Return text escaped for XML. Characters that XML does not allow are replaced."""
     return escape(_NOT_XML.sub("\ufffd", text))
 
 

@@ -482,22 +482,22 @@ class Acl:
 def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:
     if not isinstance(entry, Mapping):
         raise ArgumentError(f"rule {name!r}: must be a table with 'urls', 'methods' and 'roles'")
-    urls = _texts(name, entry, "urls")
+    urls = _strings(name, entry, "urls")
     if not urls:
         raise ArgumentError(f"rule {name!r}: 'urls' must be a list of patterns such as '/docs/*'")
-    methods = frozenset(method.upper() for method in _texts(name, entry, "methods"))
-    rule = _Rule(methods, frozenset(_texts(name, entry, "roles")))
+    methods = frozenset(method.upper() for method in _strings(name, entry, "methods"))
+    rule = _Rule(methods, frozenset(_strings(name, entry, "roles")))
     return [("/" + url.lstrip("/"), rule) for url in urls]
 
 
-def _texts(name: str, entry: Mapping[str, Any], field: str) -> list[str]:
+def _strings(name: str, entry: Mapping[str, Any], field: str) -> list[str]:
     values = entry.get(field) or ()
     if (
         not isinstance(values, Iterable)
         or isinstance(values, str | Mapping)
         or not all(isinstance(value, str) for value in values)
     ):
-        raise ArgumentError(f"rule {name!r}: '{field}' must be a list of texts")
+        raise ArgumentError(f"rule {name!r}: '{field}' must be a list of strings")
     return list(values)
 
 

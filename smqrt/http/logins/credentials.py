@@ -423,10 +423,10 @@ def _entry(name: str, value: Any) -> _Entry:
     ):
         ha1 = secret[0].lower()
     else:
-        raise ArgumentError(f"user {name!r}: 'pwd' must be a text, or a list with an HA1 of 32 hexadecimal digits")
+        raise ArgumentError(f"user {name!r}: 'pwd' must be a string, or a list with an HA1 of 32 hexadecimal digits")
     roles = fields.get("roles") or ()
     if not isinstance(roles, Iterable) or isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
-        raise ArgumentError(f"user {name!r}: 'roles' must be a list of texts")
+        raise ArgumentError(f"user {name!r}: 'roles' must be a list of strings")
     account = Account(
         password,
         ha1,
@@ -459,7 +459,7 @@ def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
 
 
 def as_bytes(text: str) -> bytes:
-    """Return a text as bytes for hashes. Surrogate escapes become the original bytes."""
+    """Return a string as bytes for hashes. Surrogate escapes become the original bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -355,7 +355,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for split in splits.at:
             end = offsets.before_split(start, end, split)
         if not isinstance(limit, ReadAllAvailable):
-            first = self.scan.journal.behind_gaps(start, end)
+            first = self.scan.journal.after_gaps(start, end)
             if self.options.max_rows:
                 end = offsets.limited(first, end, self.options.max_rows)
             if offsets.distance(first, end):

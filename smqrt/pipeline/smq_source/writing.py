@@ -88,7 +88,7 @@ def check_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
     """Yield the rows; raise ArgumentError when they are not sorted."""
     before: tuple[bytes, bytes, bytes] = b"", b"", b""
     for row in rows:
-        if (now := commit.order(row)) < before:
+        if (now := commit.sort_key(row)) < before:
             raise ArgumentError(_UNSORTED)
         before = now
         yield row

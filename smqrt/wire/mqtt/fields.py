@@ -184,9 +184,9 @@ def read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise MqttError(Reason.MALFORMED_PACKET, "a text that is not UTF-8") from None
+        raise MqttError(Reason.MALFORMED_PACKET, "a string that is not UTF-8") from None
     if "\0" in text:
-        raise MqttError(Reason.MALFORMED_PACKET, "a text with the character NUL")
+        raise MqttError(Reason.MALFORMED_PACKET, "a string with the character NUL")
     return text, at
 
 
@@ -223,9 +223,9 @@ def _write_binary(value: Any) -> bytes:
 def _write_text(value: Any) -> bytes:
     text = value.decode() if isinstance(value, bytes) else value
     if not isinstance(text, str):
-        raise TypeError(f"a text, not {type(value).__name__}")
+        raise TypeError(f"a string, not {type(value).__name__}")
     if "\0" in text:
-        raise ValueError("a text must not have the character NUL")
+        raise ValueError("a string must not have the character NUL")
     return _write_binary(text)
 
 
@@ -303,7 +303,7 @@ NAMES = tuple(item.name for item in _TABLE)
 NUMBERS = frozenset(item.name for item in _TABLE if item.kind.highest >= 0)
 """Names of the properties whose values are numbers."""
 TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
-"""Names of the properties whose values are texts or bytes."""
+"""Names of the properties whose values are strings or bytes."""
 _SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
 
 # ---- Decoding of properties

@@ -179,7 +179,7 @@ def encode(packet: Packet, version: int) -> bytes:
         version: 5 or 4; ignored for CONNECT, which has a version. Fields that MQTT 3.1.1 does not have are omitted.
 
     Raises:
-        ArgumentError: MQTT can't encode a text, a value or a property.
+        ArgumentError: MQTT can't encode a string, a value or a property.
     """
     if isinstance(packet, PublishPacket):
         properties = encode_properties(packet.properties, PacketType.PUBLISH) if version == 5 else b""

@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 LOOP_S = 0.1
 FOREVER = "\nwhile true do\nend"
-MESSAGE = f"this ran for {LOOP_S:g} s without giving way"
+MESSAGE = f"this ran for {LOOP_S:g} s without yielding"
 
 
 @pytest.fixture

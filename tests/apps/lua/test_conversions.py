@@ -49,7 +49,7 @@ def test_the_whole_api(tmp_path: Path, which: str, group: str) -> None:
         ("ba.rndbs('1.5')", r"bad argument #1 to 'rndbs' \(number has no integer representation\)"),
         ("ba.b64encode(false)", r"bad argument #1 to 'b64encode' \(string expected, got boolean\)"),
         ("ba.encdate(0/0)", r"bad argument #1 to 'encdate' \(seconds since 1970"),
-        ("ba.exec('a\\0b')", r"bad argument #1 to 'exec' \(a text without the character NUL"),
+        ("ba.exec('a\\0b')", r"bad argument #1 to 'exec' \(a string without the character NUL"),
     ],
 )
 def test_errors(vm: Vm, code: str, message: str) -> None:

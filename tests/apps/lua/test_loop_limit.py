@@ -46,7 +46,7 @@ def test_every_other_application_goes_on(serve: Serve, tmp_path: Path) -> None:
         answer = requests.get(f"{served.url}/bad/{name}.lsp", timeout=PATIENCE_S)
         assert answer.status_code == (200 if name == "timer" else 500)
         assert session.get(f"{served.url}/well/", timeout=PATIENCE_S).text == "<h1>well</h1>"
-        assert served.wait_for(rf"\b{name}\.lsp:[12]: this ran for 0\.5 s without giving way", PATIENCE_S)
+        assert served.wait_for(rf"\b{name}\.lsp:[12]: this ran for 0\.5 s without yielding", PATIENCE_S)
     assert session.get(f"{served.url}/well/", timeout=PATIENCE_S).text == "<h1>well</h1>"
     assert served.stop() == 0
 
@@ -109,13 +109,13 @@ def test_a_yielding_loop_continues_beside_others(serve: Serve, tmp_path: Path, h
     assert answers[0].status_code == 200, answers[0].text
     assert int(answers[0].text) > 1_000_000
     assert beside > 5
-    assert "without giving way" not in served.output
+    assert "without yielding" not in served.output
 
 
 def test_a_loop_of_calls_without_yield_is_ended(serve: Serve, tmp_path: Path) -> None:
     served = serve(write(tmp_path / "busy", **GIVE_WAY), "--lua-loop-s", "0.5")
     assert requests.get(f"{served.url}/publish.lsp", timeout=PATIENCE_S).status_code == 500
-    served.wait_for(r"\bpublish\.lsp:2: this ran for 0\.5 s without giving way", PATIENCE_S)
+    served.wait_for(r"\bpublish\.lsp:2: this ran for 0\.5 s without yielding", PATIENCE_S)
 
 
 def test_an_application_that_loads_forever_fails_alone(serve: Serve, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_application_that_loads_forever_fails_alone(serve: Serve, tmp_path: P
     write(tmp_path / "apps" / "well", index="<h1>well</h1>")
     served = serve(tmp_path / "apps", "--lua-loop-s", "0.5")
     assert requests.get(f"{served.url}/well/", timeout=PATIENCE_S).text == "<h1>well</h1>"
-    served.wait_for(r"^app bad at /bad/: failed: bad/\.preload:2: this ran for 0\.5 s without giving way", PATIENCE_S)
+    served.wait_for(r"^app bad at /bad/: failed: bad/\.preload:2: this ran for 0\.5 s without yielding", PATIENCE_S)
 
 
 def test_a_limit_that_is_none_is_refused(tmp_path: Path) -> None:

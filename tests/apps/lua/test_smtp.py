@@ -138,9 +138,12 @@ def test_what_goes_wrong_elsewhere(lua: Vm) -> None:
     [
         (
             "send{from = '<a>\\r\\nRCPT TO:<eve>'}",
-            "bad argument #from to 'send' (a text without control characters expected",
+            "bad argument #from to 'send' (a string without control characters expected",
         ),
-        ("send{rcpt = {'<a>', '<b>\\n'}}", "bad argument #rcpt to 'send' (a text without control characters expected"),
+        (
+            "send{rcpt = {'<a>', '<b>\\n'}}",
+            "bad argument #rcpt to 'send' (a string without control characters expected",
+        ),
         ("send{rcpt = {}}", "1 to 100 recipients expected"),
         ("send{domain = 'a\\nb'}", "bad argument #domain"),
         ("smtp.send{from = 'a', rcpt = 'b'}", "bad argument #source to 'send' (function expected"),

@@ -145,8 +145,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "addr must be": lambda: mqtt3c.connect(lambda *_: None, keep),
     "onpub must be": lambda: mqtt3c.connect("h", None),  # type: ignore[arg-type]
     "keepalive must be a whole number": lambda: mqttc.connect("h", keep, keepalive="x"),
-    "intf must be a text": lambda: mqttc.create("h", keep, intf=5),
-    "passwd must be a text or bytes": lambda: mqtt3c.connect("h", keep, uname="anna", passwd=5),
+    "intf must be a string": lambda: mqttc.create("h", keep, intf=5),
+    "passwd must be a string or bytes": lambda: mqtt3c.connect("h", keep, uname="anna", passwd=5),
     "port must be": lambda: mqtt3c.connect("h", keep, {"port": 0}),
 }
 

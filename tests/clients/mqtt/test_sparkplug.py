@@ -105,7 +105,7 @@ def test_a_metric_by_alias_alone() -> None:
         (metric("DataSet", {"columns": ["a"], "types": []}), "has 1 columns and 0 types"),
         (metric("PropertySet", 1), "the data type PropertySet is not allowed here"),
         (metric("Bytes", 1), "must be bytes, not 1"),
-        ({"name": 1, "value": 1}, r"metrics\[1\].name must be a text, not 1"),
+        ({"name": 1, "value": 1}, r"metrics\[1\].name must be a string, not 1"),
         ({"name": "a", "alias": -1, "value": 1}, r"metrics\[1\].alias: -1 does not fit"),
         ("x", r"metrics\[1\] must be a table, not 'x'"),
     ],

@@ -86,8 +86,8 @@ def test_roles_follow_the_users():
     [
         ({"a": 5}, "rule 'a': must be a table"),
         ({"a": {"roles": ["x"]}}, "rule 'a': 'urls' must be a list of patterns"),
-        ({"a": {"urls": "/*"}}, "rule 'a': 'urls' must be a list of texts"),
-        ({"a": {"urls": ["/*"], "roles": [5]}}, "rule 'a': 'roles' must be a list of texts"),
+        ({"a": {"urls": "/*"}}, "rule 'a': 'urls' must be a list of strings"),
+        ({"a": {"urls": ["/*"], "roles": [5]}}, "rule 'a': 'roles' must be a list of strings"),
     ],
 )
 def test_a_wrong_rule_is_named_and_changes_nothing(rules: dict[str, Any], message: str):
@@ -101,9 +101,9 @@ def test_a_wrong_rule_is_named_and_changes_nothing(rules: dict[str, Any], messag
     ("entry", "message"),
     [
         (5, "must be a table with a field 'pwd'"),
-        ({}, "'pwd' must be a text"),
-        ({"pwd": ["short"]}, "'pwd' must be a text, or a list with an HA1"),
-        ({"pwd": "x", "roles": "admin"}, "'roles' must be a list of texts"),
+        ({}, "'pwd' must be a string"),
+        ({"pwd": ["short"]}, "'pwd' must be a string, or a list with an HA1"),
+        ({"pwd": "x", "roles": "admin"}, "'roles' must be a list of strings"),
         ({"pwd": "x", "maxusers": 0}, "'maxusers' must be a number of at least 1"),
         ({"pwd": "x", "inactive": "long"}, "'inactive' must be a number"),
     ],

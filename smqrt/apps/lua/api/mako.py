@@ -30,7 +30,7 @@ from smqrt.http.tracelogger import FOR_VIEWERS
 from smqrt.loop.threads import in_thread
 from smqrt.printable import PrintableFormatter
 from smqrt.process.current_process import AppScope, current_app
-from smqrt.settings.limits import Limit, in_force
+from smqrt.settings.limits import Limit, current_limits
 from smqrt.workers.worker_rpc import worker_place
 
 # ---- System functions: version, clock, trace and output
@@ -136,7 +136,7 @@ class Timers:
         """
         self.stop(handle)
         # Only pages and .preload have a current application. Timers that callbacks start are counted together.
-        owner, max_timers = current_app.get(), in_force().app_timers
+        owner, max_timers = current_app.get(), current_limits().app_timers
         if max_timers is not None and self._counts[owner] >= max_timers:
             name = owner.name if owner is not None else ""
             APP_TIMERS.refused(f"a timer of {name or 'an application'}")

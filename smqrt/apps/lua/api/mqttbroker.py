@@ -199,7 +199,7 @@ class MqttIdentities:
         try:
             identity = self._service().login(shown)
         except LoginRefused as refused:
-            return None, refused.why in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(refused).encode()
+            return None, refused.reason in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(refused).encode()
         number = next(self._numbers)
         self._known[number] = identity
         return number

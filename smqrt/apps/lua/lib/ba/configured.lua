@@ -34,7 +34,7 @@ local function set_up_users(conf)
   local db = ba.create.jsonuser()
   local done, message = db:set(entries)
   if not done then error("users: " .. tostring(message), 0) end
-  local options = {type = "digest", realm = checked(conf.realm, "string", "realm", "a text")}
+  local options = {type = "digest", realm = checked(conf.realm, "string", "realm", "a string")}
   users = {db = db, authenticator = ba.create.authenticator(db, options)}
   function mako.udb() return db, count end -- defined only with users
 end

@@ -110,7 +110,7 @@ end
 --- A text for a system call, which must not contain NUL.
 function arg.plain(value, index, fname)
   local text = arg.string(value, index, fname)
-  if find(text, "\0", 1, true) then broken_rule(index, fname, "a text without the character NUL expected") end
+  if find(text, "\0", 1, true) then broken_rule(index, fname, "a string without the character NUL expected") end
   return text
 end
 

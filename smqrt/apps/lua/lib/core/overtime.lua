@@ -31,7 +31,7 @@ local function stop()
   if grace_ends_s then sethook(stop, "", 1) end -- a pcall has caught the error: raise it again at every instruction
   grace_ends_s = grace_ends_s or clock() + (limit_s < 0 and GRACE_S or min(GRACE_S, limit_s))
   if limit_s < 0 then raise(format("not enough memory: Lua has more than %d MiB; see the setting limits.lua_memory_mib", -limit_s)) end
-  raise(format("this ran for %.14g s without giving way and blocked all other activities; let long loops call ba.sleep now and then", limit_s))
+  raise(format("this ran for %.14g s without yielding and blocked all other activities; call ba.sleep regularly in long loops", limit_s))
 end
 
 -- seconds: the limit of CPU time. A negative number: Lua exceeds its memory limit of -seconds MiB.

@@ -17,7 +17,7 @@ function fields.text(body, at)
   if not after or after - 1 > #body then refusal.malformed("the packet ends inside a field") end
   local value = sub(body, from, after - 1)
   if not utf8_length(value) or find(value, "\0", 1, true) then
-    refusal.malformed("a text is not UTF-8, or has the character NUL")
+    refusal.malformed("a string is not UTF-8, or has the character NUL")
   end
   return value, after
 end

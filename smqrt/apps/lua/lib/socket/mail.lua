@@ -42,7 +42,7 @@ local function from_io(item, fname)
   return from_file(file)
 end
 
--- The bytes of an attached file. `source` is a text, a source of ltn12, or an open file; without it, the file is read from `io`.
+-- The bytes of an attached file. `source` is a string, a source of ltn12, or an open file; without it, the file is read from `io`.
 local function content(item, fname)
   local source = item.source
   if source == nil then source = item.data or item.body end
@@ -93,7 +93,7 @@ local function addresses(value, name)
   return list
 end
 
--- The text of a text or of a source of ltn12; nil and an error when the source fails.
+-- The text of a string or of a source of ltn12; nil and an error when the source fails.
 local function body(value, name)
   if rawtype(value) == "function" then return from_source(value, name) end
   return text(value, name)

@@ -160,7 +160,7 @@ end
 
 local function one_line(value, index, fname)
   arg.string(value, index, fname)
-  if find(value, "%c") then raise("bad argument #" .. index .. " to '" .. fname .. "' (a text without control characters expected)") end
+  if find(value, "%c") then raise("bad argument #" .. index .. " to '" .. fname .. "' (a string without control characters expected)") end
   return value
 end
 
