@@ -24,6 +24,8 @@ import hypothesis
 import pytest
 
 from smqrt.settings import limits
+from smqrt.smq import gevent_broker
+from smqrt.transport.listener import open_listeners
 from tests.support import fork_server
 from tests.support.factory import Factory
 
@@ -33,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("any", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any")
 # A Spark that lives for seconds: without Java's second compiler a start costs two thirds of the CPU time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 REPOSITORY = Path(__file__).parent.parent
 START_S = 60
@@ -148,6 +150,15 @@ def fresh_limits() -> None:
     """No test finds what another has counted, or that a line was in the log just now."""
     for limit in limits.registered():
         limit.count, limit.lines = 0, limits.LineLimit()
+
+
+@pytest.fixture(autouse=True)
+def closed_hubs() -> Iterator[None]:
+    """Close the hubs and listeners that a test leaves open: others count them, or find their work in the log."""
+    hubs, listeners = set(gevent_broker.opened()), set(open_listeners)
+    yield
+    for opened in {*gevent_broker.opened(), *open_listeners} - hubs - listeners:
+        opened.close()
 
 
 def free_port() -> int:

@@ -100,10 +100,12 @@ def test_a_damaged_token_is_refused_and_reported(shelf: Shelf, caplog: Any) -> N
 def test_readers_of_a_closed_journal_are_asked_to_retry(shelf: Shelf) -> None:
     """Its application is reloading: a pipeline must not take that for a wrong token."""
     assert shelf.ask("main/stats").status_code == 200
+    opened = dict(shelf.opened)
     shelf.opened.clear()
     assert "is closed: its application is stopping" in shelf.refused(503, "main/stats")
     shelf.refused(401, "main/stats", token="wrong")
     shelf.refused(401, "other/stats")
+    shelf.opened.update(opened)
 
 
 def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:

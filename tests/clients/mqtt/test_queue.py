@@ -55,6 +55,7 @@ def test_by_default_publish_waits(scripted: Scripted, connect: Connect) -> None:
     for number in range(2000):
         client.publish("t", b"%d" % number)
     assert client.flush(5)
+    wait_until(lambda: len(broker.received) == 2000)
     assert [payload for _, payload in broker.received] == [b"%d" % number for number in range(2000)]
     assert client.refused == client.dropped == 0
 
