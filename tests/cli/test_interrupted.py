@@ -55,8 +55,9 @@ def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("ending", "number", "code"), [("jsonl", signal.SIGINT, 130), ("parquet", signal.SIGTERM, 143)]
+)
 def test_export(journal: Path, ending: str, number: int, code: int) -> None:
     target = journal.parent / "out"
     target.mkdir()

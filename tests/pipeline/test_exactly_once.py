@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.survival import Trial
 
-RATE = 200
+RATE = 100
 
 
 @pytest.fixture

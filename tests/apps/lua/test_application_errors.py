@@ -92,7 +92,7 @@ LOOPS = {
     "subscriber": "local smq = require'smq.hub'.create() smq:subscribe('t', {onmsg = function() ::a:: goto a end}) "
     "smq:publish('x', 't')",
 }
-LOOP_S = 0.1
+LOOP_S = 0.06
 
 
 class Customer:

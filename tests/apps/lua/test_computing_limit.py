@@ -15,7 +15,7 @@ from smqrt.apps.lua.watchdog import LoopWatchdog
 from tests.apps.lua.recorder import Recorder
 from tests.support.waiting import wait_until
 
-LOOP_S = 0.1
+LOOP_S = 0.06
 FOREVER = "\nwhile true do\nend"
 MESSAGE = f"this ran for {LOOP_S:g} s without yielding"
 
