@@ -264,7 +264,7 @@ def test_a_query_that_begins_too_late(spark: Any, tmp_path: Path, monkeypatch: p
     assert "raise_error" not in plan
     assert "subquery" not in plan
     monkeypatch.setattr(retention, "HOLD_S", 0.0)
-    retention._end(retention._holds.pop(tmp_path))
+    retention._remove_hold(retention._holds.pop(tmp_path))
     late = read_journal(spark, tmp_path, topics="site1/#")
     retention.release_links(tmp_path, time.time() + 2)
     with pytest.raises(SparkRuntimeException, match="twelve hours after it was planned.*call read_journal again"):
