@@ -23,6 +23,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from smqrt.journal import writer
 from smqrt.settings import limits
 from smqrt.smq import gevent_broker
 from smqrt.transport.listener import open_listeners
@@ -154,11 +155,12 @@ def fresh_limits() -> None:
 
 @pytest.fixture(autouse=True)
 def closed_hubs() -> Iterator[None]:
-    """Close the hubs and listeners that a test leaves open: others count them, or find their work in the log."""
-    hubs, listeners = set(gevent_broker.opened()), set(open_listeners)
+    """Close what a test leaves open: others count it, or find its work in the log."""
+    before = {*gevent_broker.opened(), *open_listeners, *writer.opened.values()}
     yield
-    for opened in {*gevent_broker.opened(), *open_listeners} - hubs - listeners:
-        opened.close()
+    for one in [*gevent_broker.opened(), *open_listeners, *writer.opened.values()]:  # a hub closes its journal
+        if one not in before:
+            one.close()
 
 
 def free_port() -> int:

@@ -139,7 +139,7 @@ class DuckDB:
         self._stream = _Stream(
             self._journal, [one for one in chunks if one not in set(native)], self._topics, self._thread
         )
-        self._connection.register("smqrt_stream", self._stream)
+        self._checked_call(lambda: self._connection.register("smqrt_stream", self._stream))  # may be canceled already
         selects = [f"select {_COLUMNS} from {self._parquet(False)} where {self._where(native)}"] if native else []
         selects.append(f"select {_COLUMNS} from smqrt_stream")
         self._checked_call(

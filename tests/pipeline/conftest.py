@@ -16,7 +16,8 @@ from tests.pipeline.hubs import JournalingHub
 from tests.support.spark_python import spark_python
 
 HERE = Path(__file__).parent
-# With its first compiler only, Java has a code cache of 48 MB: it removes what it compiles again, a tenth of the CPU time.
+# With its first compiler only, Java has a code cache of 48 MB, removes code and compiles it again: a tenth of the CPU
+# time.
 JVM = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xshare:auto -Duser.timezone=UTC "
     f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"

@@ -259,7 +259,7 @@ def test_three_thousand_at_once(
     assert vm.eval("return open") == (0,)
     assert after.greenlets <= max(before.greenlets, MAX_IDLE) + 20  # the pool may have become full only now
     assert after.objects < before.objects + len(crowd.steps) * 2 + 2000  # the list of what was expected
-    # Tables of the size of the crowd and of its helpers double late on a slow machine; threads that all activities lost would be 10 MB.
+    # Tables of the size of the crowd double late on a slow machine. Threads that all activities lost would be 10 MB.
     assert after.memory_bytes < before.memory_bytes + 3_000_000
     assert after.files <= before.files
     vm.eval("stop_server()")
