@@ -1,7 +1,7 @@
 """Access log: one line for each request and each closed SMQ connection.
 
 Lines are queued in memory and written by a thread, so that a slow disk does not block clients. When the queue is full,
-new lines are discarded, and a later line has their number.
+new lines are discarded, and a later line reports how many.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_QUEUED_LINES = 20_000
 """The limit of lines that wait for the disk, about 5 MB."""
 MAX_BATCH_LINES = 1000
 COLLECT_S = 0.2
-"""Lines of this time are written together."""
+"""Lines that are added within this time are written together."""
 CLOSE_S = 2.0
 """The time limit of the last writes, in `close`."""
 PATH_CHARS = 2048
@@ -185,7 +185,7 @@ class AccessLog:
 
 
 def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
-    """Append lines. After an incomplete line, which a full disk has caused, start a new line first.
+    """Append lines. After an incomplete line, caused by a full disk, start a new line first.
 
     Args:
         file: the file descriptor; other processes may append to the same file.

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TextIO
 from smqrt.printable import json_line, printable
 from smqrt.process.current_process import current_app
 
-# ---- the last records, in memory of a fixed size
+# ---- The last records, in memory of a fixed size
 
 ROOT = "smqrt"
 TRACES = "smqrt.trace"
@@ -29,7 +29,7 @@ KEPT = 200
 """The number of kept errors and warnings, and of kept trace lines of each application."""
 _TEXT_CHARACTERS = 4096
 _TRACE_CHARACTERS = 512
-_APPLICATIONS = 256
+_MAX_APPLICATIONS = 256
 """The limit of applications whose traces are kept separately; the traces of further applications are kept together."""
 
 
@@ -112,7 +112,7 @@ class LogTail(logging.Handler):
             elif record.name == TRACES:
                 scope = current_app.get()
                 folder = scope.folder if scope else None
-                if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
+                if folder not in self._traces and len(self._traces) >= _MAX_APPLICATIONS:
                     folder = None  # too many applications: bounded memory
                 lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
                 lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
@@ -132,15 +132,15 @@ class LogTail(logging.Handler):
         return list(self._traces.get(folder, ()))
 
 
-# ---- removal of secrets
+# ---- Removal of secrets
 
 LINE_CHARS = 16384
-"""Maximum length of a line, since clients can put text into some."""
+"""Maximum length of a line. Some lines contain text from clients."""
 HIDDEN = "***"
 
 _NAMES = r"[\w.-]{0,32}(?:passwd|password|secret|token|api[_-]?key|private[_-]?key)[\w.-]{0,32}|pwd|upwd|ha1"
 _VALUE = r"\"[^\"\r\n]{0,4096}\"?|'[^'\r\n]{0,4096}'?|[^\s&;,\"'}\])]{1,4096}"
-# Each pattern starts with a fixed word, and all repetitions are bounded: the search takes linear time.
+# All repetitions are bounded, so that the search takes linear time.
 _SECRETS = (
     # Authorization: Basic dXNlcjpwYXNz, Cookie: z9ZAqJtI=…
     (

@@ -31,7 +31,7 @@ MAX_TOPICS = 20
 """The limit of topics of one page."""
 NAME_CHARACTERS = 256
 MAX_KEPT = 30
-"""The limit of messages between two calls of `take`, about a second; further ones are only counted."""
+"""The limit of messages kept between two calls of `take`, about a second apart. Further ones are only counted."""
 _SHOWN_BYTES = 512
 QUESTION = "listen"
 """The name of the request to another worker."""
@@ -190,7 +190,7 @@ def _name(name: bytes | None, number: int) -> str:
     return str(number) if name is None else printable(name[:NAME_CHARACTERS])
 
 
-# ---- traces
+# ---- Traces
 
 MAX_TRACES = 4
 SILENCE_S = 5.0

@@ -465,7 +465,7 @@ def _closes(console: Console) -> Snapshot:
 
 
 class Log(_Stateless):
-    """The last errors and warnings. They are read again only when their numbers have changed."""
+    """The last errors and warnings. They are read again only when their counts have changed."""
 
     _CHARACTERS = 800
 
