@@ -264,7 +264,7 @@ FAMILIES = (
         "smqrt_certificate_files_broken",
         ("listener",),
         "1 while the certificate files are invalid; the certificates read before stay in use.",
-        lambda scrape: [((name,), is_broken) for name, (_, is_broken) in scrape.parts.listeners.reload_failures().items()],
+        lambda scrape: [((name,), broken) for name, (_, broken) in scrape.parts.listeners.reload_failures().items()],
     ),
     _family(
         "smqrt_acme_orders_total",
@@ -486,7 +486,7 @@ class Metrics:
         self._parts = parts
 
     def lines(self) -> Iterator[bytes]:
-        """Yield all metrics in the text format of Prometheus, one family at a time. Yields to the event loop in between."""
+        """Yield all metrics in the text format of Prometheus, one family at a time. Other greenlets run in between."""
         scrape, turn = Scrape(self._parts), Turn()
         for row in FAMILIES:
             turn.yield_if_due()

@@ -182,7 +182,7 @@ class AdminServer:
         elif not is_loopback(address):
             self.listener.close()
             raise StartError(
-                f"admin.host = {host} would give everyone on the network access. Set auth.users to a file of users, or"
+                f"admin.host = {host} would give everyone on the network access. Set auth.users to a users file, or"
                 " leave the admin listener on 127.0.0.1."
             )
         # Pages of other sites must not reach the API through the browser of an operator.

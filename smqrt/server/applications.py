@@ -94,13 +94,13 @@ class Supervised:
         wait_s = self._delays.first_s
         while not self._stopping.is_set():
             self.state, began_s = "running", monotonic()
-            failure = self._run()
-            if failure is None or self._stopping.is_set():
+            fault = self._run()
+            if fault is None or self._stopping.is_set():
                 break
             if monotonic() - began_s >= self._delays.steady_s:
                 wait_s = self._delays.first_s
             self.state = "waiting"
-            self._report(f"{self._name}: {failure}; starting again in {wait_s:g} s")
+            self._report(f"{self._name}: {fault}; starting again in {wait_s:g} s")
             self._stopping.wait(wait_s)
             wait_s = min(wait_s * 2, self._delays.longest_s)
         self.state = "ended"

@@ -371,7 +371,7 @@ def test_a_second_restart_at_once_is_refused(server: Server) -> None:
     first, second = gevent.spawn(server.restart), gevent.spawn(server.restart)
     assert {first.get(timeout=10)["why"], second.get(timeout=10)["why"]} == {
         "w0: it takes long",
-        "one is under way already",
+        "another restart is under way",
     }
 
 

@@ -132,7 +132,7 @@ class ControlSocket:
         check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
         new_path = f"{path}.{os.getpid()}"
-        before = os.umask(0o177)  # from its first moment, only this user can connect to the socket
+        before = os.umask(0o177)  # from its creation, only this user can connect to the socket
         try:
             if not is_successor and _is_listening(path):
                 raise StartError(

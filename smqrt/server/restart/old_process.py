@@ -383,11 +383,12 @@ class Restarts:
     def _start_new(self) -> str | None:
         """Start a new process and hand over to it. Return the error, None when the new process serves."""
         if self._current or self._finished:
-            self._report("restart: one is under way already")
-            return "one is under way already"
+            self._report("restart: another restart is under way")
+            return "another restart is under way"
         if os.getpid() == 1:
-            why = "process 1 of a container can't be replaced; start a new container, with --take-over if it shares"
-            self._report(f"restart: {why} restart.socket")
+            why = "process 1 of a container can't be replaced; start a new container"
+            why += ", with --take-over if it shares restart.socket"
+            self._report(f"restart: {why}")
             return why
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -435,7 +436,7 @@ class Restarts:
                 _reap(child)
             self._current = self._child = None
         if fault is not None:
-            channel.close()  # a new process that says nothing more gets an end, and its unread descriptors are closed
+            channel.close()  # ends the reads of a new process that hangs, and closes descriptors that it has not read
             self._report(f"restart: failed, this process continues: {fault}")
             return fault
         self._finished = attempt
