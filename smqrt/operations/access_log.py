@@ -36,7 +36,7 @@ COLLECT_S = 0.2
 """Lines that are added within this time are written together."""
 CLOSE_S = 2.0
 """The time limit of the last writes, in `close`."""
-PATH_CHARS = 2048
+MAX_PATH_CHARS = 2048
 STDOUT = "-"
 _BEGAN = "access_began_s"  # in Request.env
 _QUOTED = ("path", "uid", "detail", "user")
@@ -222,6 +222,6 @@ def _ends_incomplete(file: int, is_torn: bool) -> bool:
 
 def without_query_secrets(target: str) -> str:
     """Return the target of a request. `***` replaces the values of parameters whose names suggest secrets."""
-    path, mark, query = target[:PATH_CHARS].partition("?")
+    path, mark, query = target[:MAX_PATH_CHARS].partition("?")
     path = without_secrets(path)
     return path + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else path

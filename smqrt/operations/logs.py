@@ -25,10 +25,10 @@ from smqrt.process.current_process import current_app
 ROOT = "smqrt"
 TRACES = "smqrt.trace"
 """The logger of the traces of applications. They are shown at the level "info", unless a setting changes it."""
-KEPT = 200
-"""The number of kept errors and warnings, and of kept trace lines of each application."""
-_TEXT_CHARACTERS = 4096
-_TRACE_CHARACTERS = 512
+MAX_KEPT = 200
+"""The limit of kept errors and warnings, and of kept trace lines of each application."""
+_MAX_TEXT_CHARS = 4096
+_MAX_TRACE_CHARS = 512
 _MAX_APPLICATIONS = 256
 """The limit of applications whose traces are kept separately; the traces of further applications are kept together."""
 
@@ -76,10 +76,10 @@ class LogTail(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.errors = self.warnings = 0
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[Entry] = deque(maxlen=MAX_KEPT)
         self._traces: dict[Path | None, deque[Traced]] = {}
         # Separate from the entries, in which warnings could displace errors.
-        self._error_times_s: deque[float] = deque(maxlen=KEPT)
+        self._error_times_s: deque[float] = deque(maxlen=MAX_KEPT)
         self._logger = logging.getLogger(ROOT)
         self._last_resort: logging.Handler | None = None
 
@@ -106,7 +106,7 @@ class LogTail(logging.Handler):
             elif record.levelno >= logging.WARNING:
                 self.warnings += 1
             if record.levelno >= logging.WARNING:
-                number, text = self.errors + self.warnings, self.format(record)[:_TEXT_CHARACTERS]
+                number, text = self.errors + self.warnings, self.format(record)[:_MAX_TEXT_CHARS]
                 safe_text = printable(text, lines=True)
                 self._entries.append(Entry(number, record.created, record.levelname, record.name, safe_text))
             elif record.name == TRACES:
@@ -114,8 +114,8 @@ class LogTail(logging.Handler):
                 folder = scope.folder if scope else None
                 if folder not in self._traces and len(self._traces) >= _MAX_APPLICATIONS:
                     folder = None  # too many applications: bounded memory
-                lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
-                lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
+                lines = self._traces.setdefault(folder, deque(maxlen=MAX_KEPT))
+                lines.append(Traced(record.created, printable(record.getMessage()[:_MAX_TRACE_CHARS])))
         except Exception:  # the caller must not fail because a record has wrong arguments
             self.handleError(record)
 
@@ -134,7 +134,7 @@ class LogTail(logging.Handler):
 
 # ---- Removal of secrets
 
-LINE_CHARS = 16384
+MAX_LINE_CHARS = 16384
 """Maximum length of a line. Some lines contain text from clients."""
 HIDDEN = "***"
 
@@ -254,7 +254,11 @@ def iso(at_s: float, unit: str = "milliseconds") -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} characters more)"
+    return (
+        text
+        if len(text) <= MAX_LINE_CHARS
+        else f"{text[:MAX_LINE_CHARS]} … ({len(text) - MAX_LINE_CHARS} characters more)"
+    )
 
 
 class ServerLog:

@@ -240,7 +240,7 @@ class AdminServer:
 
 # ---- Pages of the admin listener for programs: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`
 
-BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _ITEMS_PER_TIME_CHECK = 50
@@ -367,7 +367,7 @@ def _arguments(request: Request) -> Arguments:
 
 
 def _body(request: Request) -> dict[str, object]:
-    data = request.body(BODY_BYTES)
+    data = request.body(MAX_BODY_BYTES)
     if not data:
         return {}
     if not (request.get("content-type") or "").lower().startswith("application/json"):

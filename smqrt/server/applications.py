@@ -38,7 +38,7 @@ from smqrt.server.configuration import FileState, file_state
 #             ▼  │
 #           waiting            stop: SIGTERM, ten seconds later SIGKILL
 
-_LINE_BYTES = 16 << 10
+_MAX_LINE_BYTES = 16 << 10
 _LAST_OUTPUT_S = 1.0  # to read the output that a process wrote before its exit
 _GROUP_EXIT_S = 3.0  # a JVM exits up to 3 s after the process that started it
 _GROUP_KILL_S = 1.0
@@ -110,7 +110,7 @@ class Supervised:
 
         def report_output(output: IO[bytes]) -> None:
             with output:
-                while line := output.readline(_LINE_BYTES):
+                while line := output.readline(_MAX_LINE_BYTES):
                     if text := line.decode("utf-8", "replace").rstrip():
                         self._report(f"{self._name} | {text}")
 

@@ -373,6 +373,10 @@ def test_a_second_restart_at_once_is_refused(server: Server) -> None:
         "w0: it takes long",
         "another restart is under way",
     }
+    assert server.lines[-2:] == [
+        "restart: another restart is under way",
+        "restart: stopped, the other workers continue: w0: it takes long",
+    ]
 
 
 def test_only_the_command_restarts_workers(server: Server) -> None:

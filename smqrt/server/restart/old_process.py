@@ -50,7 +50,7 @@ AHEAD_AT_ONCE = 50
 """The number of clients whose records are made in one turn of the loop: 1 to 2 ms."""
 LATE_S = 0.02
 """The interval at which late messages of the applications of the old process are forwarded."""
-RECEIVE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 """The limit of a message of the new process once its hello has been received."""
 
 
@@ -155,7 +155,7 @@ class HandOver:
         if type(pid) is not int or pid <= 0:
             raise ChannelError("the hello of the new process has no pid")
         self.pid = pid
-        self._channel.max_bytes = RECEIVE_BYTES
+        self._channel.max_bytes = MAX_MESSAGE_BYTES
         listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
         self._channel.send(
             {
