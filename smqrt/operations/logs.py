@@ -254,11 +254,8 @@ def iso(at_s: float, unit: str = "milliseconds") -> str:
 
 
 def _cut(text: str) -> str:
-    return (
-        text
-        if len(text) <= MAX_LINE_CHARS
-        else f"{text[:MAX_LINE_CHARS]} … ({len(text) - MAX_LINE_CHARS} characters more)"
-    )
+    more = len(text) - MAX_LINE_CHARS
+    return text if more <= 0 else f"{text[:MAX_LINE_CHARS]} … ({more} characters more)"
 
 
 class ServerLog:
