@@ -1,7 +1,7 @@
 """Access log: one line for each request and each closed SMQ connection.
 
 Lines are queued in memory and written by a thread, so that a slow disk does not block clients. When the queue is full,
-new lines are discarded, and a later line has their number.
+new lines are discarded, and a later line reports how many.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_QUEUED_LINES = 20_000
 """The limit of lines that wait for the disk, about 5 MB."""
 MAX_BATCH_LINES = 1000
 COLLECT_S = 0.2
-"""Lines of this time are written together."""
+"""Lines that are added within this time are written together."""
 CLOSE_S = 2.0
 """The time limit of the last writes, in `close`."""
-PATH_CHARS = 2048
+MAX_PATH_CHARS = 2048
 STDOUT = "-"
 _BEGAN = "access_began_s"  # in Request.env
 _QUOTED = ("path", "uid", "detail", "user")
@@ -185,7 +185,7 @@ class AccessLog:
 
 
 def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
-    """Append lines. After an incomplete line, which a full disk has caused, start a new line first.
+    """Append lines. After an incomplete line, caused by a full disk, start a new line first.
 
     Args:
         file: the file descriptor; other processes may append to the same file.
@@ -222,6 +222,6 @@ def _ends_incomplete(file: int, is_torn: bool) -> bool:
 
 def without_query_secrets(target: str) -> str:
     """Return the target of a request. `***` replaces the values of parameters whose names suggest secrets."""
-    path, mark, query = target[:PATH_CHARS].partition("?")
+    path, mark, query = target[:MAX_PATH_CHARS].partition("?")
     path = without_secrets(path)
     return path + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else path

@@ -235,7 +235,7 @@ PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
 # ---- Merged answers
 
 Answers = dict[int, Any]
-"""Answers in the order of the numbers of the workers, by these numbers."""
+"""Answers by the number of the worker, in ascending order of the numbers."""
 
 _SUMMED = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections", "hubs", "peers", "queued_bytes",
          "lua_memory_bytes", "lua_activities", "log_errors", "log_warnings", "log_errors_lately")  # fmt: skip
@@ -364,7 +364,7 @@ MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
     "log": newest,
     "traces": traces,
 }
-"""By the path below `/api/v1/`. One worker answers for other paths."""
+"""The functions that merge answers, by the path below `/api/v1/`. Other paths are answered by one worker."""
 
 
 def metrics(texts: dict[int, str]) -> str:
@@ -417,7 +417,7 @@ class Results(NamedTuple):
 
 
 class AllWorkers:
-    """A server with one worker or several.
+    """Answers API requests for a server with one or more workers.
 
     Args:
         parts: the parts of this process.
@@ -512,37 +512,37 @@ class AllWorkers:
     def _ask(self, queries: Sequence[Query]) -> tuple[list[dict[int, Response]], float]:
         """Return the responses to each query by the number of the worker, and `Results.cost_s`."""
         numbers = [0, *(self._worker_rpc.others if self._worker_rpc else [])]
-        # The places of the queries by worker: all queries for a worker are sent as one request.
-        shares: dict[int, list[int]] = {number: [] for number in numbers}
-        for place, (words, arguments) in enumerate(queries):
-            of = _worker_of(words, arguments)
-            if of in numbers:
-                shares[of].append(place)
+        # The indexes of the queries by worker: all queries for a worker are sent as one request.
+        indexes: dict[int, list[int]] = {number: [] for number in numbers}
+        for index, (words, arguments) in enumerate(queries):
+            owner = _worker_of(words, arguments)
+            if owner in numbers:
+                indexes[owner].append(index)
                 continue
-            for number in numbers if of is None and _is_for_all(words) else [0]:
-                shares[number].append(place)
-        own, cost_s = _own_responses(self.parts, [queries[place] for place in shares[0]])
+            for number in numbers if owner is None and _is_for_all(words) else [0]:
+                indexes[number].append(index)
+        own, cost_s = _own_responses(self.parts, [queries[index] for index in indexes[0]])
         replies: dict[int, tuple[list[Response], float]] = {0: (own, cost_s)}
         if self._worker_rpc is not None:
             questions: dict[int, Message] = {
-                number: {"do": "answers", "asked": [queries[place] for place in share]}
-                for number, share in shares.items()
-                if share and number
+                number: {"do": "answers", "asked": [queries[index] for index in asked]}
+                for number, asked in indexes.items()
+                if asked and number
             }
             for number, reply in self._worker_rpc.ask_each(questions).items():
                 replies[number] = reply["answers"], reply["cost_s"]
         found: list[dict[int, Response]] = [{} for _ in queries]
         for number, (responses, _) in replies.items():
-            for place, (status, answer) in zip(shares[number], responses, strict=True):
-                found[place][number] = status, answer
+            for index, (status, answer) in zip(indexes[number], responses, strict=True):
+                found[index][number] = status, answer
         return found, max(cost_s for _, cost_s in replies.values())
 
     def _merged(self, query: Query, responses: dict[int, Response]) -> Response:
         words, arguments = query
-        of = _worker_of(words, arguments)
-        if self._worker_rpc is not None and of in self._worker_rpc.others and of not in responses:
-            raise HttpError(503, f"Worker {of} does not answer.", headers={"Retry-After": "1"})
-        if self._worker_rpc is None or of is not None or not _is_for_all(words):
+        owner = _worker_of(words, arguments)
+        if self._worker_rpc is not None and owner in self._worker_rpc.others and owner not in responses:
+            raise HttpError(503, f"Worker {owner} does not answer.", headers={"Retry-After": "1"})
+        if self._worker_rpc is None or owner is not None or not _is_for_all(words):
             return next(iter(responses.values()))
         if responses[0][0] != 200:
             return responses[0]
@@ -551,7 +551,7 @@ class AllWorkers:
 
 
 def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
-    """Return the number of the worker that has the object of a query; None for queries about no single worker."""
+    """Return the number of the worker that has the object of a query; None for other queries."""
     match words:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
@@ -564,7 +564,7 @@ def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
 
 
 def _is_for_all(words: Sequence[str]) -> bool:
-    """Whether the answers of all workers are merged. Other paths are answered by the first worker."""
+    """Whether the answers of all workers are merged. Other paths are answered by one worker."""
     return len(words) == 1 and words[0] in MERGES
 
 

@@ -67,12 +67,12 @@ def process_usage() -> Usage:
         # Since Linux 6.2 the size of this folder is the number of files. Before, it is 0, and 10,000 files take 4 ms.
         os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        _booted_s() + started / ticks,
+        _boot_time_s() + started / ticks,
     )
 
 
 @lru_cache(1)
-def _booted_s() -> float:
+def _boot_time_s() -> float:
     with open("/proc/stat", "rb") as file:
         return float(next(line for line in file if line.startswith(b"btime ")).split()[1])
 
@@ -80,7 +80,7 @@ def _booted_s() -> float:
 # ---- Event loop delay
 
 TICK_S = 0.05
-"""20 wake-ups a second cost 0.05 % of a core. Every longer turn of the loop is measured."""
+"""20 wake-ups a second cost 0.05 % of a core. Every turn of the loop that is longer than this is measured."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MINUTE_S = 60
 
@@ -232,6 +232,6 @@ class Parts:
         self.log.start()
 
     def stop(self) -> None:
-        """Stop measuring and keeping. A second call does nothing."""
+        """Stop measuring the loop and keeping log records. A second call does nothing."""
         self.lag.stop()
         self.log.stop()

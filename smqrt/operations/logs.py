@@ -20,16 +20,16 @@ from typing import NamedTuple, Protocol, TextIO
 from smqrt.printable import json_line, printable
 from smqrt.process.current_process import current_app
 
-# ---- the last records, in memory of a fixed size
+# ---- The last records, in memory of a fixed size
 
 ROOT = "smqrt"
 TRACES = "smqrt.trace"
 """The logger of the traces of applications. They are shown at the level "info", unless a setting changes it."""
-KEPT = 200
-"""The number of kept errors and warnings, and of kept trace lines of each application."""
-_TEXT_CHARACTERS = 4096
-_TRACE_CHARACTERS = 512
-_APPLICATIONS = 256
+MAX_KEPT = 200
+"""The limit of kept errors and warnings, and of kept trace lines of each application."""
+_MAX_TEXT_CHARS = 4096
+_MAX_TRACE_CHARS = 512
+_MAX_APPLICATIONS = 256
 """The limit of applications whose traces are kept separately; the traces of further applications are kept together."""
 
 
@@ -76,10 +76,10 @@ class LogTail(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.errors = self.warnings = 0
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[Entry] = deque(maxlen=MAX_KEPT)
         self._traces: dict[Path | None, deque[Traced]] = {}
         # Separate from the entries, in which warnings could displace errors.
-        self._error_times_s: deque[float] = deque(maxlen=KEPT)
+        self._error_times_s: deque[float] = deque(maxlen=MAX_KEPT)
         self._logger = logging.getLogger(ROOT)
         self._last_resort: logging.Handler | None = None
 
@@ -106,16 +106,16 @@ class LogTail(logging.Handler):
             elif record.levelno >= logging.WARNING:
                 self.warnings += 1
             if record.levelno >= logging.WARNING:
-                number, text = self.errors + self.warnings, self.format(record)[:_TEXT_CHARACTERS]
+                number, text = self.errors + self.warnings, self.format(record)[:_MAX_TEXT_CHARS]
                 safe_text = printable(text, lines=True)
                 self._entries.append(Entry(number, record.created, record.levelname, record.name, safe_text))
             elif record.name == TRACES:
                 scope = current_app.get()
                 folder = scope.folder if scope else None
-                if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
+                if folder not in self._traces and len(self._traces) >= _MAX_APPLICATIONS:
                     folder = None  # too many applications: bounded memory
-                lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
-                lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
+                lines = self._traces.setdefault(folder, deque(maxlen=MAX_KEPT))
+                lines.append(Traced(record.created, printable(record.getMessage()[:_MAX_TRACE_CHARS])))
         except Exception:  # the caller must not fail because a record has wrong arguments
             self.handleError(record)
 
@@ -132,15 +132,15 @@ class LogTail(logging.Handler):
         return list(self._traces.get(folder, ()))
 
 
-# ---- removal of secrets
+# ---- Removal of secrets
 
-LINE_CHARS = 16384
-"""Maximum length of a line, since clients can put text into some."""
+MAX_LINE_CHARS = 16384
+"""Maximum length of a line. Some lines contain text from clients."""
 HIDDEN = "***"
 
 _NAMES = r"[\w.-]{0,32}(?:passwd|password|secret|token|api[_-]?key|private[_-]?key)[\w.-]{0,32}|pwd|upwd|ha1"
 _VALUE = r"\"[^\"\r\n]{0,4096}\"?|'[^'\r\n]{0,4096}'?|[^\s&;,\"'}\])]{1,4096}"
-# Each pattern starts with a fixed word, and all repetitions are bounded: the search takes linear time.
+# All repetitions are bounded, so that the search takes linear time.
 _SECRETS = (
     # Authorization: Basic dXNlcjpwYXNz, Cookie: z9ZAqJtI=…
     (
@@ -254,7 +254,8 @@ def iso(at_s: float, unit: str = "milliseconds") -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} characters more)"
+    more = len(text) - MAX_LINE_CHARS
+    return text if more <= 0 else f"{text[:MAX_LINE_CHARS]} … ({more} characters more)"
 
 
 class ServerLog:

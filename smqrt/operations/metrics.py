@@ -184,7 +184,7 @@ def _state_counts(name: str, help: str, states: tuple[str, ...], found: Callable
 
 
 def _queries(scrape: Scrape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the application and the state of each query of pipelines."""
+    """Yield the application and the state of each pipeline query."""
     for one in scrape.pipelines:
         queries: Any = one["queries"]
         for query in queries:
@@ -192,7 +192,7 @@ def _queries(scrape: Scrape) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _query(name: str, help: str, key: str) -> Family:
-    """Return a metric of each query of pipelines."""
+    """Return a metric of each pipeline query."""
 
     def samples(scrape: Scrape) -> Samples:
         return [((app, query.get("name", "")), query.get(key, 0)) for app, query in _queries(scrape)]
@@ -264,7 +264,7 @@ FAMILIES = (
         "smqrt_certificate_files_broken",
         ("listener",),
         "1 while the certificate files are invalid; the certificates read before stay in use.",
-        lambda scrape: [((name,), is_so) for name, (_, is_so) in scrape.parts.listeners.reload_failures().items()],
+        lambda scrape: [((name,), broken) for name, (_, broken) in scrape.parts.listeners.reload_failures().items()],
     ),
     _family(
         "smqrt_acme_orders_total",
@@ -446,7 +446,7 @@ FAMILIES = (
     _family(
         "smqrt_pipeline_query_state",
         ("app", "query", "state"),
-        "1 for the current state of a query of pipelines.",
+        "1 for the current state of a pipeline query.",
         lambda scrape: [((app, query.get("name", ""), query.get("state", "")), 1) for app, query in _queries(scrape)],
     ),
     _query("smqrt_pipeline_query_lag_seconds", "Age of the oldest row that a query has not read.", "lag_s"),
@@ -472,7 +472,7 @@ FORMER_NAMES = {
     "smqrt_listener_reassigned_total": "smqrt_listener_given_total",
     "smqrt_loop_lag_max_seconds": "smqrt_loop_lag_worst_seconds",
 }
-"""The present and the former names of renamed metrics. For one release both are sent."""
+"""The current and the former names of renamed metrics. For one release both are exported."""
 
 
 class Metrics:
@@ -486,7 +486,7 @@ class Metrics:
         self._parts = parts
 
     def lines(self) -> Iterator[bytes]:
-        """Yield all metrics in the text format of Prometheus, one family at a time. Yields to the loop in between."""
+        """Yield all metrics in the text format of Prometheus, one family at a time. Other greenlets run in between."""
         scrape, turn = Scrape(self._parts), Turn()
         for row in FAMILIES:
             turn.yield_if_due()

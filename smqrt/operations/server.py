@@ -1,4 +1,4 @@
-"""Admin listener: a separate port for health, metrics, the console and the API, whose calls are defined here."""
+"""Admin listener: a separate port for health, metrics, the console and the API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from smqrt.transport.origins import Hosts, Origins, is_loopback
 from smqrt.transport.server_tls import ListenerTls
 from smqrt.transport.tls import HANDSHAKE_S
 
-# ---- announcements: a file for each admin listener that only this user can read, for commands on this machine
+# ---- Announcements: a file for each admin listener that only this user can read, for commands on this machine
 
 log = logging.getLogger("smqrt.admin")
 
@@ -110,8 +110,7 @@ class _Forbidden(Directory):
         elif request.method in _READ_METHODS:
             answer_json(request, 403, {"error": f"Your login has no access: it needs the group {VIEWERS} or {GROUP}."})
         else:
-            sentence = f"Your login is read-only: changes need the group {GROUP}."
-            answer_json(request, 403, {"error": sentence})
+            answer_json(request, 403, {"error": f"Your login is read-only: changes need the group {GROUP}."})
 
 
 class _Root(Root):
@@ -154,7 +153,7 @@ class AdminServer:
         application: the console, which is loaded by `start` and unloaded by `close`; None without one.
 
     Raises:
-        StartError: the address can't be bound, or it is not loopback and there is no file of users.
+        StartError: the address can't be bound, or it is not loopback and no users file is set.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class AdminServer:
         elif not is_loopback(address):
             self.listener.close()
             raise StartError(
-                f"admin.host = {host} would give everyone on the network access. Set auth.users to a file of users, or"
+                f"admin.host = {host} would give everyone on the network access. Set auth.users to a users file, or"
                 " leave the admin listener on 127.0.0.1."
             )
         # Pages of other sites must not reach the API through the browser of an operator.
@@ -239,9 +238,9 @@ class AdminServer:
         )
 
 
-# ---- Pages of the admin listener for programs: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`.
+# ---- Pages of the admin listener for programs: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`
 
-BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _ITEMS_PER_TIME_CHECK = 50
@@ -343,14 +342,14 @@ class Api(Directory):
         response.headers.set("Cache-Control", "no-store")
         try:
             for event in events:
-                # None stands for silence: writing an empty line fails when the client has disconnected.
+                # None means no event for some time. Writing an empty line fails when the client has disconnected.
                 response.write("\n" if event is None else _json_text(event) + "\n")
                 response.flush()
         finally:
             events.close()
 
 
-# ---- read a request
+# ---- Read a request
 
 
 def _check_method(request: Request, *methods: str) -> None:
@@ -368,7 +367,7 @@ def _arguments(request: Request) -> Arguments:
 
 
 def _body(request: Request) -> dict[str, object]:
-    data = request.body(BODY_BYTES)
+    data = request.body(MAX_BODY_BYTES)
     if not data:
         return {}
     if not (request.get("content-type") or "").lower().startswith("application/json"):
@@ -383,7 +382,7 @@ def _body(request: Request) -> dict[str, object]:
     return found
 
 
-# ---- write JSON
+# ---- Write JSON
 
 
 def answer_json(request: Request, status: int, answer: Answer) -> None:

@@ -189,7 +189,7 @@ Snapshot = dict[str, object]
 # ---- Clusters (help: cluster)
 
 _MAX_ROWS = 1024
-"""The limit of links, addresses, hubs and channels: a node has at most 1023 other nodes."""
+"""The limit of links, addresses, hubs and channels: a cluster has at most 1023 nodes."""
 
 
 def clusters() -> list[Snapshot]:
@@ -244,17 +244,17 @@ def _link(link: Link, now_s: float) -> Snapshot:
     }
 
 
-def _clustered_hub(member: ClusteredBroker) -> Snapshot:
-    broker: Any = member.broker  # a `GeventBroker`; the cluster declares it as a `Broker`
+def _clustered_hub(clustered: ClusteredBroker) -> Snapshot:
+    broker: Any = clustered.broker  # a `GeventBroker`; the cluster declares it as a `Broker`
     return {
-        "cluster": member.name,
+        "cluster": clustered.name,
         "hub": broker.number,
         "app": broker.app,
-        "nodes": sorted(one.number for one in member.remotes),
-        "joining": sorted(one.number for one in member.remotes if not one.synced),
+        "nodes": sorted(one.number for one in clustered.remotes),
+        "joining": sorted(one.number for one in clustered.remotes if not one.synced),
         "peers": len(broker.sessions),
-        "phantoms": len(member.phantoms),
-        "interest": len(member.interest),
+        "phantoms": len(clustered.phantoms),
+        "interest": len(clustered.interest),
         "lost": {reason.name.lower(): broker.stats.drops[reason] for reason in (Drop.LINK_LOST, Drop.LINK_SLOW)},
     }
 
@@ -352,7 +352,7 @@ def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
 
 
 LATELY_S = 300.0
-"""The period of keys with `lately`."""
+"""The period of values whose keys contain `lately`."""
 _TOPICS_PER_TIME_CHECK = 5000
 """The number of topics between two checks of the time slice: 0.3 ms of work."""
 
@@ -672,8 +672,8 @@ def journals(parts: Parts) -> list[Snapshot]:
 def pipelines(parts: Parts) -> list[Snapshot]:
     """Return the processes of pipelines with the states of their queries."""
     states = list(parts.pipelines())
-    known = queries([folder for folder, _ in states])
-    return [{"path": str(folder), "state": state, "queries": known.get(folder, [])} for folder, state in states]
+    by_folder = queries([folder for folder, _ in states])
+    return [{"path": str(folder), "state": state, "queries": by_folder.get(folder, [])} for folder, state in states]
 
 
 # ---- Closed connections and limits
@@ -736,10 +736,10 @@ def limits(parts: Parts) -> list[Snapshot]:
 # ---- Arguments and pages
 
 
-def _size(name: str, known: dict[str, Callable[[T], float]]) -> Callable[[T], float]:
-    if name not in known:
-        raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(known)}")
-    return known[name]
+def _size(name: str, sizes: dict[str, Callable[[T], float]]) -> Callable[[T], float]:
+    if name not in sizes:
+        raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(sizes)}")
+    return sizes[name]
 
 
 def _paged(found: Page[T], shown: Callable[[T], object], key: Callable[[Any], str]) -> Snapshot:

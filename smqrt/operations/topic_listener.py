@@ -29,10 +29,10 @@ from smqrt.workers.worker_rpc import END, Message, News, WorkerRpc
 
 MAX_TOPICS = 20
 """The limit of topics of one page."""
-NAME_CHARACTERS = 256
+MAX_NAME_CHARS = 256
 MAX_KEPT = 30
-"""The limit of messages between two calls of `take`, about a second; further ones are only counted."""
-_SHOWN_BYTES = 512
+"""The limit of messages kept between two calls of `take`, about a second apart. Further ones are only counted."""
+_MAX_SHOWN_BYTES = 512
 QUESTION = "listen"
 """The name of the request to another worker."""
 _REPORT_S = 0.5
@@ -107,8 +107,8 @@ class LocalTopicListener(Outbox):
                     "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
                     "from": ptid,
                     "size_bytes": len(data),
-                    "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
-                    "cut": len(data) > _SHOWN_BYTES,
+                    "text": printable(bytes(data[:_MAX_SHOWN_BYTES]), lines=True),
+                    "cut": len(data) > _MAX_SHOWN_BYTES,
                 }
                 self._kept.append(row)
 
@@ -176,8 +176,8 @@ def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> New
 
 def _topic(broker: Broker, destination: str | int) -> Topic:
     if isinstance(destination, str):
-        if len(destination) > NAME_CHARACTERS:
-            raise ArgumentError(f"topics: a name has more than {NAME_CHARACTERS} characters; use its number")
+        if len(destination) > MAX_NAME_CHARS:
+            raise ArgumentError(f"topics: a name has more than {MAX_NAME_CHARS} characters; use its number")
         destination = broker.create(destination.encode("utf-8", "surrogateescape"))
     topic = broker.topic_table.get(destination) if 0 < destination <= MAX_ID else None
     # A topic without a name is that of a client.
@@ -187,10 +187,10 @@ def _topic(broker: Broker, destination: str | int) -> Topic:
 
 
 def _name(name: bytes | None, number: int) -> str:
-    return str(number) if name is None else printable(name[:NAME_CHARACTERS])
+    return str(number) if name is None else printable(name[:MAX_NAME_CHARS])
 
 
-# ---- traces
+# ---- Traces
 
 MAX_TRACES = 4
 SILENCE_S = 5.0

@@ -38,7 +38,7 @@ from smqrt.server.configuration import FileState, file_state
 #             ▼  │
 #           waiting            stop: SIGTERM, ten seconds later SIGKILL
 
-_LINE_BYTES = 16 << 10
+_MAX_LINE_BYTES = 16 << 10
 _LAST_OUTPUT_S = 1.0  # to read the output that a process wrote before its exit
 _GROUP_EXIT_S = 3.0  # a JVM exits up to 3 s after the process that started it
 _GROUP_KILL_S = 1.0
@@ -94,13 +94,13 @@ class Supervised:
         wait_s = self._delays.first_s
         while not self._stopping.is_set():
             self.state, began_s = "running", monotonic()
-            failure = self._run()
-            if failure is None or self._stopping.is_set():
+            fault = self._run()
+            if fault is None or self._stopping.is_set():
                 break
             if monotonic() - began_s >= self._delays.steady_s:
                 wait_s = self._delays.first_s
             self.state = "waiting"
-            self._report(f"{self._name}: {failure}; starting again in {wait_s:g} s")
+            self._report(f"{self._name}: {fault}; starting again in {wait_s:g} s")
             self._stopping.wait(wait_s)
             wait_s = min(wait_s * 2, self._delays.longest_s)
         self.state = "ended"
@@ -110,7 +110,7 @@ class Supervised:
 
         def report_output(output: IO[bytes]) -> None:
             with output:
-                while line := output.readline(_LINE_BYTES):
+                while line := output.readline(_MAX_LINE_BYTES):
                     if text := line.decode("utf-8", "replace").rstrip():
                         self._report(f"{self._name} | {text}")
 

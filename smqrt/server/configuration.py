@@ -108,7 +108,7 @@ class FileReloader:
         self._poller: gevent.Greenlet[..., None] | None = None
 
     def add(self, name: str, reload: Reload, paths: Paths = tuple) -> None:
-        """Add a part. The present files count as loaded.
+        """Add a part. The current files count as loaded.
 
         Args:
             name: the name of the part for the log, in the plural: "certificates".
@@ -257,16 +257,16 @@ class LiveSettings:
         return "; ".join(faults) or None
 
 
-def _with(made: Settings, found: Settings, paths: set[SettingPath]) -> Settings:
-    """Return `made` with the values of `found` at these paths. The path (group, name) means a whole named table."""
+def _with(base: Settings, found: Settings, paths: set[SettingPath]) -> Settings:
+    """Return `base` with the values of `found` at these paths. The path (group, name) means a whole named table."""
     named = _named_groups()
-    tables: dict[str, dict[str, object]] = {path[0]: dict(getattr(made, path[0])) for path in paths if path[0] in named}
+    tables: dict[str, dict[str, object]] = {path[0]: dict(getattr(base, path[0])) for path in paths if path[0] in named}
     for group, name in (path for path in paths if path[0] in named):
         found_tables: Mapping[str, object] = getattr(found, group)
         tables[group].pop(name, None)
         tables[group] |= {name: found_tables[name]} if name in found_tables else {}
     others = {path: value_at(found, path) for path in paths if path[0] not in named}
-    return with_values(replace(made, **tables), others)  # type: ignore[arg-type]  # tables of settings, by their groups
+    return with_values(replace(base, **tables), others)  # type: ignore[arg-type]  # tables of settings, by their groups
 
 
 def _changes(old: Settings, new: Settings) -> Iterator[tuple[SettingPath, bool]]:
@@ -426,8 +426,8 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
         is_open = not ip_address(settings.admin.host.strip("[]")).is_loopback
     if settings.admin.enabled and is_open and not settings.auth.users:
         raise StartError(
-            f"admin.host = {settings.admin.host} gives access to everyone who can reach this machine; name a file of"
-            " users in auth.users, or leave the admin listener on 127.0.0.1."
+            f"admin.host = {settings.admin.host} gives access to everyone who can reach this machine; set auth.users"
+            " to a users file, or leave the admin listener on 127.0.0.1."
         )
 
 

@@ -63,7 +63,7 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
     if not enabled:
         raise StartError("no listener is enabled; enable at least one.")
     if ADMIN in enabled:
-        raise StartError(f"listener.{ADMIN}: the listener of operators has this name, see [{ADMIN}]; choose another.")
+        raise StartError(f"listener.{ADMIN}: the admin listener has this name, see [{ADMIN}]; choose another.")
     return [_port(name, settings, conf) for name in enabled]
 
 
@@ -85,7 +85,7 @@ def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
     mako_host = conf.tls_host if conf and name == "https" else None
     files = _files(name, table, settings) if _is_secure(name, table) else None
     if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
-        raise StartError(f"listener.{name} has settings of TLS, but tls is off; set tls = true, or remove them.")
+        raise StartError(f"listener.{name} has TLS settings, but tls is off; set tls = true, or remove them.")
     if table.proxy_protocol and not settings.proxy.trusted:
         raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; add its address.")
     is_from_conf = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
@@ -140,7 +140,7 @@ def admin_files(settings: Settings) -> TlsFiles | None:
         raise StartError(f"admin.{given} needs {missing} too; a certificate and its private key belong together.")
     if not (bool(admin.cert) if admin.tls is None else admin.tls):
         if admin.cert or admin.client_ca:
-            raise StartError("admin has settings of TLS, but admin.tls is off; set admin.tls = true, or remove them.")
+            raise StartError("admin has TLS settings, but admin.tls is off; set admin.tls = true, or remove them.")
         return None
     cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
     if not cert or not key:
@@ -277,7 +277,7 @@ class Listeners(Mapping[str, Listener]):
         self._is_closed = self._has_no_successor = False
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
-        self._admin: Listener | None = None  # not in the mapping; only its certificates are renewed here
+        self._admin: Listener | None = None  # not in the mapping; only its certificates are reloaded here
         self._expiry_checks: gevent.Greenlet[..., None] | None = None
         try:
             enabled = ports(settings, conf)
@@ -410,7 +410,7 @@ class Listeners(Mapping[str, Listener]):
         return bool(self._tls)
 
     def add_admin(self, listener: Listener, tls: ListenerTls) -> None:
-        """Renew the certificates of the admin listener with those of the ports."""
+        """Reload the certificates of the admin listener together with those of the ports."""
         self._admin, self._tls[ADMIN] = listener, tls
 
     def files(self) -> list[str]:
@@ -431,7 +431,7 @@ class Listeners(Mapping[str, Listener]):
         return "; ".join(filter(None, faults)) or None
 
     def change(self, settings: Settings) -> None:
-        """Apply changed settings of TLS and limits of listeners; blocks this greenlet.
+        """Apply changed TLS settings and limits of listeners; blocks this greenlet.
 
         Raises:
             StartError: a setting is invalid; listeners with an error keep their settings.

@@ -444,7 +444,7 @@ class Server:
     # ---- stop
 
     def end(self, exit_code: int = 0) -> None:
-        """Make `run` of this process return."""
+        """Stop this process: `run` returns the exit code."""
         self._exit_code = exit_code
         self._stopping.set()
 
@@ -452,7 +452,7 @@ class Server:
         """Stop all parts in order; blocks. Messages accepted before are delivered, or counted as lost."""
         never_served = self.state == "loading" and self.is_successor
         self.state = "draining"
-        if not (self._restarts.is_handed_over or never_served):  # else another process is the service
+        if not (self._restarts.is_handed_over or never_served):  # else systemd already watches another process
             self._systemd.stopping(self.settings.drain.timeout_s)
         drain, grace_s = self.settings.drain, self.settings.drain_s
         brokers = gevent_broker.opened()
@@ -473,7 +473,7 @@ class Server:
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_CLOSE_S)),
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
-            ("clients of applications that start again", session_migration.drop_kept_clients),
+            ("clients of restarting applications", session_migration.drop_kept_clients),
             # After the applications have ended: this forwards their last messages.
             ("the hand-over to the new process", self._restarts.finish),
             ("the last bytes to clients", lambda: wait_sent(FLUSH_S)),
@@ -516,7 +516,7 @@ class Server:
     def _remaining(self) -> str:
         """Return the counts of open objects, for the message of a shutdown that exceeds its time limit."""
         counts = {
-            "connections of HTTP": len(self.http),
+            "HTTP connections": len(self.http),
             "SMQ clients": sum(len(one.sessions) for one in gevent_broker.opened()),
             "running applications": sum(one.running for one in self.applications),
             "open journals": len(writer.opened),
@@ -565,7 +565,7 @@ class Operations:
         settings: all settings of the process.
         http: the server whose requests are logged and traced.
         identities: authenticates operators; None for no login.
-        listeners: renews the certificates of the admin listener.
+        listeners: reloads the certificates of the admin listener.
         worker: has the socket of the admin listener, when this process is a worker.
         worker_rpc: calls the other workers; None without workers.
 
@@ -612,7 +612,7 @@ class Operations:
             http.observers = (*http.observers, self._tracing)
 
     def show(self, parts: Parts) -> None:
-        """Show these parts at the admin listener of this process; other workers send theirs to worker 0."""
+        """Serve these parts at the admin listener of this process. Other workers send theirs to worker 0."""
         self._parts = parts
         if self.admin is not None:
             all_workers = AllWorkers(parts, self._worker_rpc)

@@ -86,10 +86,10 @@ def prepare_process() -> None:
 
 
 def state_report(activities: Iterable[str]) -> str:
-    """Return the stacks of all greenlets, and the waiting activities of Lua, as text.
+    """Return the stacks of all greenlets, and the blocked Lua activities, as text.
 
     Args:
-        activities: a line for each activity of Lua.
+        activities: a line for each blocked Lua activity.
     """
 
     def counted(text: str, count: int) -> str:
@@ -104,7 +104,7 @@ def state_report(activities: Iterable[str]) -> str:
             calls = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
             stacks[f"{type(one).__name__} at " + "\n      from ".join(calls)] += 1
     gc.freeze()
-    lines = [f"{sum(lua.values())} activities of Lua wait", *(counted(text, count) for text, count in lua.items())]
+    lines = [f"{sum(lua.values())} blocked Lua activities", *(counted(text, count) for text, count in lua.items())]
     lines += [f"{sum(stacks.values())} greenlets", *(counted(text, count) for text, count in stacks.most_common())]
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ DIVIDED_LIMITS: tuple[SettingPath, ...] = (
     ("limits", "handshakes_per_address"),
     ("limits", "total_queue_bytes"),
 )
-"""Limits of the whole server, beside `max_connections` of listeners. Connections are distributed evenly."""
+"""Limits of the whole server, in addition to `max_connections` of listeners. Connections are distributed evenly."""
 
 
 def shared(settings: Settings, place: WorkerPlace) -> Settings:
@@ -60,7 +60,7 @@ def shared(settings: Settings, place: WorkerPlace) -> Settings:
         value = value_at(settings, path)
         if isinstance(value, float):
             value /= place.count
-        elif isinstance(value, int):  # None stands for no limit
+        elif isinstance(value, int):  # None means no limit
             value = place.share(value)
         values[path] = value
     listeners = {
@@ -74,7 +74,7 @@ def shared(settings: Settings, place: WorkerPlace) -> Settings:
 log = logging.getLogger("smqrt")
 
 HAND_OVER_S = 60.0
-"""The time limit of a hand-over, beside the loading of the applications."""
+"""The time limit of a hand-over, in addition to that for loading the applications."""
 
 
 class WorkerOwner(Protocol):
@@ -136,22 +136,20 @@ class RollingRestart:
 
     def _run(self) -> tuple[str | None, int]:
         """Replace all workers. Return the error, None for success; and the number of clients of the new processes."""
-        fault: str | None = "one is under way already"
-        clients = 0
-        if not self._is_under_way:
-            self._is_under_way, fault = True, None
-            try:
-                for number in range(self._supervisor.count):
-                    fault, migrated = self._replace(number)
-                    if fault is not None:
-                        fault = f"w{number}: {fault}"
-                        break
-                    clients += migrated
-            finally:
-                self._is_under_way = False
-        if fault is not None:
-            self._supervisor.report(f"restart: stopped, the other workers continue: {fault}")
-            return fault, clients
+        if self._is_under_way:
+            self._supervisor.report("restart: another restart is under way")
+            return "another restart is under way", 0
+        self._is_under_way, clients = True, 0
+        try:
+            for number in range(self._supervisor.count):
+                fault, migrated = self._replace(number)
+                if fault is not None:
+                    fault = f"w{number}: {fault}"
+                    self._supervisor.report(f"restart: stopped, the other workers continue: {fault}")
+                    return fault, clients
+                clients += migrated
+        finally:
+            self._is_under_way = False
         self._supervisor.report(f"restart: {self._supervisor.count} new workers serve, with {clients} clients")
         return None, clients
 
@@ -191,7 +189,7 @@ POLL_S = 1.0
 RELOAD_S = 30.0
 """The time limit for all workers to reload; then systemd gets the message that the reload is done."""
 KILL_AFTER_S = 5.0
-"""The wait beyond `drain.timeout_s`, which the workers apply themselves."""
+"""The additional wait after `drain.timeout_s`, which the workers apply themselves."""
 MAX_DIRECTORY_CHARS = 78
 """The path of a Unix socket has at most 107 characters; links between workers add 28 to the folder."""
 DIRECTORY_PREFIX = "smqrt-workers-"

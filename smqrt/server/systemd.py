@@ -1,6 +1,6 @@
 """Interface to systemd: readiness, watchdog and passed sockets (sd_notify(3), sd_listen_fds(3)).
 
-All of it does nothing when systemd has not started the process.
+Without systemd, these functions do nothing.
 """
 
 from __future__ import annotations

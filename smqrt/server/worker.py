@@ -114,7 +114,7 @@ class WorkerEnd:
         try:
             message, _ = channel.receive(PLACE_S)
             if message.get("version") != VERSION:
-                raise StartError("The supervisor is another version of smqrt; restart the whole server.")
+                raise StartError("The supervisor runs another version of smqrt; restart the whole server.")
             directory = Path(message["directory"])
             self.place = WorkerPlace(
                 message["number"], message["count"], message["secret"], directory, message["start"]
@@ -158,7 +158,7 @@ class WorkerEnd:
         self._send("ready", lines=list(lines))
 
     def failed(self, why: str) -> None:
-        """Report that this worker can't start. This does not need `start`, and sends at once."""
+        """Report that this worker can't start. The message is sent at once, also before `start`."""
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "failed", "why": why}, timeout_s=CLOSE_S)
 
@@ -323,7 +323,7 @@ class WorkerProcess:
         def prepare() -> None:  # in the new process, before its program starts
             terminate_with_parent()
             early_signals.block()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the supervisor stops the workers in order
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the supervisor stops the workers
 
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
@@ -380,7 +380,7 @@ class WorkerProcess:
             self.send({"do": "cover", "workers": workers})
 
     def stop(self) -> None:
-        """Stop the worker: in order when it serves, else by SIGTERM."""
+        """Stop the worker: by a message when it serves, else by SIGTERM."""
         if self.is_ready:
             self.send({"do": "stop"})
         else:

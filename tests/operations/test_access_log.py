@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.errors import CloseReason
 from smqrt.operations import access_log
-from smqrt.operations.access_log import LINES, PATH_CHARS, AccessLog, without_query_secrets
+from smqrt.operations.access_log import LINES, MAX_PATH_CHARS, AccessLog, without_query_secrets
 from smqrt.smq import close_log
 from tests.support.waiting import wait_until
 
@@ -99,7 +99,7 @@ def test_a_user_that_cannot_be_found_is_none(open_log: Open, tmp_path: Path) -> 
         ("/a?passe=1&x=token", "/a?passe=***&x=token"),
         ("/a?code=", "/a?code=***"),
         ("/token=x?a=b", "/token=***?a=b"),
-        ("/" + "x" * 5000, "/" + "x" * (PATH_CHARS - 1)),
+        ("/" + "x" * 5000, "/" + "x" * (MAX_PATH_CHARS - 1)),
     ],
 )
 def test_values_of_secret_parameters_are_hidden(target: str, shown: str) -> None:

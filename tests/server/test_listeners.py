@@ -131,14 +131,14 @@ minimum_version = "1.3"
         ("[listener.main]\nport = 0\ncert = 'x.pem'", "listener.main.cert needs key too"),
         (
             "[listener.main]\nport = 0\ntls = false\ncert = 'x.pem'\nkey = 'x.key'",
-            "listener.main has settings of TLS, but tls is off",
+            "listener.main has TLS settings, but tls is off",
         ),
         ("[listener.main]\nport = 0\ncert = 'x.pem'\nkey = 'x.key'", "listener.main: cannot read x.pem: No such file"),
         ("[listener.main]\nport = 0\ncertificates = ['x.pem']", "listener.main.certificates must be a list of pairs"),
         ("[listener.main]\nport = 0\nminimum_version = '1.1'", "listener.main.minimum_version must be one of '1.2'"),
         ("[listener.main]\nprot = 0", "did you mean listener.NAME.port"),
         ("[listener.http]\nenabled = false", "no listener is enabled"),
-        ("[listener.main]\nport = 0\nclient_ca = 'ca.pem'", "listener.main has settings of TLS, but tls is off"),
+        ("[listener.main]\nport = 0\nclient_ca = 'ca.pem'", "listener.main has TLS settings, but tls is off"),
         (
             "[listener.main]\nport = 0\ncert = 'a'\nkey = 'b'\nalpn = ['h\u00e9']",
             "listener.main.alpn: 'h\u00e9' is not an ALPN name",

@@ -371,8 +371,12 @@ def test_a_second_restart_at_once_is_refused(server: Server) -> None:
     first, second = gevent.spawn(server.restart), gevent.spawn(server.restart)
     assert {first.get(timeout=10)["why"], second.get(timeout=10)["why"]} == {
         "w0: it takes long",
-        "one is under way already",
+        "another restart is under way",
     }
+    assert server.lines[-2:] == [
+        "restart: another restart is under way",
+        "restart: stopped, the other workers continue: w0: it takes long",
+    ]
 
 
 def test_only_the_command_restarts_workers(server: Server) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 from smqrt.operations.snapshots import Snapshot
 
 LONG_LOOP_S = 0.1
-"""A longer turn of the event loop is an alert."""
+"""A longer turn of the event loop causes an alert."""
 WARN_DAYS, URGENT_DAYS = 30, 7
-"""Certificates that expire within these days are a warning, or an urgent alert."""
+"""Certificates that expire within this number of days cause a warning, or an urgent alert."""
 _MAX_ALERTS = 20
 _MANY_FILES = 0.8
-"""More open files than this fraction of the limit are an alert."""
+"""More open files than this fraction of the limit cause an alert."""
 
 Row = Mapping[str, Any]
 _FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
-"""The states of a query that are an alert, with its words."""
+"""The states of a query that cause an alert, and the words of the alert."""
 
 
 @dataclass

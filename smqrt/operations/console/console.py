@@ -24,7 +24,7 @@ from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, Histo
 from smqrt.operations.snapshots import Snapshot
 from smqrt.process.current_process import AppScope
 
-# ---- Console in the directory tree of the admin listener.
+# ---- Console in the directory tree of the admin listener
 
 NAME = "console"
 HEADERS = {
@@ -103,7 +103,7 @@ class Console:
         self.server = server
         self.history = History(NAMES)
         self.point: Snapshot = {}
-        # Separate gauges, because rates are computed between two samples: charts and pages have other intervals.
+        # Separate gauges, because rates are computed between two samples: charts and pages have different intervals.
         self._history_gauges = Gauges(server, "limits")
         self._page_gauges = Gauges(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()
@@ -120,7 +120,7 @@ class Console:
             try:
                 sample = self._history_gauges.sample()
                 workers = [one["worker"] for one in workers_of(sample)]
-                if workers != self._workers:  # sums over other workers can't be compared with these
+                if workers != self._workers:  # sums over different workers can't be compared
                     self._workers, self._limits, self._drops = workers, Growth(), Growth()
                 at_s = time()
                 self.history.add(at_s, sample.now)

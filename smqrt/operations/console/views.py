@@ -27,7 +27,7 @@ from smqrt.journal import readers, writer
 from smqrt.operations import all_workers
 from smqrt.operations.console.console import Console, workers_of
 from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
-from smqrt.operations.logs import KEPT
+from smqrt.operations.logs import MAX_KEPT
 from smqrt.operations.snapshots import Snapshot
 from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
@@ -37,8 +37,8 @@ from smqrt.smq.close_log import explanation_of
 
 _CONTEXT_LINES = 4
 """Lines shown before and after the line of the error."""
-_FILE_BYTES = 1 << 20
-_LINE_CHARACTERS = 200
+_MAX_FILE_BYTES = 1 << 20
+_MAX_LINE_CHARS = 200
 _LOCATION = re.compile(r"([^\s:][^:\n]{0,300}):(\d{1,7}):")
 
 
@@ -63,9 +63,9 @@ def source_lines(application: Path, error: str) -> Snapshot | None:
             if not os.path.realpath(path).startswith(os.path.realpath(application) + os.sep):
                 raise FileNotFoundError(path)  # a symbolic link out of the folder
             with path.open("rb") as file:
-                return file.read(_FILE_BYTES)
+                return file.read(_MAX_FILE_BYTES)
         with ZipIo(application).open(str(name)) as member:
-            return member.read(_FILE_BYTES)
+            return member.read(_MAX_FILE_BYTES)
 
     label, line = location[1], int(location[2])
     name = _name_within(application, PurePosixPath(label))
@@ -83,7 +83,7 @@ def source_lines(application: Path, error: str) -> Snapshot | None:
     return {
         "file": printable(label),
         "line": line,
-        "lines": [[first + at, printable(text[:_LINE_CHARACTERS])] for at, text in enumerate(shown)],
+        "lines": [[first + at, printable(text[:_MAX_LINE_CHARS])] for at, text in enumerate(shown)],
     }
 
 
@@ -105,9 +105,9 @@ MAX_TOPIC_ROWS = 100
 MAX_CLOSES = 100
 MAX_READERS = 100
 MAX_LOG_ENTRIES = 60
-NAME_CHARACTERS = 120
+MAX_NAME_CHARS = 120
 """The limit of shown characters of a name; names can have 65 KB."""
-SEARCH_CHARACTERS = 100
+MAX_SEARCH_CHARS = 100
 ORDER_S = 5.0
 """The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
 _COST_FACTOR = 100
@@ -150,7 +150,7 @@ def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[
 
 def shown_name(text: str) -> str:
     """Return the beginning of a name without control characters, for a page."""
-    cut = text[:NAME_CHARACTERS]
+    cut = text[:MAX_NAME_CHARS]
     more = f"… ({len(text):,} characters)" if len(text) > len(cut) else ""
     return printable(cut) + more
 
@@ -164,7 +164,7 @@ def _number(options: Options, name: str) -> int | None:
 
 def _text(options: Options, name: str) -> str:
     value = options.get(name, "")
-    return value[:SEARCH_CHARACTERS] if isinstance(value, str) else ""
+    return value[:MAX_SEARCH_CHARS] if isinstance(value, str) else ""
 
 
 # ---- Views
@@ -335,7 +335,7 @@ class Messages:
 class Applications(_Stateless):
     """The applications, with the source lines around their errors and with their last traces."""
 
-    _TRACED = 40
+    _MAX_TRACES = 40
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
@@ -344,7 +344,7 @@ class Applications(_Stateless):
     def data(self) -> Snapshot:
         """See `View.data`."""
         sources, self._sources = self._sources, {}
-        found = self._console.server.get("traces", limit=str(self._TRACED))
+        found = self._console.server.get("traces", limit=str(self._MAX_TRACES))
         traces: dict[str | None, list[str]] = {}
         for one in found:
             traces[one["app"]] = [
@@ -465,9 +465,9 @@ def _closes(console: Console) -> Snapshot:
 
 
 class Log(_Stateless):
-    """The last errors and warnings. They are read again only when their numbers have changed."""
+    """The last errors and warnings. They are read again only when their counts have changed."""
 
-    _CHARACTERS = 800
+    _MAX_CHARS = 800
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
@@ -480,10 +480,10 @@ class Log(_Stateless):
         counts = [(one["pid"], one["log_errors"], one["log_warnings"]) for one in workers_of(sample) or [sample.server]]
         if counts != self._counts:
             found = self._console.server.get("log", limit=str(MAX_LOG_ENTRIES))
-            self._rows = [{**one, "text": one["text"][: self._CHARACTERS]} for one in found["items"]]
+            self._rows = [{**one, "text": one["text"][: self._MAX_CHARS]} for one in found["items"]]
             self._counts = counts
         whole = sample.server
-        return {"rows": self._rows, "errors": whole["log_errors"], "warnings": whole["log_warnings"], "kept": KEPT}
+        return {"rows": self._rows, "errors": whole["log_errors"], "warnings": whole["log_warnings"], "kept": MAX_KEPT}
 
 
 VIEWS: dict[str, Callable[[Console, Options], View]] = {
@@ -516,7 +516,7 @@ MIN_PERIOD_S = 0.1
 """The minimum time between two rounds, and therefore the maximum delay of the first answer to a page."""
 MAX_PAGES = 20
 MAX_REQUEST_BYTES = 8192
-_PIECE_BYTES = 60_000
+_MAX_PIECE_BYTES = 60_000
 """Less than the maximum payload of a message (65,520 bytes), to leave room for the line before the part."""
 _MAX_ANSWER_BYTES = 1 << 20
 _FAILED = "This view failed; see the log of the server."
@@ -649,7 +649,7 @@ class LiveViews:
             answer = _json_text(
                 {"error": f"The answer is too long for a page ({len(answer):,} bytes): narrow the search."}
             )
-        pieces = [answer[at : at + _PIECE_BYTES] for at in range(0, len(answer), _PIECE_BYTES)]
+        pieces = [answer[at : at + _MAX_PIECE_BYTES] for at in range(0, len(answer), _MAX_PIECE_BYTES)]
         for number, piece in enumerate(pieces, 1):
             self._send(f"{serial} {number} {len(pieces)}\n{piece}", page)
 

@@ -98,7 +98,7 @@ def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
 
 log = logging.getLogger("smqrt")
 
-FIRST_MESSAGE_BYTES = 4096
+MAX_FIRST_MESSAGE_BYTES = 4096
 """The limit of the first message, whose sender is not yet known to be a new process."""
 BACKLOG = 16
 
@@ -132,7 +132,7 @@ class ControlSocket:
         check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
         new_path = f"{path}.{os.getpid()}"
-        before = os.umask(0o177)  # from its first moment, only this user can connect to the socket
+        before = os.umask(0o177)  # from its creation, only this user can connect to the socket
         try:
             if not is_successor and _is_listening(path):
                 raise StartError(
@@ -178,7 +178,7 @@ class ControlSocket:
                 log.error("restart.socket: %s", error)
                 gevent.sleep(1)
                 continue
-            channel = FdChannel(client, FIRST_MESSAGE_BYTES)
+            channel = FdChannel(client, MAX_FIRST_MESSAGE_BYTES)
             pid, uid = channel.peer()
             if not channel.is_of_this_user():
                 self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")

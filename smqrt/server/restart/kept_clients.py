@@ -1,7 +1,7 @@
 """Relay of messages to clients that stay at the old process of a hot restart.
 
 The old process keeps some clients, such as those over TLS, until it closes them. Messages that are published at the new
-process reach these clients over a separate socket pair. Neither process waits for it.
+process reach these clients over a separate socket pair. Neither process waits for the other.
 
     old                                                                     new
     relay, with one of the sockets                                     ──▶

@@ -50,7 +50,7 @@ AHEAD_AT_ONCE = 50
 """The number of clients whose records are made in one turn of the loop: 1 to 2 ms."""
 LATE_S = 0.02
 """The interval at which late messages of the applications of the old process are forwarded."""
-RECEIVE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 """The limit of a message of the new process once its hello has been received."""
 
 
@@ -155,7 +155,7 @@ class HandOver:
         if type(pid) is not int or pid <= 0:
             raise ChannelError("the hello of the new process has no pid")
         self.pid = pid
-        self._channel.max_bytes = RECEIVE_BYTES
+        self._channel.max_bytes = MAX_MESSAGE_BYTES
         listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
         self._channel.send(
             {
@@ -383,11 +383,12 @@ class Restarts:
     def _start_new(self) -> str | None:
         """Start a new process and hand over to it. Return the error, None when the new process serves."""
         if self._current or self._finished:
-            self._report("restart: one is under way already")
-            return "one is under way already"
+            self._report("restart: another restart is under way")
+            return "another restart is under way"
         if os.getpid() == 1:
-            why = "process 1 of a container can't be replaced; start a new container, with --take-over if it shares"
-            self._report(f"restart: {why} restart.socket")
+            why = "process 1 of a container can't be replaced; start a new container"
+            why += ", with --take-over if it shares restart.socket"
+            self._report(f"restart: {why}")
             return why
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -435,7 +436,7 @@ class Restarts:
                 _reap(child)
             self._current = self._child = None
         if fault is not None:
-            channel.close()  # a new process that says nothing more gets an end, and its unread descriptors are closed
+            channel.close()  # ends the reads of a new process that hangs, and closes descriptors that it has not read
             self._report(f"restart: failed, this process continues: {fault}")
             return fault
         self._finished = attempt

@@ -14,7 +14,7 @@ from gevent import socket as gsocket
 from smqrt.errors import StartError
 from smqrt.server.restart import control_socket as module
 from smqrt.server.restart.control_socket import (
-    FIRST_MESSAGE_BYTES,
+    MAX_FIRST_MESSAGE_BYTES,
     MAX_WHY_CHARS,
     ControlSocket,
     Refused,
@@ -139,7 +139,7 @@ def test_invalid_first_messages_are_refused_and_logged(
     monkeypatch.setattr(module, "HELLO_S", 0.01)
     open_socket()
     silent, large = connected(path), connected(path)
-    large.send({"do": "restart", "more": "x" * FIRST_MESSAGE_BYTES})
+    large.send({"do": "restart", "more": "x" * MAX_FIRST_MESSAGE_BYTES})
     good = connected(path)
     good.send({"do": "restart"})
     assert good.receive(5) == ({"do": "done"}, []), "those before do not block it for long"

@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gevent
+import gevent.socket
 import pytest
 
 from smqrt.server.restart import old_process as module
@@ -184,14 +186,20 @@ def test_one_restart_at_a_time_and_none_after(case: Case) -> None:
     assert case.hand_over(HELLO, READY, {"do": "serving"}) == "another restart is under way"
 
 
-def test_process_1_of_a_container_is_not_replaced(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_1_of_a_container_is_not_replaced(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "getpid", lambda: 1)
-    case.restarts.ask()
-    gevent.sleep(0)
-    assert case.lines == [
-        "restart: process 1 of a container can't be replaced; start a new container, with --take-over if it shares"
-        " restart.socket"
-    ]
+    path = str(tmp_path / "socket")
+    restarts = Restarts(case.server, RestartSettings(socket=path), case.lines.append, case.done.append)
+    restarts.open()
+    with gevent.socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        channel = FdChannel(sock)
+        channel.send({"do": "restart"})
+        answer, _ = channel.receive(5)
+    restarts.close()
+    why = "process 1 of a container can't be replaced; start a new container, with --take-over if it shares"
+    assert answer == {"do": "failed", "why": f"{why} restart.socket"}
+    assert case.lines == [f"restart: {why} restart.socket"]
 
 
 def test_a_command_that_cannot_be_started_is_reported(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class One {
         this.row = row;
         const [kind, word] = STATES[row.state] ?? ["off", row.state];
         this.state.replaceChildren(mark(kind, word));
-        this.title.replaceChildren(row.state === "running" && row.url ? h("a", {href: row.url}, foreignName(row.name)) : foreignName(row.name));
+        this.title.replaceChildren(foreignName(row.name));
         this.where.replaceChildren(foreign(`${row.uri} · ${row.path}`));
         this.button.disabled = row.state === "changing";
         this.element.setAttribute("aria-label", row.name);

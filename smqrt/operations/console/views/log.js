@@ -7,7 +7,7 @@ const KINDS = {ERROR: ["bad", "error"], CRITICAL: ["bad", "critical"], WARNING: 
 
 export function log({live, place, ready, setSubtitle}) {
     const list = h("ol", {class: "entries"}), shown = new Map();
-    const none = empty("No errors and no warnings", "The last 200 since the start of the server are shown here.");
+    const none = empty("No errors and no warnings", "The last ones since the start of the server are shown here.");
     const part = section("Errors and warnings", {}, h("p", {class: "soft"}, "The newest first"));
     part.append(list, none);
     live.watch("log", {}, data => {

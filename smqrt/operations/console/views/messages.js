@@ -1,4 +1,4 @@
-// A client in the page: publish to a topic or a client, and show the messages of topics.
+// Messages: publish to a topic or a client, and show the messages of topics.
 
 import {post, toast} from "../api.js";
 import {empty, foreign, h, section, setText} from "../dom.js";

@@ -10,7 +10,7 @@ import {address, foreignName, HubChoice, search} from "./parts.js";
 const PAGE = 50;
 
 export function peers({live, place, ready, parameters, setSubtitle}) {
-    const options = {hub: parameters.get("hub") ?? "", find: "", sort: "since", page: 0, limit: PAGE};
+    const options = {hub: parameters.get("hub") ?? "", find: "", sort: "since", page: 0};
     const change = changes => {
         Object.assign(options, {page: 0}, changes);
         table.sorted(options.sort);
@@ -38,7 +38,7 @@ export function peers({live, place, ready, parameters, setSubtitle}) {
         after.disabled = last >= (data.reachable ?? 0);
         setSubtitle(format.plural(data.total, "peer"));
         setText(table.none.firstChild, options.find ? "No peer matches" : "No peers");
-        setText(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Connected clients are shown here. “Quick start” in the manual has a first one.");
+        setText(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Connected clients are shown here. “Quick start” in the manual shows how to connect one.");
     }
     const watch = () => live.watch("peers", {...options}, update);
     watch();
@@ -68,8 +68,6 @@ const FACTS = [
     ["Address", peer => peer.address && address(peer)],
     ["Transport", peer => peer.transport],
     ["User", peer => peer.user && foreign(peer.user)],
-    ["Logged in by", peer => peer.login],
-    ["Groups", peer => peer.groups?.length && foreign(peer.groups.join(", "))],
     ["ETID", peer => String(peer.etid)],
     ["Description", peer => peer.info && foreign(peer.info)],
     ["Connected", peer => `${format.duration(peer.connected_s)}, since ${format.moment(Date.parse(peer.since) / 1000)}`],

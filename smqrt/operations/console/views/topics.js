@@ -1,4 +1,4 @@
-// Topics of a hub, those with most subscribers first.
+// Topics of a hub, those with the most subscribers first.
 
 import {h, setText} from "../dom.js";
 import * as format from "../format.js";
