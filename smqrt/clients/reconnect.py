@@ -121,7 +121,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @property
     def _decision_waits_for_caller(self) -> bool:
-        """Whether a callback is the caller, and the callback that decides about the next connection runs after it."""
+        """Whether the caller is a callback, and `onclose` or `onstatus` can only run after it."""
         return self._deciding.is_set() and self._callbacks.is_current
 
     # ---- closing
@@ -182,7 +182,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
                 self._log.exception("a function of the application left a gevent.Timeout running")
 
     def _wait_before_retry(self, delay_s: float) -> None:
-        # `close` ends the delay; a client that is already closing keeps it, since a failed broker needs time.
+        # `close` ends the delay. While the client is closing, the full delay applies: a failed broker needs time.
         (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
 
     def _decision(self, fn: Callable[..., Decision], *args: object, until: Event | None = None) -> Decision | None:

@@ -108,7 +108,7 @@ _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a string or bytes", str, bytes))
-_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
+_MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
 
 
 @dataclass(kw_only=True)
@@ -158,12 +158,12 @@ class MqttOptions:
     )
     queuesize: int = option(
         10_000,
-        whole(1, _WHOLE, "messages"),
+        whole(1, _MAX_WHOLE, "messages"),
         "maximum number of queued messages and subscriptions, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
-        whole(1, _WHOLE, "bytes"),
+        whole(1, _MAX_WHOLE, "bytes"),
         "maximum size of all unsent and unacknowledged messages, in bytes",
         shown="16 MiB",
     )
@@ -300,7 +300,7 @@ def disconnected(code: int, properties: Mapping[str, object]) -> MqttCloseReason
     return MqttCloseReason("mqtt", "disconnect", status, f"the broker closed the connection: {words}")
 
 
-def violated(code: int, error: Exception) -> MqttCloseReason:
+def protocol_error(code: int, error: Exception) -> MqttCloseReason:
     """Return the close reason for a protocol error of the broker, or an unanswered ping."""
     if code == Reason.KEEP_ALIVE_TIMEOUT:
         return MqttCloseReason("mqtt", "pingtimeout", detail=str(error))
