@@ -148,7 +148,7 @@ def _rows(batches: Iterator[RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 def _write_csv(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], is_terminal: bool) -> int:
     writer, rows = csv.writer(file, lineterminator="\n"), 0
-    escape: Callable[[str], str] = printable if is_terminal else str  # messages may hold control sequences
+    escape: Callable[[str], str] = printable if is_terminal else str  # messages may contain control sequences
     writer.writerow(map(escape, schema.names))
     for row in _rows(batches):
         writer.writerow([escape(_cell(value)) for value in row])
