@@ -19,6 +19,7 @@ from smqrt.errors import ArgumentError
 from smqrt.settings.server_settings import FILE_NAME
 from smqrt.settings.sources import Sources, settings_file
 
+# Exit codes.
 WRONG = 1
 DENIED = 3
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -62,7 +62,9 @@ class _Stopped(gevent.GreenletExit):
 
 
 class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
-    """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, except messages.
+    """Base class of `MqttClient`: connections and reconnection, without the methods for applications.
+
+    It implements `ClientEvents` except those for messages.
 
     Args:
         connect: opens a stream.

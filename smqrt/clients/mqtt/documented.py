@@ -255,11 +255,6 @@ def client_will(will: object) -> object:
     return rest if "payload" in rest else rest | {"payload": will["message"]}
 
 
-def payload_of(data: object) -> object:
-    """Return the payload for `MqttClient.publish`; numbers are sent as text, as in Lua."""
-    return str(data) if isinstance(data, int | float) and not isinstance(data, bool) else data
-
-
 # ---- clients
 
 
@@ -303,10 +298,11 @@ class Mqtt:
             QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
+        is_number = isinstance(msg, int | float) and not isinstance(msg, bool)
         try:
             item = self._client.publish(
                 topic,
-                payload_of(msg),  # type: ignore[arg-type]  # checked there
+                str(msg) if is_number else msg,  # type: ignore[arg-type]  # checked there
                 chosen.get("qos", 0),
                 chosen.get("retain", False),
                 prop,

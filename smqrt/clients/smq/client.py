@@ -44,7 +44,7 @@ _MAX_READS = 1000  # of 16 KiB each
 
 
 class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
-    """A client of an SMQ broker, without the methods of `SmqClient`.
+    """Base class of `SmqClient`: connections, reconnection and events, without the methods for applications.
 
     Args:
         url: the broker; None when `connect` returns a connection that needs no HTTP request.

@@ -80,11 +80,6 @@ def disconnected(text: str) -> ConnectionEnd:
     return ConnectionEnd(text or None, message, can_reconnect=may_restart, by_broker=True)
 
 
-def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
-    """Return the close reason for a server that is not an SMQ broker."""
-    return ConnectionEnd("nonsmq", detail, can_reconnect=can_reconnect)
-
-
 def protocol_error(error: ProtocolError) -> ConnectionEnd:
     """Return the close reason for a protocol error of the broker."""
     return ConnectionEnd("protocolerror", f"protocol error of the broker: {error}")
@@ -163,7 +158,7 @@ class Handshake:
         return bytes(rest)
 
     def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
-        return not_smq(f"{self._url} is not an SMQ broker: it {what}", can_reconnect)
+        return ConnectionEnd("nonsmq", f"{self._url} is not an SMQ broker: it {what}", can_reconnect=can_reconnect)
 
 
 def check_header(name: str, value: str) -> tuple[str, str]:
