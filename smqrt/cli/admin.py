@@ -226,7 +226,9 @@ _RIGHT_ALIGNED = {
 }  # fmt: skip
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-_limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of rows.")
+_limit = click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of rows."
+)
 _HUB_HELP = "Number of the hub; required when there are several."
 
 

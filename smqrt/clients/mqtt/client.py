@@ -64,7 +64,7 @@ class _Stopped(gevent.GreenletExit):
 class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
     """Base class of `MqttClient`: connections and reconnection, without the methods for applications.
 
-    It implements `ClientEvents` except those for messages.
+    It implements `ClientEvents`, except messages and acknowledgements of subscriptions.
 
     Args:
         connect: opens a stream.
