@@ -277,7 +277,7 @@ def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) ->
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return to_file(kind, file, schema, batches)
-                # The progress bar must disappear before the first line is printed, so the first batch is awaited here.
+                # Wait for the first batch: the progress bar must disappear before the first line is printed.
                 batches = chain(list(islice(batches, 1)), batches)
             to_stdout(kind, schema, batches)
             return 0
