@@ -68,8 +68,8 @@ def create(
         onstatus: `f(type, code, status)`, called after each connection attempt and at the end of each connection. After
             a successful attempt, a true value keeps the connection. Otherwise False stops the client, True reconnects
             after 5 seconds, and a number after that many seconds. (help: mqtt-python)
-        onpub: `f(topic, payload)`; the payload is bytes. By default, messages are only logged. Optional: a dict in its
-            place is `op`.
+        onpub: `f(topic, payload)`; the payload is bytes. By default, messages are only logged. May be omitted: a dict
+            in its place is `op`.
         op: a dict of options, also as keywords: those of `connect`, with another range of `keepalive` (seconds, 60; 0
             disables it), and `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight` (help: mqtt-python).
             The certificate is always verified, unless `nocheck` is set.

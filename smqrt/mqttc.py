@@ -55,15 +55,15 @@ def create(
             a successful attempt, a true value keeps the connection. Otherwise False stops the client, True reconnects
             after 5 seconds, and a number after that many seconds. (help: mqtt-python)
         onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default,
-            messages are only logged. Optional: a dict in its place is `op`, and the next argument `prop`.
+            messages are only logged. May be omitted: a dict in its place is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
             `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout`
             (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
             (seconds, 60; 0 disables it); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
             "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
             `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). Unknown options are logged and ignored.
-        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without this property each
-            connection starts with a new session.
+        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without
+            `sessionexpiryinterval`, each connection starts a new session.
 
     Returns:
         The client and None; `onstatus` receives the errors.

@@ -10,7 +10,6 @@ import json
 import os
 import ssl
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
@@ -221,12 +220,16 @@ _PEER_COLUMNS = (
 _SERVER_COLUMNS = ("url", "pid", "folder")
 _TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
 _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
-_RIGHT = {"connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
-          "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost"}  # fmt: skip
+_RIGHT_ALIGNED = {
+    "connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
+    "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost",
+}  # fmt: skip
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-_limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum to list.")
-_ONE_HUB = "Number of the hub; required when there are several."
+_limit = click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of rows."
+)
+_HUB_HELP = "Number of the hub; required when there are several."
 
 
 def size(count: float | None) -> str:
@@ -252,7 +255,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Return a table for the terminal; control characters in cells are escaped."""
     result = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        result.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
+        is_right = column in _RIGHT_ALIGNED
+        result.add_column(column, justify="right" if is_right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         result.add_row(*(Text(printable(str(cell))) for cell in row))
     return result
@@ -311,7 +315,7 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
 
 @click.command(cls=InterruptibleCommand)
 @connection_options
-@click.option("--hub", type=int, help=_ONE_HUB)
+@click.option("--hub", type=int, help=_HUB_HELP)
 @click.option("--search", default="", help="Only topics whose name contains this text.")
 @click.option("--sort", type=click.Choice(["subscribers"]), help="Sort by this, in descending order.")
 @_limit
@@ -344,7 +348,7 @@ def _print_remainder(listing: dict[str, Any]) -> None:
 @connection_options
 @click.option("--peer", default="", metavar="ID|UID", help="Trace this client; `smqrt peers` lists the IDs.")
 @click.option("--topic", default="", help="Trace the messages of this topic.")
-@click.option("--hub", type=int, help=_ONE_HUB)
+@click.option("--hub", type=int, help=_HUB_HELP)
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @json_option
 def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool) -> None:
@@ -399,13 +403,13 @@ def dashboard() -> None:
 def top(client: AdminClient, interval: float, count: int | None, as_json: bool) -> None:
     """Show the load of a running server, live.
 
-    A terminal shows a page, until Ctrl-C; a pipe gets one line per update.
+    On a terminal, the command shows a page until Ctrl-C. In a pipe, it prints one line per update.
     """
     view = _Top(client)
     if as_json or not sys.stdout.isatty():
         for number in range(count or sys.maxsize):
             if number:
-                time.sleep(interval)
+                sleep(interval)
             server, hubs = view.fetch()
             click.echo(json_line({"server": server, "hubs": hubs}) if as_json else view.line(server, hubs))
         return
@@ -413,7 +417,7 @@ def top(client: AdminClient, interval: float, count: int | None, as_json: bool) 
     with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
         for number in range(count or sys.maxsize):
             if number:
-                time.sleep(interval)
+                sleep(interval)
             live.update(view.page(*view.fetch()), refresh=True)
 
 
@@ -427,7 +431,7 @@ class _Top:
     def fetch(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the server and its hubs, with rates."""
         server, hubs = self._client.get("server"), self._client.get("hubs")
-        at_s = time.monotonic()
+        at_s = monotonic()
         server["cpu_percent"] = self._rate("cpu", server["cpu_s"] * 100, at_s)
         for one in hubs:
             for name in ("messages", "copies"):
@@ -526,7 +530,9 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
     rows: list[dict[str, Any]] = client.get("clusters")
     numbers = sorted(row["node"] for row in rows)
     if not rows:
-        raise AdminError(f"{client.url} is not in a cluster: clients can't reconnect elsewhere. Stop it instead.")
+        raise AdminError(
+            f"{client.url} is not in a cluster: clients can't reconnect elsewhere. Stop the server instead."
+        )
     if node is not None and node not in numbers:
         own = ", ".join(map(str, numbers))
         raise AdminError(f"{client.url} is node {own}, not {node}. Select the server with --url; see smqrt servers.")
@@ -535,7 +541,7 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
         raise AdminError("no other node is linked: clients can't reconnect elsewhere. See smqrt cluster status.")
     client.post("drain", on=not undo)
     if undo:
-        click.echo("accepts clients again")
+        click.echo("the node accepts clients again")
         return
     deadline_s = monotonic() + wait_s
     while (left := client.get("server")["peers"]) and monotonic() < deadline_s:
@@ -675,7 +681,7 @@ def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> No
 
 
 def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned: str | None = None) -> tuple[int, str]:
-    """Return status and text of a page; `ca` and `pinned` are as in `admin.connection`.
+    """Return status and text of a page; `ca` and `pinned` are as in `connection`.
 
     Raises:
         StartError: `base` is not an HTTP URL.
@@ -687,7 +693,7 @@ def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned:
         raise StartError(f"--url {base!r}: not an HTTP URL. Example: http://127.0.0.1:{DEFAULT_PORT}")
     http_connection = connection(parts, timeout_s, ca, pinned)
     try:
-        http_connection.request("GET", parts.path.rstrip("/") + path)  # the path of a reverse proxy may come first
+        http_connection.request("GET", parts.path.rstrip("/") + path)  # a reverse proxy may add a path
         response = http_connection.getresponse()
         return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
     finally:

@@ -23,7 +23,7 @@ from smqrt.journal.verification import repair, verify
 from smqrt.printable import printable
 
 _SQLITE = b"SQLite format 3\0"
-_BESIDE_SQLITE = ("-wal", "-shm", "-journal", "-lock")
+_SQLITE_COMPANIONS = ("-wal", "-shm", "-journal", "-lock")
 _NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}  # files that describe or lock the running hub
 _NOT_COPIED_FOLDERS = {"held", "retired"}
 _PASSES = 5  # attempts to copy the compacted files: compaction may replace them meanwhile, but is slower than a copy
@@ -69,7 +69,7 @@ def _copy(source: Path, target: Path, counts: Counter[str]) -> None:
             if _is_sqlite(source):
                 _copy_sqlite(source, target)
                 counts["SQLite file"] += 1
-            elif not _is_beside_sqlite(source):
+            elif not _is_sqlite_companion(source):
                 shutil.copy2(source, target)
                 counts["file"] += 1
         except FileNotFoundError:
@@ -83,9 +83,9 @@ def _is_sqlite(path: Path) -> bool:
         return file.read(len(_SQLITE)) == _SQLITE
 
 
-def _is_beside_sqlite(path: Path) -> bool:
-    """Whether a file is the log or the lock of an SQLite file, whose content the backup function includes."""
-    suffix = next((suffix for suffix in _BESIDE_SQLITE if path.name.endswith(suffix)), None)
+def _is_sqlite_companion(path: Path) -> bool:
+    """Return whether a file is the log or the lock of an SQLite file, whose content the backup function includes."""
+    suffix = next((suffix for suffix in _SQLITE_COMPANIONS if path.name.endswith(suffix)), None)
     if suffix is None:
         return False
     database = path.with_name(path.name.removesuffix(suffix))
@@ -113,16 +113,16 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 def _copy_journal(source: Path, target: Path) -> None:
     target.mkdir(mode=0o700)
-    committed = [*source.glob("wal/*/txn.json"), *_files_below(source / "readers")]
-    for path in committed:
+    commits = [*source.glob("wal/*/txn.json"), *_files_below(source / "readers")]
+    for path in commits:
         _copy_file(source, target, path)
     # Segments are listed only now, so that the copy has all messages of the commits; each follows its index.
-    segments = [path for path in _files_below(source / "wal") if path not in committed]
+    segments = [path for path in _files_below(source / "wal") if path not in commits]
     for path in sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows")):
         _copy_file(source, target, path)
-    compacted = {source / name for name in ("wal", "readers", "data", "manifest", manifest.FILE)}
+    copied_separately = {source / name for name in ("wal", "readers", "data", "manifest", manifest.FILE)}
     for other in sorted(source.iterdir()):
-        if other not in compacted and other.name not in _NOT_COPIED_FOLDERS:
+        if other not in copied_separately and other.name not in _NOT_COPIED_FOLDERS:
             for path in _files_below(other) if other.is_dir() else [other]:
                 _copy_file(source, target, path)
     faults = []

@@ -19,6 +19,7 @@ from smqrt.errors import ArgumentError
 from smqrt.settings.server_settings import FILE_NAME
 from smqrt.settings.sources import Sources, settings_file
 
+# Exit codes.
 WRONG = 1
 DENIED = 3
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -61,9 +62,9 @@ def passwd(
     if verify:
         existing = users.parse(users.read_file(file), str(file)).get(user)
         password = _read_password(from_stdin, confirm=False)
-        is_right = existing is not None and verify_now(existing.password_hash, password)
-        click.echo("right" if is_right else "wrong user name or password")
-        sys.exit(0 if is_right else WRONG)
+        is_correct = existing is not None and verify_now(existing.password_hash, password)
+        click.echo("the password is correct" if is_correct else "wrong user name or password")
+        sys.exit(0 if is_correct else WRONG)
     password_hash = ""
     # Before the lock: the prompt and the hash take seconds.
     if not delete and (groups is None or from_stdin or user not in _read(file)[1]):

@@ -17,7 +17,7 @@ import gevent
 
 from smqrt.cli.connect import ConnectionOptions, Failure, RejectedByBroker, connection_options, failure, open_client
 from smqrt.cli.locations import (
-    Journals,
+    JournalGroup,
     cafile_option,
     chosen_range,
     folder,
@@ -52,7 +52,7 @@ _BACKLOG_BYTES = 1 << 18  # unsent bytes after which `replay` waits
 _SCHEMES = {"smq://": "http://", "smqs://": "https://"}
 
 
-@click.group(cls=Journals, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=JournalGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def journal() -> None:
     """Inspect, compact, export and replay recorded messages.
 
@@ -160,7 +160,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
     if omitted > 0:
         lines += [f"topic      and {omitted:,} more (--top)"]
     for query, behind in counts.readers.items():
-        since = f", silent since {counts.stale_readers[query]}" if query in counts.stale_readers else ""
+        since = f", has read nothing since {counts.stale_readers[query]}" if query in counts.stale_readers else ""
         lines += [f"reader     {query} is {many(behind, 'message')} behind{since}"]
     for line in lines:
         click.echo(printable(line))
@@ -174,7 +174,6 @@ def verify(path: Path, repair: bool) -> None:
 
     Prints one line per fault, with a remedy. Exit code 1 when there is a fault. The hub may run at the same time.
     """
-
     path = folder(path)
     with progress("verify", verification.count_files(path)) as advance:
         report = verification.verify(path, lambda: advance(1))
@@ -294,7 +293,7 @@ def _compact(path: Path, options: CompactOptions, variant: bool) -> CompactResul
         from smqrt.pipeline.session import interruptible
 
         def shredded(_stopping: threading.Event) -> CompactResult:
-            with Shredder(path) as shredder:  # ends Spark afterwards, which would hold a gigabyte until the next run
+            with Shredder(path) as shredder:  # ends Spark, which would use a gigabyte of memory until the next run
                 return run(path, replace(options, shred=shredder), on_rows=advance)
 
         return interruptible(shredded)
@@ -474,7 +473,7 @@ class Publish(Protocol):
 
 
 @dataclass
-class Played:
+class ReplayCounts:
     """Counts of a replay: published messages, and skipped messages by reason."""
 
     published: int = 0
@@ -535,7 +534,7 @@ def play(
     prefix: str = "",
     pipelines: bool = False,
     longest_bytes: int | None = None,
-) -> Played:
+) -> ReplayCounts:
     """Publish rows in order, when they are due.
 
     Args:
@@ -547,19 +546,19 @@ def play(
         pipelines: whether to include messages that pipelines published; pipelines of the hub will publish them again.
         longest_bytes: maximum length of a payload; None for no limit.
     """
-    played = Played()
+    counts = ReplayCounts()
     for recorded in paced(rows, speed, wait):
         row = recorded.row
         if row.flags & Flag.PIPELINE and not pipelines:
-            played.skip("published by a pipeline")
+            counts.skip("published by a pipeline")
         elif longest_bytes is not None and len(row.payload) > longest_bytes:
-            played.skip(f"longer than {longest_bytes} bytes")
+            counts.skip(f"longer than {longest_bytes} bytes")
         elif row.topic is None:
-            played.skip("addressed to one client")
+            counts.skip("addressed to one client")
         else:
             publish(prefix + row.topic, row.subtopic, row.payload)
-            played.published += 1
-    return played
+            counts.published += 1
+    return counts
 
 
 @contextmanager

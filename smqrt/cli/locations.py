@@ -101,7 +101,7 @@ def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[O
     # The range of a single node may be negative, since nodes record at different times.
     excess = [first.get(node, 0) - last[node] for node in last]
     if start and end and min(excess, default=0) >= 0 < max(excess, default=0):
-        raise ArgumentError(f"--from {start} is after --until {end}. Exchange them.")
+        raise ArgumentError(f"--from {start} is after --until {end}. Swap them.")
     return first, last
 
 
@@ -140,7 +140,7 @@ class JournalCommand(InterruptibleCommand):
         return None
 
 
-class Journals(JournalCommand, click.Group):
+class JournalGroup(JournalCommand, click.Group):
     """A group of `JournalCommand`s."""
 
 

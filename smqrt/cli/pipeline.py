@@ -1,4 +1,4 @@
-"""`smqrt pipeline`: creates, runs and inspects the pipelines of an application."""
+"""`smqrt pipeline`: creation, execution and inspection of an application's pipelines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from smqrt.cli.locations import PipelineLocations, with_app, with_journal
-from smqrt.cli.terminal import Interruptible, json_line, write_line
+from smqrt.cli.terminal import InterruptibleGroup, json_line, write_line
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import files
 from smqrt.journal.record import iso
-from smqrt.pipeline import status as process
+from smqrt.pipeline import status as query_status
 from smqrt.pipeline.status import DISK_FULL, LIVE, Status, read, read_all
 from smqrt.printable import printable
 
@@ -201,7 +201,7 @@ _MODE = "Where the driver runs: on this machine, or in the cluster."
 _HUB_RETRY = "Seconds that a micro-batch waits for an unreachable hub."
 
 
-@click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=InterruptibleGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
     """Run Spark queries on the messages of a hub.
 
@@ -213,7 +213,7 @@ _names = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
 def _start(command: _Command) -> _Command:
-    """Add the options for the start of new queries."""
+    """Decorator: add the options for the start of new queries."""
     for option in (
         click.option("--republish", is_flag=True, help="Also publish results of rows from before the first start."),
         click.option("--once", is_flag=True, help="Process the available rows, then exit."),
@@ -233,7 +233,7 @@ class _Submit(click.Command):
 
 
 def _spark_settings(command: _Command) -> _Command:
-    """Add common options of spark-submit, which become the argument `settings`."""
+    """Decorator: add common options of spark-submit, which become the argument `settings`."""
 
     @wraps(command)
     def call(conf: tuple[str, ...], driver_memory: str | None, packages: str | None, **arguments: Any) -> Any:
@@ -311,12 +311,11 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
     Without NAME, all queries run.
     """
     from smqrt.pipeline import runner
-    from smqrt.pipeline import status as metrics
 
     catalog = paths.catalog()
     chosen = [query.name for query in catalog.select(names)]
     if metrics_port is not None:
-        metrics.serve(paths.state, chosen, metrics_port, paths.journal)
+        query_status.serve(paths.state, chosen, metrics_port, paths.journal)
     with shown_progress(paths.state, chosen) as report:
         code = runner.run(catalog, names, paths.options(report=report, **options))
     sys.exit(code)
@@ -373,7 +372,7 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
     for name in names:
         if name not in known:
             all_names = ", ".join(known) or "none"
-            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {all_names}.")
+            raise PipelineError(f"{name} never ran with the state in {paths.state}; known queries: {all_names}.")
     return [known[name] for name in names or known]
 
 
@@ -391,10 +390,10 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
     wanted = [each.name for each in _chosen(paths, names)]
     running = {name: where for name in wanted if (where := _where(paths, name))}
     for name in running:
-        process.request_stop(paths.state / name)
+        query_status.request_stop(paths.state / name)
     # SIGTERM stops all queries of a process, so it is sent only to processes without other queries.
     folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
-    others = {process.running(path) for path in folders if path.name not in running}
+    others = {query_status.running(path) for path in folders if path.name not in running}
     for pid in {where for where in running.values() if isinstance(where, int)} - others:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -414,7 +413,7 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
 
 def _where(paths: PipelineLocations, name: str) -> int | str | None:
     """Return the process ID of a running query, or the name of the other machine on which it runs."""
-    return process.running(paths.state / name) or process.elsewhere(paths.state / name)
+    return query_status.running(paths.state / name) or query_status.elsewhere(paths.state / name)
 
 
 @pipeline.command()
@@ -426,15 +425,15 @@ def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
 
     The next run then starts it as a new query.
     """
-    from smqrt.pipeline import query as resume
     from smqrt.pipeline import tables
+    from smqrt.pipeline.query import reset as reset_query
 
     location = None
     if not keep_output:
         query = paths.catalog().declarations.get(name)
         if query and query.kind == "table":
             location = tables.location(query, paths.app, paths.tables)
-    for removed in resume.reset(paths.state, name, paths.journal, location):
+    for removed in reset_query(paths.state, name, paths.journal, location):
         click.echo(f"Removed {removed}")
 
 
@@ -474,9 +473,9 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
     from smqrt.pipeline import testing
     from smqrt.pipeline.session import interruptible
 
-    given = bool(what) and Path(what[0]).exists()
-    folder = Path(what[0]).absolute() if given else paths.pipelines
-    names = what[given:]
+    has_folder = bool(what) and Path(what[0]).exists()
+    folder = Path(what[0]).absolute() if has_folder else paths.pipelines
+    names = what[has_folder:]
     sys.exit(interruptible(lambda stopping: testing.run(folder, rows, update, names, click.echo, stopping=stopping)))
 
 
@@ -493,11 +492,11 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @_spark_settings
 def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
     """Run the query NAME again on a part of the journal."""
-    from smqrt.pipeline.backfill import backfill as again
+    from smqrt.pipeline.backfill import backfill as run_backfill
     from smqrt.pipeline.session import interruptible
 
     catalog = paths.catalog()
-    sys.exit(interruptible(lambda stopping: again(catalog, name, paths.options(**options), stopping=stopping)))
+    sys.exit(interruptible(lambda stopping: run_backfill(catalog, name, paths.options(**options), stopping=stopping)))
 
 
 @pipeline.command(cls=_Submit)
@@ -531,7 +530,7 @@ def submit(
     from smqrt.pipeline.submit import Submission, prepare
 
     if deploy_mode == "cluster" and not paths.state_given:
-        raise PipelineError("--deploy-mode cluster: name a folder that every machine can access with --state.")
+        raise PipelineError("--deploy-mode cluster: pass --state with a folder that every machine can access.")
     if not files.is_address(paths.journal):
         paths = replace(paths, journal=str(Path(paths.journal).absolute()))  # the driver may have another folder
     queries = paths.catalog().select(names)
@@ -565,8 +564,8 @@ def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, depl
         if query.kind == "table" and tables.is_relative(query):
             path = query.options["path"]
             raise PipelineError(
-                f"{query.where}: {query.name}: there is no folder for its table {path!r} in a cluster: name one that "
-                "every machine can access, or a URI, with --tables."
+                f"{query.where}: {query.name}: the relative path {path!r} has no folder in a cluster: pass --tables "
+                "with a folder that every machine can access, or a URI."
             )
 
 

@@ -359,7 +359,7 @@ def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, su
 
 
 def is_mqtt(url: str) -> bool:
-    """Whether `url` is the URL of an MQTT broker."""
+    """Return whether `url` is the URL of an MQTT broker."""
     return url.lower().startswith(("mqtt://", "mqtts://"))
 
 
@@ -426,7 +426,7 @@ def _open_mqtt(
     url: str, onstatus: Callable[..., Any], version: str, **connection: Unpack[ConnectionOptions]
 ) -> MqttClient:
     """Return a connected MQTT client; `onstatus` decides on reconnects after a successful first connection."""
-    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # otherwise gevent prints a traceback for it
     if connection.get("info") is not None:
         raise click.UsageError("--info is for SMQ brokers only")
     options: dict[str, object] = {"cafile": connection.get("cafile"), "nocheck": connection.get("insecure", False)}

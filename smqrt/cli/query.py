@@ -97,12 +97,6 @@ def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch])
     return rows
 
 
-def wait_for_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    """Wait for the first batch, and return an iterator over all batches."""
-    first = next(batches, None)
-    return iter(()) if first is None else chain([first], batches)
-
-
 def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None:
     """Print a result."""
     if kind != "table":
@@ -148,7 +142,7 @@ def _rows(batches: Iterator[RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 def _write_csv(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], is_terminal: bool) -> int:
     writer, rows = csv.writer(file, lineterminator="\n"), 0
-    escape: Callable[[str], str] = printable if is_terminal else str  # messages may hold control sequences
+    escape: Callable[[str], str] = printable if is_terminal else str  # messages may contain control sequences
     writer.writerow(map(escape, schema.names))
     for row in _rows(batches):
         writer.writerow([escape(_cell(value)) for value in row])
@@ -283,7 +277,8 @@ def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) ->
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return to_file(kind, file, schema, batches)
-                batches = wait_for_first(batches)  # the progress bar must disappear before the first line is printed
+                # Wait for the first batch: the progress bar must disappear before the first line is printed.
+                batches = chain(list(islice(batches, 1)), batches)
             to_stdout(kind, schema, batches)
             return 0
 

@@ -60,7 +60,7 @@ class _ZipFolder:
         self._archive, self._path, self._is_folder = archive, path, is_folder
 
     def is_dir(self) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         return self._is_folder
 
     def iterdir(self) -> Iterator[_ZipFolder]:
@@ -140,7 +140,7 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     path = Path(str(values["mako_conf"])) if values["mako_conf"] else mako_conf.find(Path.cwd())
     conf = mako_conf.read(path, words) if path else None
     rules = {setting.path: setting.rule for setting in table()}
-    rules |= {former: rules[present] for former, present in FORMER_NAMES.items()}
+    rules |= {former: rules[current] for former, current in FORMER_NAMES.items()}
     given = {
         path: rule.from_text(value) if isinstance(value, str) else value
         for path, rule in rules.items()
@@ -461,7 +461,7 @@ def _is_application(folder: _Folder) -> bool:
 
 # ---- `smqrt demo`
 
-_COPY = "_SMQRT_DEMO"  # environment variable with the folder of the copy, for the workers
+_COPY_VARIABLE = "_SMQRT_DEMO"  # environment variable with the folder of the copy, for the workers
 _NOT_COPIED = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
 
 
@@ -476,10 +476,9 @@ def demo(keep: Path | None, options: tuple[str, ...]) -> None:
     SERVE_OPTIONS are options of `smqrt serve`, such as --port 8080. The server uses a temporary copy of the
     applications. With --keep the copy is permanent: edit it and serve it again.
     """
-
     with contextlib.ExitStack() as cleanup:
         if WORKER in os.environ:  # the supervisor of this worker has created the copy, and removes it
-            folder = Path(os.environ[_COPY])
+            folder = Path(os.environ[_COPY_VARIABLE])
         elif keep is not None:
             if keep.exists():
                 raise StartError(f"{keep} exists. Serve it with: smqrt serve {keep}")
@@ -488,7 +487,7 @@ def demo(keep: Path | None, options: tuple[str, ...]) -> None:
         else:
             folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="smqrt-demo-"))) / "app_preload"
             shutil.copytree(demonstrations(), folder, ignore=_NOT_COPIED)
-        os.environ[_COPY] = str(folder.absolute())
+        os.environ[_COPY_VARIABLE] = str(folder.absolute())
         serve.main([str(folder), *options], prog_name="smqrt demo", standalone_mode=False)
 
 

@@ -93,7 +93,7 @@ def _restart_by_signal(pid: int, wait_s: float) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process is running, not a zombie (Z) or dead (X)."""
+    """Return whether a process is running, not a zombie (Z) or dead (X)."""
     try:
         # The state is the first field after the name, which is in parentheses and may contain any character.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -114,7 +114,7 @@ def workers_of(pid: int) -> list[int]:
 # ---- `smqrt systemd-unit`
 
 # Settings that name a file to read, by their last name; files to write stay in the state directory of the service.
-_FILES = {
+_FILE_SETTINGS = {
     "cert", "key", "client_ca", "client_crl", "users", "acl", "jwt_key", "jwt_secret", "ca", "credentials"
 }  # fmt: skip
 _STOP_MARGIN_S = 10  # systemd waits longer than the server's own deadline
@@ -242,7 +242,7 @@ def systemd_unit(
     config_folder = _absolute(config_file.parent) if config_file else None
     files: dict[tuple[str, ...], list[str]] = {}
     for path in configuration.places:
-        if names := _names(path, configuration.settings):
+        if names := _file_names(path, configuration.settings):
             files[path] = [_absolute(Path(one), config_folder) for one in names]
     script = Path(sys.executable).with_name("smqrt")
     program = [str(script)] if script.is_file() else [sys.executable, "-m", "smqrt"]
@@ -259,19 +259,19 @@ def _absolute(path: Path, folder: str | None = None) -> str:
     return os.path.normpath(path) if ".." not in path.parts else str(path.resolve())
 
 
-def _names(path: tuple[str, ...], settings: Settings) -> list[str]:
+def _file_names(path: tuple[str, ...], settings: Settings) -> list[str]:
     """Return the file names in a setting; none when the setting does not name files."""
     value = value_at(settings, path)
     if path[-1] == "certificates" and isinstance(value, tuple):
         return [file for pair in value for file in pair]
-    return [value] if path[-1] in _FILES and isinstance(value, str) and value else []
+    return [value] if path[-1] in _FILE_SETTINGS and isinstance(value, str) and value else []
 
 
 def _environment(files: dict[tuple[str, ...], list[str]], settings: Settings) -> str:
     """Return variables for settings with relative paths; they take precedence over the configuration file."""
     lines = []
     for path, names in files.items():
-        if names == _names(path, settings):
+        if names == _file_names(path, settings):
             continue
         pairs = [":".join(pair) for pair in zip(names[::2], names[1::2], strict=False)]  # certificate and key
         value = ",".join(pairs) if path[-1] == "certificates" else names[0]
@@ -282,6 +282,7 @@ def _environment(files: dict[tuple[str, ...], list[str]], settings: Settings) ->
 
 def _unreadable(paths: Iterable[str], user: str | None) -> Iterator[str]:
     """Yield a warning for each path that is missing or that the user of the service can't read on this machine."""
+    # No user has the ID -1: the dynamic user has only the permissions of others.
     reader, uid, groups = "the dynamic user of systemd", -1, set[int]()
     if user:
         try:

@@ -154,7 +154,7 @@ class InterruptibleCommand(click.Command):
                 signal.signal(signal.SIGTERM, earlier)
 
 
-class Interruptible(InterruptibleCommand, click.Group):
+class InterruptibleGroup(InterruptibleCommand, click.Group):
     """A group of `InterruptibleCommand`s."""
 
 

@@ -121,7 +121,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @property
     def _decision_waits_for_caller(self) -> bool:
-        """Whether a callback is the caller, and the callback that decides about the next connection runs after it."""
+        """Whether the caller is a callback, and `onclose` or `onstatus` can only run after it."""
         return self._deciding.is_set() and self._callbacks.is_current
 
     # ---- closing
@@ -177,13 +177,10 @@ class ReconnectingClient(ABC, Generic[Reason]):
                 delay_s = None if reason is None else self._delay_after(reason)
                 if delay_s is None:
                     return
-                self._wait_before_retry(delay_s)
+                # `close` ends the delay. A delay that begins later is not shortened: a failed broker needs time.
+                (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
             except gevent.Timeout:
                 self._log.exception("a function of the application left a gevent.Timeout running")
-
-    def _wait_before_retry(self, delay_s: float) -> None:
-        # `close` ends the delay; a client that is already closing keeps it, since a failed broker needs time.
-        (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
 
     def _decision(self, fn: Callable[..., Decision], *args: object, until: Event | None = None) -> Decision | None:
         """Queue a callback and return its result; None when it failed, or `until` was set first."""

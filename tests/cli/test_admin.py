@@ -314,7 +314,7 @@ def test_a_drain_waits_for_the_last_client(listener: Listener, monkeypatch: pyte
         1, "5 clients are still connected after 0 s. List them with smqrt peers.",
     )  # fmt: skip
     listener.answers["clusters"] = [node(1)]
-    assert drain.done("drain", "--undo", "--url", listener.url) == "accepts clients again\n"
+    assert drain.done("drain", "--undo", "--url", listener.url) == "the node accepts clients again\n"
     assert listener.asked[-1] == ("POST", "/api/v1/drain", {}, {"on": False})
 
 

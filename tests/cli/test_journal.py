@@ -262,7 +262,7 @@ def test_export(app: Path, suffix: str) -> None:
 @pytest.mark.parametrize(("start", "end"), [("20", "10"), ("2026-11-20T12:00:20", "2026-11-20T12:00:10")])
 def test_an_end_before_the_start(app: Path, start: str, end: str) -> None:
     told = refused("export", app, "--from", start, "--until", end, "--to", app / "x.csv")
-    assert told == (2, f"--from {start} is after --until {end}. Exchange them.")
+    assert told == (2, f"--from {start} is after --until {end}. Swap them.")
     assert not (app / "x.csv").exists()
 
 

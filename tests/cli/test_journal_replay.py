@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.cli.journal import Played, paced, parse_speed, play
+from smqrt.cli.journal import ReplayCounts, paced, parse_speed, play
 from smqrt.errors import ArgumentError
 from smqrt.journal.inspection import RecordedRow
 from tests.journal.sensor_rows import NOON_US, row
@@ -73,7 +73,7 @@ def test_what_is_published_and_what_is_not() -> None:
     played = play((RecordedRow("n1", one) for one in rows), publish, speed=None, prefix="re/", longest_bytes=100)
     assert published == [("re/a", "s", b"1"), ("re/b", None, bytes(100))]
     reasons = {"addressed to one client": 1, "published by a pipeline": 1, "longer than 100 bytes": 1}
-    assert played == Played(2, reasons)
+    assert played == ReplayCounts(2, reasons)
     published.clear()
     assert play((RecordedRow("n1", one) for one in rows), publish, speed=None, pipelines=True).published == 4
 

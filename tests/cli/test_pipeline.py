@@ -253,7 +253,7 @@ def test_status_of_what_never_ran(smqrt: Callable[..., Result], app: Path) -> No
     keep(app, STATUS)
     result = smqrt("status", "nonsense")
     assert result.exit_code == 1
-    assert f"nonsense never ran with the state in {app}/.pipelines; there are: means." in result.output
+    assert f"nonsense never ran with the state in {app}/.pipelines; known queries: means." in result.output
 
 
 def test_watching_goes_on_until_ctrl_c(app: Path) -> None:
@@ -457,10 +457,10 @@ def test_no_folder_is_named_like_a_scheme(
     [
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
         (("--master", "nonsense"), "--master nonsense is not a cluster"),
-        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine can access"),
+        (("--master", "yarn", "--deploy-mode", "cluster"), "pass --state with a folder that every machine can access"),
         (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is not a folder of this machine"),
         (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is not a folder of this machine"),
-        ((*YARN, "--state", "/mnt/s"), "kept: there is no folder for its table 'silver/readings' in a cluster: name"),
+        ((*YARN, "--state", "/mnt/s"), "kept: the relative path 'silver/readings' has no folder in a cluster"),
         ((*YARN, "--state", "/mnt/s", "--tables", "t"), "--tables t: with --deploy-mode cluster give a path"),
     ],
 )

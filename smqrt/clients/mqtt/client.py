@@ -62,7 +62,9 @@ class _Stopped(gevent.GreenletExit):
 
 
 class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
-    """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, except messages.
+    """Base class of `MqttClient`: connections and reconnection, without the methods for applications.
+
+    It implements `ClientEvents`, except messages and acknowledgements of subscriptions.
 
     Args:
         connect: opens a stream.
@@ -357,7 +359,7 @@ class MqttClient(ReconnectingMqttClient):
 
     Attributes:
         end: the `MqttCloseReason` of the last connection or failed attempt; None before the first one.
-        left_out: number of received messages that were refused because they have too many properties.
+        left_out: number of received messages that were rejected because they have too many properties.
     """
 
     def __init__(
@@ -500,7 +502,7 @@ class MqttClient(ReconnectingMqttClient):
     # ---- the connection
 
     def setwill(self, will: Will | Mapping[str, object] | None) -> None:
-        """Set the will of the next connections, None for no will.
+        """Set the will of later connections, None for no will.
 
         Raises:
             ArgumentError: an invalid will.
@@ -538,11 +540,11 @@ class MqttClient(ReconnectingMqttClient):
         return 0
 
     def on_left_out(self) -> None:
-        """Count a message that was refused because it has too many properties."""
+        """Count a message that was rejected because it has too many properties."""
         self.left_out += 1
         if self.left_out == 1:
             log.warning(
-                "a message with more than %s properties was refused; further ones are only counted", MAX_PROPERTIES
+                "a message with more than %s properties was rejected; further ones are only counted", MAX_PROPERTIES
             )
 
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:

@@ -45,7 +45,6 @@ from smqrt.wire.url import split_url
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
-QUEUE_POLICIES = ("wait", "raise", "drop")
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a string or bytes", str, bytes))
-_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
+_MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
 
 
 @dataclass(kw_only=True)
@@ -158,18 +157,18 @@ class MqttOptions:
     )
     queuesize: int = option(
         10_000,
-        whole(1, _WHOLE, "messages"),
+        whole(1, _MAX_WHOLE, "messages"),
         "maximum number of queued messages and subscriptions, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
-        whole(1, _WHOLE, "bytes"),
+        whole(1, _MAX_WHOLE, "bytes"),
         "maximum size of all unsent and unacknowledged messages, in bytes",
         shown="16 MiB",
     )
     queuefull: str = option(
         "wait",
-        choice(*QUEUE_POLICIES),
+        choice("wait", "raise", "drop"),
         'behaviour of `publish` with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
         '`"raise"` it at once; `"drop"` the oldest queued message',
     )
@@ -300,7 +299,7 @@ def disconnected(code: int, properties: Mapping[str, object]) -> MqttCloseReason
     return MqttCloseReason("mqtt", "disconnect", status, f"the broker closed the connection: {words}")
 
 
-def violated(code: int, error: Exception) -> MqttCloseReason:
+def protocol_error(code: int, error: Exception) -> MqttCloseReason:
     """Return the close reason for a protocol error of the broker, or an unanswered ping."""
     if code == Reason.KEEP_ALIVE_TIMEOUT:
         return MqttCloseReason("mqtt", "pingtimeout", detail=str(error))
@@ -353,7 +352,8 @@ def delay_of(returned: object, default_s: float | None) -> float | None:
 # `Stream`. A plain socket is detached, so that `close()` or garbage collection in the application does not close the
 # connection. A TLS socket has the state of OpenSSL, so the client uses it itself, in non-blocking mode.
 
-ADDRESS_KINDS = "a host name, or a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
+_SOCKET_KINDS = "a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
+ADDRESS_KINDS = f"a host name, or {_SOCKET_KINDS}"
 
 
 def is_socket(value: object) -> bool:
@@ -372,7 +372,7 @@ def stream_of(sock: object) -> Stream:
         sock.peername()  # raises StreamError when it is closed
         return sock
     if not isinstance(sock, _socket.socket | gevent.socket.socket):
-        raise ArgumentError(f"a connection must be {ADDRESS_KINDS}, not {type(sock).__name__}")
+        raise ArgumentError(f"a connection must be {_SOCKET_KINDS}, not {type(sock).__name__}")
     try:
         sock.getpeername()
         kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
@@ -424,7 +424,7 @@ class SslSocketTransport:
 
 
 def judge(stream: Stream, store: CertStore, host: str = "") -> Trust:
-    """Return whether the certificate of a stream's peer is trusted; a stream without TLS is trusted.
+    """Return the trust status of the certificate of a stream's peer; TRUSTED for a stream without TLS.
 
     Args:
         store: the authorities to trust. They are not used when the TLS context of the application has verified the

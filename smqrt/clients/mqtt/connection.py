@@ -18,7 +18,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, violated
+from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, protocol_error
 from smqrt.errors import MqttError, QueueFullError, StreamError
 from smqrt.loop.greenlets import Callbacks
 from smqrt.loop.scheduling import Turn, block
@@ -90,14 +90,15 @@ class MqttSubscriptions:
     Unsent requests are in the send queue, in the order of the calls.
 
     Args:
-        keeps: send unacknowledged requests again on the next connection, and all subscriptions after a session loss.
+        resubscribes: send unacknowledged requests again on the next connection, and all subscriptions after a loss of
+            the session.
 
     Attributes:
         routes: the callbacks of single subscriptions.
     """
 
-    def __init__(self, keeps: bool) -> None:
-        self._keeps = keeps
+    def __init__(self, resubscribes: bool) -> None:
+        self._resubscribes = resubscribes
         self._wanted: dict[str, SubscribeRequest] = {}
         self._unanswered: dict[int, SubscribeRequest] = {}  # by packet identifier
         self.routes = Routes()
@@ -133,7 +134,7 @@ class MqttSubscriptions:
 
     def lost(self) -> list[SubscribeRequest]:
         """Handle a lost connection; return the requests to send again, before the queue."""
-        again = list(self._unanswered.values()) if self._keeps else []
+        again = list(self._unanswered.values()) if self._resubscribes else []
         self._unanswered.clear()
         return again
 
@@ -143,7 +144,7 @@ class MqttSubscriptions:
         Args:
             queued: the queue; requests in it are not repeated.
         """
-        if not self._keeps:
+        if not self._resubscribes:
             return []
         open_topics = {item.topic for item in queued if isinstance(item, SubscribeRequest)}
         return [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]
@@ -421,8 +422,8 @@ class MqttConnection:
                     turn.yield_if_due()
             except MqttError as error:
                 endpoint.fail(error)
-                self.end(violated(error.code, error))
-            # Pause while too many callbacks are queued, or while the broker does not read its acknowledgements.
+                self.end(protocol_error(error.code, error))
+            # Pause while too many callbacks are queued, or while the broker does not read the acknowledgements.
             self._undelivered_bytes += len(data)
             self._is_reading = False
             if not self._callbacks.has_room:
@@ -515,5 +516,5 @@ class MqttConnection:
             self._endpoint.check_alive(monotonic(), self._is_reading)
         except MqttError as error:
             self._endpoint.abort()  # without DISCONNECT, which would wait for a broker that does not read
-            self.end(violated(error.code, error))
+            self.end(protocol_error(error.code, error))
             self._stream.close()

@@ -87,10 +87,10 @@ class Inbox(Callbacks):
         self.arrived()
 
     def arrived(self) -> None:
-        """Called when a call was queued, or the connection has ended."""
+        """Notify the subclass that a call was queued, or that the connection has ended."""
 
     @property
-    def has_something(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a call is queued, or the connection has ended."""
         return bool(self._calls) or self.word is not None
 
@@ -185,7 +185,7 @@ TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
 _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 
-# Options by their treatment in `engine_options`: another name, unchanged, unchanged (Python only), converted.
+# Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
 _SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
@@ -218,7 +218,7 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
     return found
 
 
-def engine_options(given: Options, version: int) -> dict[str, Any]:
+def client_options(given: Options, version: int) -> dict[str, Any]:
     """Return the arguments of `MqttClient` for documented options.
 
     This function checks renamed and converted options, so that errors have the documented name; `MqttClient` checks the
@@ -241,23 +241,18 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
     if "timeout" in given:
         chosen["timeout"] = TIMEOUT_MS.check("timeout", given["timeout"]) / 1000
     if "will" in given:
-        chosen["will"] = engine_will(given["will"])
+        chosen["will"] = client_will(given["will"])
     if "alpn" in given:
         chosen["alpn"] = [given["alpn"]] if isinstance(given["alpn"], str) else given["alpn"]
     return chosen
 
 
-def engine_will(will: object) -> object:
+def client_will(will: object) -> object:
     """Return a will with the names of `MqttClient`; `message` is the older name of `payload`."""
     if not isinstance(will, Mapping) or "message" not in will:
         return will
     rest = {name: value for name, value in will.items() if name != "message"}
     return rest if "payload" in rest else rest | {"payload": will["message"]}
-
-
-def payload_of(data: object) -> object:
-    """Return the payload for `MqttClient.publish`; numbers are sent as text, as in Lua."""
-    return str(data) if isinstance(data, int | float) and not isinstance(data, bool) else data
 
 
 # ---- clients
@@ -303,10 +298,11 @@ class Mqtt:
             QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
+        is_number = isinstance(msg, int | float) and not isinstance(msg, bool)
         try:
             item = self._client.publish(
                 topic,
-                payload_of(msg),  # type: ignore[arg-type]  # checked there
+                str(msg) if is_number else msg,  # type: ignore[arg-type]  # checked there
                 chosen.get("qos", 0),
                 chosen.get("retain", False),
                 prop,
@@ -330,7 +326,7 @@ class Mqtt:
         Args:
             topic: `+` matches one level, `#` at the end all further levels.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
-                granted QoS, or an error of 128 or more. Optional: a dict in its place is `op`.
+                granted QoS, or an error of 128 or more. May be omitted: a dict in its place is `op`.
             op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
                 `retainaspublished`, `retainhandling`. Also as keywords.
             prop: MQTT 5: properties of SUBSCRIBE.
@@ -368,8 +364,8 @@ class Mqtt:
 
         Args:
             topic: the subscribed topic.
-            callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. Optional: a dict
-                in its place is `prop`.
+            callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. May be omitted:
+                a dict in its place is `prop`.
             prop: MQTT 5: properties of UNSUBSCRIBE.
 
         Returns, raises:
@@ -410,7 +406,7 @@ class Mqtt:
         Raises:
             ArgumentError: an invalid will.
         """
-        self._client.setwill(engine_will(w))  # type: ignore[arg-type]  # checked there
+        self._client.setwill(client_will(w))  # type: ignore[arg-type]  # checked there
 
     def disconnect(self, reason: int = 0) -> bool:
         """Close the client in the background, after sending the queued messages.
@@ -526,8 +522,8 @@ def create(
         address = partial(_fail_to_connect, StreamError("cannotresolve", str(error)))
     except StreamError as error:
         address = partial(_fail_to_connect, error)
-    engine = engine_options(given, mqtt.version)
-    mqtt._client = MqttClient(address, status, mqtt._on_message(handler), prop, **engine)
+    arguments = client_options(given, mqtt.version)
+    mqtt._client = MqttClient(address, status, mqtt._on_message(handler), prop, **arguments)
     return mqtt, None
 
 
@@ -568,7 +564,7 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
     handler = function().check("onpub", onpub)
     if not isinstance(addr, str) and not is_socket(addr):
         raise ArgumentError(f"addr must be {ADDRESS_KINDS}, not {addr!r:.80}")
-    chosen = engine_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
+    chosen = client_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
     settings = make(MqttOptions, chosen)
     if isinstance(addr, str):
         try:

@@ -49,13 +49,13 @@ _SCHEMA = {
     "Row": "elements:DataSetValue*=1",
     "DataSetValue": "",
 }
+"""The specification nests these messages in Payload; the bytes are the same."""
 _VALUE_FIELDS = {  # the field numbers of `oneof value`, from the first one on
     "Metric": (10, [*_PLAIN_FIELDS, "bytes_value:bytes", "dataset_value:DataSet", "template_value:Template"]),
     "PropertyValue": (3, [*_PLAIN_FIELDS, "propertyset_value:PropertySet", "propertysets_value:PropertySetList"]),
     "Parameter": (3, _PLAIN_FIELDS),
     "DataSetValue": (1, _PLAIN_FIELDS),
 }
-"""The specification nests these messages in Payload; the bytes are the same."""
 
 TYPES = (
     ("Unknown", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float", "Double", "Boolean")
@@ -125,7 +125,7 @@ def encode(payload: Mapping[str, Any], on_metric: Callable[[], object] = bool) -
     """Encode a payload.
 
     Args:
-        payload: the fields, see the module.
+        payload: the fields; see the docstring of the module.
         on_metric: called before each metric, so that other greenlets run.
 
     Raises:
@@ -166,7 +166,7 @@ class _ValueCounter:
         if self._count > MAX_VALUES:
             raise ArgumentError(f"a payload has at most {MAX_VALUES} values")
         if depth > MAX_DEPTH:
-            raise ArgumentError(f"templates and property sets are nested more than {MAX_DEPTH} deep")
+            raise ArgumentError(f"templates and property sets are nested more than {MAX_DEPTH} levels deep")
 
 
 class _Encoder(_ValueCounter):
@@ -452,7 +452,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _list(value: Any, where: str) -> Sequence[Any]:
-    """Return a list, also from a table of Lua with the keys 1, 2, ..."""
+    """Return a list, also from a Lua table with the keys 1, 2, ..."""
     if value is None:
         return ()
     if isinstance(value, Mapping) and all(at in value for at in range(1, len(value) + 1)):

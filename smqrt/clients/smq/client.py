@@ -44,7 +44,7 @@ _MAX_READS = 1000  # of 16 KiB each
 
 
 class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
-    """A client of an SMQ broker, without the methods of `SmqClient`.
+    """Base class of `SmqClient`: connections, reconnection and events, without the methods for applications.
 
     Args:
         url: the broker; None when `connect` returns a connection that needs no HTTP request.
@@ -118,7 +118,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
             self._deadline.kill(block=False)
         return self._session.in_doubt
 
-    def _check_alive(self) -> None:
+    def _check_open(self) -> None:
         if self._closing.is_set():
             raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; create a new one")
 
@@ -229,7 +229,8 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         gevent.wait([self._callbacks.room, self._keep_reading], count=1)
         self._reads_ahead += 1
         if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
-            self._fail_waiting("the application is too far behind")  # resumes the callback, so that others can run
+            # Resumes the callback, so that others can run.
+            self._fail_waiting("the application processes messages too slowly")
             self._callbacks.wait_for_room()
 
     # ---- events of the connection
@@ -293,7 +294,7 @@ _HANDLERS: dict[type[Event], Callable[[ReconnectingSmqClient, Any], None]] = {
 }
 
 
-def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
+def credentials_of(onauth: Callback, init: Init, timeout_s: float) -> bytes:
     """Return the credentials from `onauth(seed, address)`.
 
     `onauth` runs in a separate greenlet, because another callback may wait for this connection.
@@ -307,7 +308,7 @@ def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
 
     def call() -> object:
         try:
-            return onauth(hello.seed, hello.address)
+            return onauth(init.seed, init.address)
         except Exception as error:
             log.exception("onauth failed")
             failures.append(error)
@@ -337,7 +338,7 @@ def checked_decision(decision: object) -> bool | float | None:
         return decision
     if isinstance(decision, int | float) and not math.isnan(decision):
         return max(float(decision), 0.0)
-    log.error("onclose returned %r: it may be None, False, True or a number of seconds; taken as None", decision)
+    log.error("onclose returned %r; it must return None, False, True or a number of seconds; None is assumed", decision)
     return None
 
 
@@ -399,7 +400,7 @@ class SmqClient(ReconnectingSmqClient):
 
     def _create(self, topic: Name, onack: OnAck | None = None) -> None:
         """Request the number of `topic`; `onack(accepted, topic, tid)` receives it."""
-        self._check_alive()
+        self._check_open()
         key = topic_key(topic)
         done = self._onack(onack, topic)
         if isinstance(key, int):
@@ -412,7 +413,7 @@ class SmqClient(ReconnectingSmqClient):
 
     def createsub(self, subtopic: str | bytes, onack: OnAck | None = None) -> None:
         """Request the number of `subtopic`; `onack(accepted, subtopic, stid)` receives it."""
-        self._check_alive()
+        self._check_open()
         key = subtopic_key(subtopic)
         if not isinstance(key, bytes):
             raise ArgumentError(f"subtopic must be a name, not {subtopic!r}")
@@ -464,7 +465,7 @@ class SmqClient(ReconnectingSmqClient):
             ArgumentError: the message is too large, or a name is invalid.
             ClosedError: the client was closed, or has ended.
         """
-        self._check_alive()
+        self._check_open()
         return self._session.publish(payload(data), topic_key(topic), subtopic_key(subtopic))
 
     def pubjson(self, value: object, topic: Name, subtopic: Name | None = None) -> bool:
@@ -523,7 +524,7 @@ class SmqClient(ReconnectingSmqClient):
         """
         if isinstance(subtopic, Mapping):
             subtopic, settings = None, subtopic
-        self._check_alive()
+        self._check_open()
         chosen = make(SubscriptionOptions, {**(settings or {}), **more})
         key, subkey = topic_key(topic), subtopic_key(subtopic)
 
@@ -551,12 +552,12 @@ class SmqClient(ReconnectingSmqClient):
         self._session.unsubscribe(topic_key(topic))
 
     def observe(self, topic: Name, onchange: Callable[..., object]) -> None:
-        """Observe the subscriber count of a topic, or the end of an ETID.
+        """Observe the subscriber count of a topic, or the disconnect of the client with an ETID.
 
         Args:
             onchange: `f(subscribers, topic)`; for an ETID called once, with 0, when its client disconnects.
         """
-        self._check_alive()
+        self._check_open()
         self._session.observe(topic_key(topic), lambda count: self._callbacks.post(onchange, count, topic))
 
     def unobserve(self, topic: Name) -> None:

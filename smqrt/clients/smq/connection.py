@@ -148,9 +148,9 @@ def to_bytes(text: str | bytes) -> bytes:
 class SubscriptionOptions:
     """Options of one subscription; see `SmqClient.subscribe`."""
 
-    onmsg: Callback = option(None, _FUNCTION, "Receives messages.")
-    onack: Callback = option(None, _FUNCTION, "Receives the broker's response.")
-    datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
+    onmsg: Callback = option(None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages")
+    onack: Callback = option(None, _FUNCTION, "called with the broker's response")
+    datatype: str | None = option(None, optional(choice(*_DECODERS)), "how messages are decoded; None for bytes")
 
 
 def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
@@ -272,7 +272,7 @@ class ClientConnection:
         with self._as_connection_end():
             stream = self._connect()
         if not isinstance(stream, Stream):
-            raise ConnectionEnd("failed", f"{self._name}: its function returned {type(stream).__name__}, not a Stream")
+            raise ConnectionEnd("failed", f"the connect function returned {type(stream).__name__}, not a Stream")
         self._stream = stream
         if self._closed:  # `abort` was called meanwhile
             stream.close()

@@ -1,10 +1,10 @@
 """State machine of a client's connection: bytes in, events out, without I/O.
 
-    HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
+    HTTP ──head──▶ INIT ──Init──▶ CONNECT ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
 
-`_GREETINGS` has the packets of the first states, `_HANDLERS` those of OPEN. `receive` never raises: a protocol error is
-the event `Ended`. In state HTTP the client sends its request and waits for the head of the response (spec: smq §1.1).
-Afterwards it sends *frames* (see `smqrt.wire.smq`) and receives *packets*, with either framing.
+`_HANDSHAKE_HANDLERS` has the packets of the states before OPEN, `_HANDLERS` those of OPEN. `receive` never raises: a
+protocol error is the event `Ended`. In state HTTP the client sends its request and waits for the head of the response
+(spec: smq §1.1). Afterwards it sends *frames* (see `smqrt.wire.smq`) and receives *packets*, with either framing.
 """
 
 from __future__ import annotations
@@ -80,11 +80,6 @@ def disconnected(text: str) -> ConnectionEnd:
     return ConnectionEnd(text or None, message, can_reconnect=may_restart, by_broker=True)
 
 
-def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
-    """Return the close reason for a server that is not an SMQ broker."""
-    return ConnectionEnd("nonsmq", detail, can_reconnect=can_reconnect)
-
-
 def protocol_error(error: ProtocolError) -> ConnectionEnd:
     """Return the close reason for a protocol error of the broker."""
     return ConnectionEnd("protocolerror", f"protocol error of the broker: {error}")
@@ -157,13 +152,13 @@ class Handshake:
             hint = f" and redirects to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
             raise self._not_smq(f"answered {status} {reason}".rstrip() + hint, can_reconnect=status >= 500)
         if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
-            raise self._not_smq("answered like a web page")
+            raise self._not_smq("answered without the header SmqBroker")
         if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):
             raise self._not_smq("answered the WebSocket upgrade with a wrong key")
         return bytes(rest)
 
     def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
-        return not_smq(f"{self._url} is not an SMQ broker: it {what}", can_reconnect)
+        return ConnectionEnd("nonsmq", f"{self._url} is not an SMQ broker: it {what}", can_reconnect=can_reconnect)
 
 
 def check_header(name: str, value: str) -> tuple[str, str]:
@@ -197,7 +192,7 @@ class Framing(Protocol):
 
 
 class RawFraming:
-    """A length before each packet: two bytes, included in the length."""
+    """Two bytes before each packet: the length of the packet, including these bytes."""
 
     closed = False  # Disconnect closes raw connections
 
@@ -251,9 +246,9 @@ class WebSocketFraming:
         return self._codec.take_replies()
 
 
-# For one system call. Messages that stay queued are counted as lost when the connection is lost.
+# Size of one write. Messages that are still queued when the connection is lost are counted as dropped.
 _TAKE_BYTES = 256 * 1024
-# Limit of queued Pongs, as packets or as WebSocket frames. A broker that pings without reading gets no more of them.
+# Limit of queued Pongs, as packets or as WebSocket frames. Further Pings of a broker that does not read are ignored.
 _MAX_REPLIES_BYTES = 16 * 1024
 # The fields after the packet type.
 _ACK = struct.Struct(">BI")  # status or version, number
@@ -323,7 +318,7 @@ class ClientState(Enum):
 
     HTTP = auto()
     INIT = auto()
-    GREETED = auto()
+    CONNECT = auto()
     CONNACK = auto()
     OPEN = auto()
     CLOSED = auto()
@@ -423,7 +418,7 @@ class ClientProtocol:
         if self.state is ClientState.OPEN:
             handler = _HANDLERS.get(packet[0]) if packet else None
         else:
-            handler = _GREETINGS.get((self.state, packet[0])) if packet else None
+            handler = _HANDSHAKE_HANDLERS.get((self.state, packet[0])) if packet else None
         if self.state is ClientState.CLOSED:
             return None
         if handler is None:
@@ -442,7 +437,7 @@ class ClientProtocol:
         version, seed = _ACK.unpack_from(packet, 1)
         if version != smq.VERSION:
             raise ConnectionEnd("protocolerror", f"the broker has SMQ version {version}, not 1", can_reconnect=False)
-        self.state = ClientState.GREETED
+        self.state = ClientState.CONNECT
         return Init(seed, packet[_ACK_TEXT_AT:].decode("latin-1"))
 
     def _connack(self, packet: bytes) -> Event:
@@ -480,13 +475,13 @@ class ClientProtocol:
 _Handler = Callable[[ClientProtocol, bytes], Event | None]
 
 # A broker may reject a client before its Connect, after a timeout or at shutdown.
-_GREETINGS: dict[tuple[ClientState, int], _Handler] = {
+_HANDSHAKE_HANDLERS: dict[tuple[ClientState, int], _Handler] = {
     (ClientState.INIT, Type.INIT): ClientProtocol._init,
     (ClientState.CONNACK, Type.CONNACK): ClientProtocol._connack,
     (ClientState.INIT, Type.CONNACK): ClientProtocol._connack,
-    (ClientState.GREETED, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.CONNECT, Type.CONNACK): ClientProtocol._connack,
     (ClientState.INIT, Type.DISCONNECT): ClientProtocol._disconnect,
-    (ClientState.GREETED, Type.DISCONNECT): ClientProtocol._disconnect,
+    (ClientState.CONNECT, Type.DISCONNECT): ClientProtocol._disconnect,
     (ClientState.CONNACK, Type.DISCONNECT): ClientProtocol._disconnect,
 }
 

@@ -470,7 +470,7 @@ class ClientSession:
     # ---- observers
 
     def observe(self, topic: Topic, on_change: Callable[[int], None]) -> None:
-        """Call `on_change(subscribers)` when the subscriber count of a topic changes, or the client of an ETID ends."""
+        """Call `on_change(subscribers)` when the count of a topic changes, or the client of an ETID disconnects."""
         number = self._number(topic)
         if topic == SELF or (number is not None and number == self.etid):
             return

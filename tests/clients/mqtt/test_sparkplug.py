@@ -153,5 +153,5 @@ def test_a_bit_may_be_a_value() -> None:
 
 def test_depth_is_bounded() -> None:
     assert back(nested(7))
-    with pytest.raises(ArgumentError, match="nested more than 8 deep"):
+    with pytest.raises(ArgumentError, match="nested more than 8 levels deep"):
         encode({"metrics": [nested(8)]})
