@@ -357,7 +357,7 @@ class MqttClient(ReconnectingMqttClient):
 
     Attributes:
         end: the `MqttCloseReason` of the last connection or failed attempt; None before the first one.
-        left_out: number of received messages that were refused because they have too many properties.
+        left_out: number of received messages that were rejected because they have too many properties.
     """
 
     def __init__(
@@ -538,11 +538,11 @@ class MqttClient(ReconnectingMqttClient):
         return 0
 
     def on_left_out(self) -> None:
-        """Count a message that was refused because it has too many properties."""
+        """Count a message that was rejected because it has too many properties."""
         self.left_out += 1
         if self.left_out == 1:
             log.warning(
-                "a message with more than %s properties was refused; further ones are only counted", MAX_PROPERTIES
+                "a message with more than %s properties was rejected; further ones are only counted", MAX_PROPERTIES
             )
 
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:

@@ -90,7 +90,7 @@ class Inbox(Callbacks):
         """Called when a call was queued, or the connection has ended."""
 
     @property
-    def has_something(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a call is queued, or the connection has ended."""
         return bool(self._calls) or self.word is not None
 

@@ -99,7 +99,6 @@ def _write(io: Io, folder: str, file: str, text: bytes) -> None:
 
 MAX_LOCK_S = 3600
 """Longest lifetime of a lock, which is also the one that Windows requests. Locks of crashed clients expire after it."""
-_BUSY = 503
 
 
 class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
@@ -131,7 +130,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
 
     def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
-        """Return for each lock: path, owner text of the client, is shared, is recursive, seconds until it expires."""
+        """Return for each lock: path, owner text of the client, whether shared, whether recursive, seconds left."""
         now_s = time.time()
         return [
             (
@@ -166,7 +165,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
             self.delete(token)
         if len(self) >= self._max_locks:
             headers = [("Retry-After", "60")]
-            raise DAVError(_BUSY, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
+            raise DAVError(503, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
         lock["timeout"] = _bounded(lock["timeout"])
         made: dict[str, Any] = super().create(path, lock)
         return made

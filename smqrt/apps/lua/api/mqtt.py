@@ -94,7 +94,7 @@ class LuaInbox(Inbox):
 
     def take(self) -> LuaResult:
         """Return up to four calls of six values each, or nil and an error word at the end; parks until then."""
-        if self.has_something:
+        if self.is_ready:
             return self._values()
         self._taking = Deferred()
         return self._taking
