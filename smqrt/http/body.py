@@ -1,6 +1,6 @@
 """Request bodies, read from the connection on demand.
 
-Also the limits of time, size and memory for one client, and the values in a body: JSON, forms and uploaded files.
+Also the limits of times, sizes and memory for one client, and the values in a body: JSON, forms and uploaded files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HttpLimits:
         header_s: from the first byte of a head to its last byte.
         body_idle_s: between two pieces of a body.
         body_grace_s: for a whole body; each `body_rate_bytes_s` bytes that arrive add a second.
-        body_rate_bytes_s: lowest rate of a body; a slower client is disconnected, see `body_grace_s`.
+        body_rate_bytes_s: lowest rate of a body; a client that stays slower is closed, see `body_grace_s`.
         keep_alive_s: between two requests.
         send_idle_s: without the client accepting any byte of a response.
         head_bytes: of the request line and the header fields.

@@ -157,7 +157,7 @@ class Handshake:
             hint = f" and redirects to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
             raise self._not_smq(f"answered {status} {reason}".rstrip() + hint, can_reconnect=status >= 500)
         if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
-            raise self._not_smq("answered like a web server")
+            raise self._not_smq("answered like a web page")
         if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):
             raise self._not_smq("answered the WebSocket upgrade with a wrong key")
         return bytes(rest)

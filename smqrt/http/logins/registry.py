@@ -1,6 +1,6 @@
 """Logins of a server's users, bound to a session and an address (spec: bas-api §5, runtime §8).
 
-The nonces of Digest and the seeds of login forms are single-use values; see below.
+Login forms contain single-use values, the tickets; see below.
 """
 
 from __future__ import annotations

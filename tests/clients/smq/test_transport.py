@@ -35,7 +35,7 @@ def test_the_head_may_come_in_pieces(cut):
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "answered 404 Not Found", False),
         (b"HTTP/1.1 302 Found\r\nLocation: /x/\r\n\r\n", "answered 302 Found and redirects to /x/", False),
         (b"HTTP/1.1 503 Busy\r\n\r\n", "answered 503 Busy", True),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "answered like a web server", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "answered like a web page", False),
         (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP", False),
         (b"HTTP/1.1 abc\r\n\r\n", "does not speak HTTP", False),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20000, "does not speak HTTP", False),
