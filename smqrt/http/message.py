@@ -89,7 +89,7 @@ class Request(Head, Posted):
         prefix: path under which a trusted proxy mounts the server, for URLs in responses.
         transport: the socket or `TlsTransport`, for its properties. Do not read from it.
         response: the response.
-        env: values of the layers above, by name.
+        env: values that other modules store for the request, by name.
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
         cors: CORS rules of the application, None for those of the server.
         is_fresh: whether authenticators and prologues check the request. True for requests of clients and for redirects

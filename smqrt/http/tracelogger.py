@@ -355,7 +355,7 @@ LINE_BYTES = 16 << 10  # of one record; the rest is cut
 BODY_BYTES = 4 << 10  # of a request body: the beginning of the part that the application has read
 QUEUE_BYTES = 64 << 10  # in the send queue of the viewer's connection
 FOR_VIEWERS = "for_viewers"  # attribute of records that `on_line` does not receive
-VIEWER_TIMEOUT_S = 30.0  # a viewer that reads nothing for this time is closed
+VIEWER_TIMEOUT_S = 30.0  # a viewer that reads nothing for this time is disconnected
 _MAX_MESSAGE_BYTES = 1024  # messages of viewers are ignored
 _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
 _PASSWORD = re.compile(rb"((?:^|[&?\s])[\w.-]{0,32}(?:password|passwd|pwd)=)[^&\s]+", re.IGNORECASE)  # in a form

@@ -379,7 +379,8 @@ class WfsDirectory(DavDirectory):
     """A directory that serves an io by WebDAV and with the web file manager. Args: see `DavDirectory`.
 
     Attributes:
-        session_s: time without a request after which a session of a session URL expires; None keeps its value.
+        session_s: for sessions with a session URL, the time without a request after which they expire; None keeps the
+            time of each session.
         helpuri, logouturi: URLs of the links "Help" and "Log out"; empty for no link.
         filterservice: called before each request with the request and the path; returns True if it has responded.
         dircmd: the same, for requests with a parameter `cmd`.

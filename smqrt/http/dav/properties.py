@@ -99,7 +99,6 @@ def _write(io: Io, folder: str, file: str, text: bytes) -> None:
 
 MAX_LOCK_S = 3600
 """Longest lifetime of a lock, which is also the one that Windows requests. Locks of crashed clients expire after it."""
-_BUSY = 503
 
 
 class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
@@ -166,7 +165,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
             self.delete(token)
         if len(self) >= self._max_locks:
             headers = [("Retry-After", "60")]
-            raise DAVError(_BUSY, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
+            raise DAVError(503, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
         lock["timeout"] = _bounded(lock["timeout"])
         made: dict[str, Any] = super().create(path, lock)
         return made

@@ -128,7 +128,7 @@ class AuthInfo:
 
     @property
     def why(self) -> str:
-        """The reason as a sentence; empty without one."""
+        """The reason as a sentence; empty without a reason."""
         if self.reason is None:
             return ""
         return f"The password is correct, but {self.username} has {self.maxusers} sessions already: log out of one."
@@ -454,7 +454,7 @@ class Acl:
 
     def set(self, rules: Mapping[str, Any]) -> None:
         """Replace all rules. Raises as the constructor, and then keeps the old rules."""
-        # Weights: longer patterns first, then those without a star. Patterns that match with equal weight are equal.
+        # Weights: longer patterns first, then those without a star. Matching patterns of equal weight are the same.
         found = [
             ((len(url.removesuffix("*")), not url.endswith("*")), url, rule)
             for name, entry in rules.items()
