@@ -50,7 +50,7 @@ def read_mounts() -> dict[str, bool]:
     except OSError:
         return {}
     mounts = {}
-    for line in lines:  # id parent device root place options… - type source options
+    for line in lines:  # id parent device root mount-point options… - type source options
         fields, _, rest = line.partition(" - ")
         mount_point = _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
         mounts[mount_point] = rest.partition(" ")[0] in LOCAL_TYPES
