@@ -283,7 +283,7 @@ class Request(Head, Posted):
         """The access rules of the server."""
         return self._connection.server.access
 
-    def refuse_foreign(self, more: Origins | None = None) -> bool:
+    def reject_denied_origin(self, more: Origins | None = None) -> bool:
         """Respond with 403 if the page that sent the request has a denied origin, see `Access.check_origin`.
 
         Returns:

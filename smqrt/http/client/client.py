@@ -120,7 +120,7 @@ class HttpConversation:
         """
         if request.trusted and not request.url.secure:
             self.close()
-            raise StreamError("sslnotenabled", f"{request.url} without TLS, but the server must be trusted")
+            raise StreamError("sslnotenabled", f"{request.url}: the server must be trusted, which needs https or wss")
         if request.url.websocket:
             self._key = websocket.new_key()
             request = request.as_websocket(self._key)
@@ -317,7 +317,7 @@ class HttpConversation:
     # ---- The connection
 
     def trust(self) -> Trust | None:
-        """Return whether the server is trusted; None without TLS."""
+        """Return the result of checking the server's certificate; None without TLS."""
         stream = self._open_stream()
         if stream.tls is None:
             return None
@@ -463,11 +463,11 @@ class HttpClient(HttpConversation):
         challenge = find_challenge([value for name, value in self.headers if name.lower() == "www-authenticate"])
         if challenge is None or self._current.login[0] is None:
             return None
-        had = self._challenges.get(self._current.url.origin)
+        previous = self._challenges.get(self._current.url.origin)
         if len(self._challenges) >= MAX_CHALLENGES:
             self._challenges.clear()
         self._challenges[self._current.url.origin] = challenge
-        if self._has_authenticated or (had is not None and not challenge.stale) or self._current.length != 0:
+        if self._has_authenticated or (previous is not None and not challenge.stale) or self._current.length != 0:
             return None
         self._has_authenticated = True
         return self._current

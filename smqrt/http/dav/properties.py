@@ -130,7 +130,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         now_s = time.time()
         return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
 
-    def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
+    def describe(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
         """Return for each lock: path, owner text of the client, is shared, is recursive, seconds until it expires."""
         now_s = time.time()
         return [
