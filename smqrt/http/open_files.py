@@ -177,7 +177,7 @@ def call_blocking_unless_local(io: Io, name: str, function: Callable[..., T], *a
 
 
 NOW_BYTES = 64 << 10
-"""Bytes that the loop reads at once, which takes 20 us, and written bytes that it collects."""
+"""Limit of bytes that the loop reads at once, which takes 20 us, and of written bytes that it collects."""
 AHEAD_BYTES = 4096
 """Bytes that are read at once and buffered for smaller reads."""
 MAX_READ_BYTES = 64 << 20

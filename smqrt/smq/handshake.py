@@ -97,7 +97,7 @@ class BootstrapRequest(Protocol):
         """Return the value of a header field; None without it."""
 
     def reject_denied_origin(self, more: Origins | None, /) -> bool:
-        """Answer a request from a page of a foreign host with 403; return whether it is one."""
+        """Reject a request from a page of a denied origin with 403; return whether it is one."""
 
     def upgrade_lines(self) -> bytes:
         """Return the header lines that the application adds to a 101. Raises SmqrtError for invalid ones."""
@@ -652,7 +652,7 @@ class HandlerRequest:
         self._handler.answer(f"{status} {HTTPStatus(status).phrase}", detail + "\n", headers or {})
 
     def reject_denied_origin(self, more: Origins | None) -> bool:
-        """Answer a request from a page of a foreign host with 403; return whether it is one."""
+        """Reject a request from a page of a denied origin with 403; return whether it is one."""
         if foreign := _foreign(self._environ, more):
             self.error(403, "This page may not connect here.")
         return foreign

@@ -189,6 +189,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
             self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
 
     def _flush(self) -> None:
+        """See the base class, which calls this after each change."""
         self.changed = True
 
 
@@ -241,6 +242,8 @@ def check(data: bytes) -> None:
 
 
 class _Counter:
+    """Limits for the parts of a document; its methods are callbacks of the parser."""
+
     def __init__(self) -> None:
         self.depth = self.elements = self.characters = 0
 
