@@ -33,7 +33,7 @@ YieldIfDue = Callable[[], object]
 """Called between pieces of work, so that other greenlets run."""
 
 
-def _no_pause() -> None: ...
+def _no_yield() -> None: ...
 
 
 class Symmetric:
@@ -72,12 +72,12 @@ class Symmetric:
         self._aad = data
 
     def encrypt(
-        self, data: bytes, padded: bool = False, yield_if_due: YieldIfDue = _no_pause
+        self, data: bytes, padded: bool = False, yield_if_due: YieldIfDue = _no_yield
     ) -> tuple[bytes, bytes | None]:
-        """Encrypt a message. Return the ciphertext and the tag of 16 bytes, None for CBC.
+        """Encrypt a message. Return the ciphertext, and the tag of 16 bytes (None for CBC).
 
         Args:
-            data: whole blocks of 16 bytes for CBC without padding.
+            data: the message; whole blocks of 16 bytes for CBC without padding.
             padded: pad to whole blocks (PKCS #7).
             yield_if_due: called after each MiB.
 
@@ -99,7 +99,7 @@ class Symmetric:
         return sealed, context.tag
 
     def decrypt(
-        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: YieldIfDue = _no_pause
+        self, data: bytes, tag: bytes | None = None, padded: bool = False, yield_if_due: YieldIfDue = _no_yield
     ) -> bytes:
         """Decrypt a message.
 
@@ -208,7 +208,7 @@ def pbkdf2(algorithm: str, password: bytes, salt: bytes, iterations: int, size_b
 # ---- Encrypted URL-safe tokens (AES-GCM, NIST SP 800-38D).
 
 _NONCE_BYTES = 12
-_TO_PLAIN = bytes.maketrans(b"-_", b"+/")
+_TO_STANDARD_BASE64 = bytes.maketrans(b"-_", b"+/")
 
 
 def new_key(size_bytes: int = 32) -> bytes:
@@ -238,7 +238,7 @@ def unseal(key: bytes, token: bytes) -> bytes | None:
     cipher = _cipher(key)
     try:
         padding = b"=" * (-len(token) % 4)  # `seal` removes it
-        sealed = a2b_base64(token.translate(_TO_PLAIN) + padding, strict_mode=True)
+        sealed = a2b_base64(token.translate(_TO_STANDARD_BASE64) + padding, strict_mode=True)
     except Base64Error:
         return None
     if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes: accept only one

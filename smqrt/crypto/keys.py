@@ -327,7 +327,7 @@ def decrypt(data: bytes, key: PrivateKey, padding_name: str = "pkcs1", digest: s
 
 # ---- Certificate requests and issued certificates (spec: bas-api §10)
 
-DEFAULT_DAYS = 397  # the longest lifetime that browsers accept
+DEFAULT_DAYS = 397  # browsers may reject certificates that are valid for more than 398 days
 MAX_NAMES = 100
 _CLOCK_SKEW = timedelta(hours=1)  # devices may have clocks that are behind
 
@@ -555,5 +555,5 @@ def _time(seconds: float) -> datetime:
     except (OverflowError, ValueError, OSError):
         raise ArgumentError("certificate: the time is out of range") from None
     if time.year < 1951:  # X.509 times begin with 1950; a time zone may subtract some hours
-        raise ArgumentError("certificate: a time before 1951")
+        raise ArgumentError("certificate: the time is before 1951")
     return time

@@ -76,7 +76,8 @@ def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: M
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise ArgumentError(f"jwt: unknown algorithm '{algorithm}': use one of {', '.join(ALGORITHMS)}")
     if not possible or algorithm not in (None, *possible):
-        raise ArgumentError(f"jwt: this key does not support {algorithm}, only {', '.join(possible) or 'none'}")
+        remedy = f"use {' or '.join(possible)}" if possible else f"use RSA or a curve: {', '.join(keys.CURVES)}"
+        raise ArgumentError(f"jwt: this key does not support {algorithm or 'tokens'}: {remedy}")
     if isinstance(secret, keys.PublicKey):
         raise CryptoError("sslcryptoerr", "signing needs the private key")
     # PyJWT sets "alg"; "b64" and "crit" would change the format of the token.
@@ -109,7 +110,7 @@ def verify(token: bytes, secret: Secret) -> tuple[dict[str, object], bytes]:
         secret: the shared secret, or a private or public key.
 
     Returns:
-        The header, and the payload, usually JSON text.
+        the header, and the payload, usually JSON text.
 
     Raises:
         CryptoError: "failed": not a token, a wrong signature, or an algorithm that does not match the secret.

@@ -34,9 +34,9 @@ _PRIVATE = (*_SOURCES[:-1], *_KEYS, *_DATABASES, *_DATABASE_COMPANIONS, *_DATA_F
 _SETTINGS = frozenset(("smqrt.toml", "mako.conf"))
 _BACKUPS = frozenset(("bak", "old", "orig", "rej", "save", "swp", "swo", "tmp"))  # extensions that editors add
 _SEGMENT_INDEX = re.compile(r"[0-9]+\.idx")  # of a journal segment
-_PIPELINES, _PIPELINE = "/pipelines/", (".py", ".sql")
+_PIPELINE_FOLDER, _PIPELINE_FILES = "/pipelines/", (".py", ".sql")
 _JOURNAL = frozenset(("token", "hub.json", "manifest.json", "manifest", "wal", "data", "retired", "readers"))
-_TRANSACTIONS = "txn"  # prefix of a journal's lists of finished batches
+_TRANSACTION_PREFIX = "txn"  # of the files that list the finished batches of a journal
 MAGICS = (
     b"SQLite format 3\0",
     b"\x37\x7f\x06\x82",  # SQLite write-ahead log
@@ -61,7 +61,7 @@ class Private:
     def name(self, path: str) -> bool:
         """Return whether a path is private. Paths on a disk are absolute; those in an archive begin at its top."""
         rooted = f"/{path.lower()}"
-        is_pipeline = rooted.endswith(_PIPELINE) and _PIPELINES in rooted
+        is_pipeline = rooted.endswith(_PIPELINE_FILES) and _PIPELINE_FOLDER in rooted
         if is_pipeline or (path.startswith("/") and _in_journal(path)):
             return True
         name = _plain(path)
@@ -122,7 +122,7 @@ def _in_journal(path: str) -> bool:
     """Return whether an absolute path is inside a journal."""
     start = 1  # no folder name identifies a journal: the setting `journal.path` may be any folder
     for part in path[1:].split("/"):
-        if part in _JOURNAL or part.startswith(_TRANSACTIONS):
+        if part in _JOURNAL or part.startswith(_TRANSACTION_PREFIX):
             wal = path[:start] + "wal"
             # `isdir` first: it is false in the usual case, and 50 times faster than `glob`
             if os.path.isdir(wal) and any(Path(wal).glob("*/lock")):
@@ -185,7 +185,7 @@ class Cors:
         exposed = ", ".join(_tokens("expose", expose))
         self._expose = {"Access-Control-Expose-Headers": exposed} if exposed else {}
         if isinstance(max_age_s, bool) or not isinstance(max_age_s, int) or not 0 <= max_age_s < 1 << 31:
-            raise ArgumentError(f"max_age: use whole seconds, 0 or more, not {max_age_s!r}")
+            raise ArgumentError(f"max_age_s: use whole seconds, 0 or more, not {max_age_s!r}")
         self._max_age_s = max_age_s
         if credentials and self.origins is not None and self.origins.all:
             raise ArgumentError("credentials: not allowed for every origin (`*`); name the origins")

@@ -1,6 +1,6 @@
 """Request bodies, read from the connection on demand.
 
-Also the limits of times, sizes and memory for one client, and the values in a body: JSON, forms and uploaded files.
+Also the limits of HTTP connections, and the values in a body: JSON, forms and uploaded files.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ from smqrt.settings.limits import Limit
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Limits for one client. Times are in seconds, sizes in bytes.
+    """Limits of an HTTP server. Times are in seconds, sizes in bytes.
+
+    All except `bodies_bytes` apply to each connection.
 
     Attributes:
         first_byte_s: from accepting the connection to its first byte.
         header_s: from the first byte of a head to its last byte.
         body_idle_s: between two pieces of a body.
         body_grace_s: for a whole body; each `body_rate_bytes_s` bytes that arrive add a second.
-        body_rate_bytes_s: lowest rate of a body; a client that stays slower is closed, see `body_grace_s`.
+        body_rate_bytes_s: lowest average rate of a body; a slower one is rejected with 408, see `body_grace_s`.
         keep_alive_s: between two requests.
         send_idle_s: without the client accepting any byte of a response.
         head_bytes: of the request line and the header fields.
@@ -443,11 +445,12 @@ class Upload:
     def save(self, path: str | os.PathLike[str], limit_bytes: int = MAX_UPLOAD_BYTES) -> int:
         """Write the rest of its content to a file; blocks the greenlet.
 
-        Threads write the file. It gets its name, or replaces the file of that name, when it is complete.
+        Threads write the file under a temporary name. When it is complete, it is renamed to `path`, and replaces an
+        existing file.
 
         Args:
-            path: of the file; a relative path begins in the application's folder.
-            limit_bytes: largest size.
+            path: path of the file; a relative path is relative to the application's folder.
+            limit_bytes: largest size of the rest.
 
         Returns:
             the size in bytes.

@@ -9,7 +9,7 @@ import stat as mode_bits
 import time
 import zipfile
 import zlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
@@ -183,9 +183,9 @@ class DiskIo(Io):
         parts = segments(name)
         return self._prefix + "/".join(parts) if parts else self._root
 
-    def _call(self, operation: object, name: str) -> None:
+    def _call(self, operation: Callable[[str], None], name: str) -> None:
         try:
-            operation(self.realpath(name))  # type: ignore[operator]
+            operation(self.realpath(name))
         except OSError as error:
             raise IoError.of(error, name) from None
 

@@ -175,7 +175,7 @@ def find_client(hops: Sequence[str], is_trusted: Callable[[str], bool]) -> tuple
     """Find the client among hops, from the right.
 
     Returns:
-        the client, None if the nearest hop has no usable address; and the index of its hop.
+        the client and the index of its hop; None and the number of hops if the nearest hop has no usable address.
     """
     client: Hop | None = None
     found = len(hops)
@@ -204,8 +204,8 @@ def node(text: str) -> Hop | None:
 
 
 def _elements(line: str) -> list[dict[str, str]]:
-    """Return the parameters of each element."""
-    elements: list[dict[str, str]] = [{}]  # filled in one pass over the line, whose length the client chooses
+    """Return the parameters of each element, in one pass over the line."""
+    elements: list[dict[str, str]] = [{}]
     at = 0
     while True:
         match = _PAIR.match(line, at)

@@ -1,4 +1,4 @@
-"""Requests as handlers see them, detached connections and uploads."""
+"""HTTP requests, detached connections and uploads."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class Request(Head, Posted):
         env: values that other modules store for the request, by name.
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
         cors: CORS rules of the application, None for those of the server.
+        running: the directories whose function or page is running for the request, the outermost first.
         is_fresh: whether authenticators and prologues check the request. True for requests of clients and for redirects
             within the server; false in forwards and includes (spec: bas-api §17 A1).
     """
@@ -262,9 +263,9 @@ class Request(Head, Posted):
         Raises:
             RuntimeError: the response has begun.
         """
-        present = self.user()
-        if present is not None:
-            return present.name
+        current = self.user()
+        if current is not None:
+            return current.name
         if self.response.committed:
             raise RuntimeError("the response has begun: login() must come before it")
         return self.logins.begin(self, name, maxusers=maxusers, recycle=recycle) is not None
@@ -282,7 +283,7 @@ class Request(Head, Posted):
         """The access rules of the server."""
         return self._connection.server.access
 
-    def refuse_foreign(self, more: Origins | None = None) -> bool:
+    def reject_denied_origin(self, more: Origins | None = None) -> bool:
         """Respond with 403 if the page that sent the request has a denied origin, see `Access.check_origin`.
 
         Returns:
@@ -305,7 +306,8 @@ class Request(Head, Posted):
             subprotocol: the sub-protocol; None for the response's field Sec-WebSocket-Protocol, if set.
 
         Raises:
-            HttpError: 400, the client has not offered the sub-protocol. It would close the connection (RFC 6455 §4.1).
+            HttpError: 400, the client has not offered the sub-protocol. A client closes such a connection (RFC 6455
+                §4.1).
         """
         fields = [(name, value) for name, value in self.response.headers if name.lower() == "set-cookie"]
         chosen = subprotocol

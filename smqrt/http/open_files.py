@@ -50,7 +50,7 @@ def read_mounts() -> dict[str, bool]:
     except OSError:
         return {}
     mounts = {}
-    for line in lines:  # id parent device root place options… - type source options
+    for line in lines:  # id parent device root mount-point options… - type source options
         fields, _, rest = line.partition(" - ")
         mount_point = _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
         mounts[mount_point] = rest.partition(" ")[0] in LOCAL_TYPES
@@ -177,7 +177,7 @@ def call_blocking_unless_local(io: Io, name: str, function: Callable[..., T], *a
 
 
 NOW_BYTES = 64 << 10
-"""Bytes that the loop reads at once, which takes 20 us, and written bytes that it collects."""
+"""Limit of bytes that the loop reads at once, which takes 20 us, and of written bytes that it collects."""
 AHEAD_BYTES = 4096
 """Bytes that are read at once and buffered for smaller reads."""
 MAX_READ_BYTES = 64 << 20

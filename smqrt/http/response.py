@@ -41,6 +41,7 @@ class Response:
 
     Attributes:
         status: the status code.
+        secure: whether the client uses https, to this server or to a trusted proxy.
         committed: whether the head was sent.
         ended: whether it is complete, or its connection was detached. Later writes are ignored.
         size: bytes of the body so far.
@@ -166,6 +167,7 @@ class Response:
 
         Args:
             head: status line and header fields including the length, without `Date` and the empty line.
+            body: the body.
         """
         if self.before_send is not None:
             self.before_send()
@@ -236,7 +238,7 @@ class Response:
 
         Args:
             value: dict, list, tuple, text, number, bool or None. NaN and infinities become null.
-            status: status code; None keeps the present one.
+            status: status code; None keeps the current one.
 
         Raises:
             ArgumentError: JSON has no such value.

@@ -71,7 +71,7 @@ class HttpServer:
 
     Args:
         root: handles the requests.
-        limits: limits for one client.
+        limits: limits of time, size and memory.
         access: checks of every request.
         logins: the logins of users.
 

@@ -30,7 +30,7 @@ MIN_PACKED_BYTES = 1024  # a smaller response fits into one packet without compr
 _MAX_PACKED_RATIO = 0.9  # compressed to original size; other files are not compressed
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # for zlib: a window of 15 bits, plus 16 for the gzip format
-_SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
+_CONDITIONS = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
 _packing = BoundedSemaphore()  # one compression at a time, so that concurrent requests compress a file once
 _unpacking = BoundedSemaphore()  # so that concurrent requests unpack an entry of a ZIP file once
 _ALLOW = "GET, HEAD, OPTIONS"
@@ -144,7 +144,7 @@ class StaticFiles:
                 response.end()
             else:
                 response.error(405, headers={"Allow": _ALLOW})
-        elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._ensure_in_memory(entry, headers):
+        elif not response.is_untouched() or request.has_any(_CONDITIONS) or not self._ensure_in_memory(entry, headers):
             try:
                 _FileResponse(self._io, request, entry, headers).send()
             except IoError:  # the file was removed or replaced after `find`

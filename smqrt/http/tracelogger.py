@@ -209,7 +209,7 @@ class MergedLines:
 #                     the trace logger, the claim of the viewer (the latest one counts), the lines it has already
 #     responses   {do: "lines", start, number, missed, lines: [[at_s, data], …]}
 #                     the first one has the past lines, also if there are none
-#                 {do: "taken"}
+#                 {do: "replaced"}
 #                     there is a later viewer
 #
 # `TraceLogger._viewer` of each worker is the one viewer of the server: its own, or that of another worker.
@@ -217,7 +217,7 @@ class MergedLines:
 QUESTION = "trace lines"
 PAST_S = 0.5
 """Time for which a viewer waits for the past lines of other workers."""
-TAKEN: Message = {"do": "taken"}
+REPLACED: Message = {"do": "replaced"}
 
 Claim = tuple[float, int]
 """Monotonic time of a viewer's connection, and number of its worker."""
@@ -236,9 +236,9 @@ class RemoteViewer:
         self.claim = claim
         self._batch: tuple[list[Line], int] | None = (past, missed)
         self._more = Event()
-        self._is_over = self._is_taken = False
+        self._is_over = self._is_replaced = False
 
-    def takes(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the last batch was sent."""
         return self._batch is None and not self._is_over
 
@@ -247,9 +247,9 @@ class RemoteViewer:
         self._batch = lines, missed
         self._more.set()
 
-    def end(self, is_taken: bool = False) -> None:
-        """End `news`. `is_taken`: whether there is a later viewer; otherwise the trace logger is closed."""
-        self._is_over, self._is_taken = True, is_taken
+    def end(self, is_replaced: bool = False) -> None:
+        """End `news`. `is_replaced`: whether there is a later viewer; otherwise the trace logger is closed."""
+        self._is_over, self._is_replaced = True, is_replaced
         self._more.set()
 
     def news(self, number: Callable[[], int], more: Callable[[], object]) -> News:
@@ -267,8 +267,8 @@ class RemoteViewer:
             (lines, missed), self._batch = self._batch, None
             yield {"do": "lines", "start": _START, "number": number(), "missed": missed, "lines": lines}
             more()
-        if self._is_taken:
-            yield TAKEN
+        if self._is_replaced:
+            yield REPLACED
 
 
 _START = f"{os.getpid()} {monotonic()}"
@@ -288,9 +288,9 @@ class WorkerLines:
         worker_rpc: the workers.
         uri: returns the path of the trace logger, which identifies it in the other workers.
         claim: claim of the viewer.
-        order: merges the lines.
+        merged: merges the lines.
         missed: called with the number of lines that other workers have dropped.
-        taken: called when another worker has a later viewer.
+        replaced: called when another worker has a later viewer.
     """
 
     def __init__(
@@ -298,12 +298,12 @@ class WorkerLines:
         worker_rpc: WorkerRpc,
         uri: Callable[[], str],
         claim: Claim,
-        order: MergedLines,
+        merged: MergedLines,
         missed: Callable[[int], object],
-        taken: Callable[[], object],
+        replaced: Callable[[], object],
     ) -> None:
-        self._uri, self._claim, self._order = uri, claim, order
-        self._missed, self._taken = missed, taken
+        self._uri, self._claim, self._merged = uri, claim, merged
+        self._missed, self._replaced = missed, replaced
         self._behind: dict[int, list[Any]] = {}
         self._without_past = set(worker_rpc.others)
         self._greenlets: list[gevent.Greenlet[..., None]] = [
@@ -314,36 +314,36 @@ class WorkerLines:
 
     def add(self, line: Line) -> None:
         """Add a line of this worker."""
-        self._order.add(line)
+        self._merged.add(line)
 
     def deliver_all(self) -> None:
         """Deliver all waiting lines; called before the trace logger is closed."""
-        self._order.deliver_all()
+        self._merged.deliver_all()
 
     def close(self) -> None:
         """End the requests. A second call does nothing."""
         gevent.killall(self._greenlets, block=False)
-        self._order.close()
+        self._merged.close()
 
     def _begin(self) -> None:
         gevent.sleep(PAST_S)
-        self._order.begin()
+        self._merged.begin()
 
     def _question(self, number: int) -> Message:
         behind = self._behind.get(number, ["", 0])
         return {"do": QUESTION, "uri": self._uri(), "claim": self._claim, "behind": behind}
 
     def _receive(self, worker: int, message: Message) -> None:
-        if message == TAKEN:
-            self._taken()
+        if message == REPLACED:
+            self._replaced()
             return
         self._behind[worker] = [message["start"], message["number"]]
         self._missed(message["missed"])
         for at_s, data in message["lines"]:
-            self._order.add(Line(at_s, data))
+            self._merged.add(Line(at_s, data))
         self._without_past.discard(worker)
         if not self._without_past:
-            self._order.begin()
+            self._merged.begin()
 
 
 NAME = "tracelogger.service"
@@ -402,7 +402,7 @@ class TraceLogger(Directory):
 
     Attributes:
         options: parts of requests in the trace.
-        left_out: number of lines dropped because of slow viewers, in total.
+        dropped: number of lines dropped because of slow viewers, in total.
         on_line: called in the loop with each line of this process; must not block. May be None.
     """
 
@@ -416,7 +416,7 @@ class TraceLogger(Directory):
     ) -> None:
         super().__init__(name, priority)
         self.options = TraceOptions()
-        self.left_out = 0
+        self.dropped = 0
         self.on_line: Callable[[Line], object] | None = None
         self._server = server
         self._worker_rpc, self._label = worker_rpc, f"{worker_rpc.place.label}: " if worker_rpc else ""
@@ -434,8 +434,8 @@ class TraceLogger(Directory):
             self._logger.addHandler(handler)
 
     @property
-    def taken(self) -> bool:
-        """Whether there is a viewer, at any worker."""
+    def has_viewer(self) -> bool:
+        """Whether there is a viewer, of any worker."""
         return self._viewer is not None
 
     def configure(self, options: Mapping[str, bool]) -> None:
@@ -487,7 +487,7 @@ class TraceLogger(Directory):
             self._add_waiting(line)
 
     def _add_waiting(self, line: Line) -> None:
-        self.left_out += self._waiting.add(line)
+        self.dropped += self._waiting.add(line)
         if not self._flushing:
             self._flushing = True
             self._loop.run_callback(self._flush)
@@ -496,7 +496,7 @@ class TraceLogger(Directory):
         """Send the viewer as many lines as it accepts; at most `WAITING_BYTES` wait. Called by the loop."""
         self._flushing = False
         viewer = self._viewer
-        while viewer is not None and self._waiting and viewer.takes():
+        while viewer is not None and self._waiting and viewer.is_ready():
             viewer.show(self._waiting.take(FRAME_BYTES), self._waiting.take_dropped())
 
     # Requests
@@ -533,10 +533,10 @@ class TraceLogger(Directory):
         if request.method not in ("GET", "HEAD"):
             response.error(405, headers={"Allow": "GET, HEAD"})
         elif key := websocket_key(request):
-            if not request.refuse_foreign():
+            if not request.reject_denied_origin():
                 self._connect(request, key)
         elif request.get("x-requested-with") is not None:
-            response.status = 503 if self.taken else 204
+            response.status = 503 if self.has_viewer else 204
             response.headers.set("Cache-Control", "no-store")
         else:
             response.headers.set("Content-Type", "text/html; charset=utf-8")
@@ -549,9 +549,9 @@ class TraceLogger(Directory):
 
     def _connect(self, request: Request, key: str) -> None:
         lines = request.upgrade_lines()
-        taken = request.detach()
-        taken.watcher.close()
-        stream = Stream(taken.transport, taken.data)
+        detached = request.detach()
+        detached.watcher.close()
+        stream = Stream(detached.transport, detached.data)
         viewer = _Viewer(self, stream, (monotonic(), self._worker_rpc.place.number if self._worker_rpc else 0))
         self._replace_viewer(viewer)
         stream.push_or_forget(websocket.switching_protocols(key, lines))
@@ -562,14 +562,14 @@ class TraceLogger(Directory):
             merged = MergedLines(self._add_waiting, HISTORY_BYTES, WAITING_BYTES)
             for line in self._history:
                 merged.add(line)
-            replaced = partial(viewer.end, is_taken=True)
+            replaced = partial(viewer.end, is_replaced=True)
             self._worker_lines = WorkerLines(
                 self._worker_rpc, self.baseuri, viewer.claim, merged, self._count_dropped, replaced
             )
         self._flush()
 
     def _count_dropped(self, lines: int) -> None:
-        self.left_out += lines
+        self.dropped += lines
         self._waiting.count_dropped(lines)
 
     def lines(self, question: Message) -> News:
@@ -578,7 +578,7 @@ class TraceLogger(Directory):
         waiting = self._history.copy(WAITING_BYTES, behind_of(question))
         viewer = RemoteViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_dropped())
         if not self._replace_viewer(viewer):
-            yield TAKEN
+            yield REPLACED
             return
         try:
             yield from viewer.news(lambda: self._history.added - len(self._waiting), self._flush)
@@ -586,12 +586,12 @@ class TraceLogger(Directory):
             self.forget(viewer)
 
     def _replace_viewer(self, viewer: _Viewer | RemoteViewer) -> bool:
-        """Replace the present viewer unless it is a later one; return whether that was done."""
+        """Replace the current viewer unless it is a later one; return whether that was done."""
         previous = self._viewer
         if previous is not None and previous.claim > viewer.claim:
             return False
         if previous is not None:
-            previous.end(is_taken=True)
+            previous.end(is_replaced=True)
             self.forget(previous)
         self._viewer = viewer
         return True
@@ -641,7 +641,7 @@ class _Viewer:
         self._awaits_space = False
         gevent.spawn(self._read)
 
-    def takes(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the send queue accepts a frame. Otherwise `_flush` is called later."""
         if self._stream.closed:
             return False
@@ -661,7 +661,7 @@ class _Viewer:
 
     def show(self, lines: list[Line], missed: int) -> None:
         """Send lines, and the number of dropped lines before them."""
-        note = b"... %d lines were left out: this viewer is too slow\n" % missed if missed else b""
+        note = b"... %d lines were dropped: this viewer is too slow\n" % missed if missed else b""
         self.send(LINES + note + b"".join(line.data for line in lines))
 
     def send(self, payload: bytes) -> None:
@@ -671,12 +671,12 @@ class _Viewer:
         except StreamError:
             self.end()
 
-    def end(self, is_taken: bool = False) -> None:
-        """Close the connection. `is_taken`: whether a later viewer replaces this one, which gets a frame TAKEN_OVER."""
+    def end(self, is_replaced: bool = False) -> None:
+        """Close the connection. `is_replaced`: whether by a later viewer; then sends TAKEN_OVER first."""
         self._owner.forget(self)
         if not self._stream.closed:
-            frame = self._codec.message(TAKEN_OVER, is_text=False) if is_taken else b""
-            self._stream.push_or_forget(frame + self._codec.close(1000 if is_taken else 1001))
+            frame = self._codec.message(TAKEN_OVER, is_text=False) if is_replaced else b""
+            self._stream.push_or_forget(frame + self._codec.close(1000 if is_replaced else 1001))
             self._stream.close(graceful=True)
 
     def _read(self) -> None:

@@ -227,7 +227,7 @@ class Directory(Branch):
         for below in super().file_servers(rest):
             yield path_left + below
 
-    def refuse(self, request: Request) -> None:
+    def deny(self, request: Request) -> None:
         """Respond to a request that the authorizer has denied."""
         request.response.error(403)
 
@@ -465,7 +465,7 @@ def _add_dav_fields(fields: bytes) -> bytes:
 
 
 def _relative(path: str) -> str:
-    """Return a path without its first slash and without empty parts, so that the guard of "a/" also sees "//a/"."""
+    """Return a path without its first slash and without empty parts, so that the guard of "a/" also protects "//a/"."""
     return _SLASHES.sub("/", path)[1:] if "//" in path else path[1:]
 
 

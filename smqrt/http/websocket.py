@@ -65,13 +65,13 @@ class WebSocket:
             raise HttpError(426, "This address is for WebSockets.", headers={"Upgrade": "websocket"})
         request.access.check_origin(request)
         lines = request.upgrade_lines(subprotocol)
-        taken = request.detach()
-        taken.watcher.close()
+        detached = request.detach()
+        detached.watcher.close()
         self.close_code: int | None = None
         self._pieces: list[bytes] = []  # of a large frame that is incomplete
         self._codec = WebSocketCodec(max_message_bytes=max_message_bytes)
         self._loop: Any = get_hub().loop
-        self._stream = Stream(taken.transport, taken.data)
+        self._stream = Stream(detached.transport, detached.data)
         self._stream.push_or_forget(websocket.switching_protocols(key, lines))
         close_with_app(self)
 

@@ -103,10 +103,10 @@ _PUBLIC_PATHS = ("/healthz", "/readyz")
 
 
 class _Forbidden(Directory):
-    def refuse(self, request: Request) -> None:
-        """See `Directory.refuse`. The API responds with JSON."""
+    def deny(self, request: Request) -> None:
+        """See `Directory.deny`. The API responds with JSON."""
         if not request.path.startswith("/api/"):
-            super().refuse(request)
+            super().deny(request)
         elif request.method in _READ_METHODS:
             answer_json(request, 403, {"error": f"Your login has no access: it needs the group {VIEWERS} or {GROUP}."})
         else:

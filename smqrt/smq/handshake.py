@@ -96,8 +96,8 @@ class BootstrapRequest(Protocol):
     def get(self, name: str, /) -> str | None:
         """Return the value of a header field; None without it."""
 
-    def refuse_foreign(self, more: Origins | None, /) -> bool:
-        """Answer a request from a page of a foreign host with 403; return whether it is one."""
+    def reject_denied_origin(self, more: Origins | None, /) -> bool:
+        """Reject a request from a page of a denied origin with 403; return whether it is one."""
 
     def upgrade_lines(self) -> bytes:
         """Return the header lines that the application adds to a 101. Raises SmqrtError for invalid ones."""
@@ -215,8 +215,8 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     count_for = getattr(getattr(request, "transport", None), "count_for", None)
     if not raw and key is None:
         request.response.error(404, NOT_SMQ)
-    elif request.refuse_foreign(admission.origins):
-        pass  # `refuse_foreign` has answered
+    elif request.reject_denied_origin(admission.origins):
+        pass  # `reject_denied_origin` has answered
     elif broker.closed:  # its clients may reconnect before the application has created a new hub
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
     elif broker.draining:
@@ -651,8 +651,8 @@ class HandlerRequest:
         """Answer with an error."""
         self._handler.answer(f"{status} {HTTPStatus(status).phrase}", detail + "\n", headers or {})
 
-    def refuse_foreign(self, more: Origins | None) -> bool:
-        """Answer a request from a page of a foreign host with 403; return whether it is one."""
+    def reject_denied_origin(self, more: Origins | None) -> bool:
+        """Reject a request from a page of a denied origin with 403; return whether it is one."""
         if foreign := _foreign(self._environ, more):
             self.error(403, "This page may not connect here.")
         return foreign

@@ -1,4 +1,4 @@
-"""Requests as handlers see them, the connection taken away from HTTP, and uploads."""
+"""HTTP requests, the connection taken away from HTTP, and uploads."""
 
 from __future__ import annotations
 

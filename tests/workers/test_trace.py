@@ -175,7 +175,7 @@ def test_data_for_a_slow_viewer_is_bounded_and_counted(served: Served) -> None:
     visits[2].say("the-end")
     lines = viewer.until("say.lsp 1: the-end")
     shown = sum("flood.lsp 1: number" in line for line in lines)
-    missed = sum(int(count) for count in re.findall(r"^\.\.\. (\d+) lines were left out", "\n".join(lines), re.M))
+    missed = sum(int(count) for count in re.findall(r"^\.\.\. (\d+) lines were dropped", "\n".join(lines), re.M))
     others = sum("flood.lsp?" in line or "/flood.lsp " in line for line in lines)
     assert shown < 5000
     assert 12_000 <= shown + missed <= 12_000 + 4 - others
@@ -224,7 +224,7 @@ def test_a_stopped_viewer_keeps_its_place_and_returns(served: Served) -> None:
     far.say("again")
     lines = viewer.until("w2: say.lsp 1: again")
     numbers = [int(one) for one in re.findall(r"^w2: flood.lsp 1: number\s+(\d+)", "\n".join(lines), re.M)]
-    missed = sum(int(count) for count in re.findall(r"^\.\.\. (\d+) lines were left out", "\n".join(lines), re.M))
+    missed = sum(int(count) for count in re.findall(r"^\.\.\. (\d+) lines were dropped", "\n".join(lines), re.M))
     assert 9000 <= len(numbers) + missed <= 9004
 
 

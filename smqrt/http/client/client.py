@@ -120,7 +120,7 @@ class HttpConversation:
         """
         if request.trusted and not request.url.secure:
             self.close()
-            raise StreamError("sslnotenabled", f"{request.url} without TLS, but the server must be trusted")
+            raise StreamError("sslnotenabled", f"{request.url}: the server must be trusted, which needs https or wss")
         if request.url.websocket:
             self._key = websocket.new_key()
             request = request.as_websocket(self._key)
@@ -317,7 +317,7 @@ class HttpConversation:
     # ---- The connection
 
     def trust(self) -> Trust | None:
-        """Return whether the server is trusted; None without TLS."""
+        """Return the result of checking the server's certificate; None without TLS."""
         stream = self._open_stream()
         if stream.tls is None:
             return None

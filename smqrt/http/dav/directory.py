@@ -82,8 +82,8 @@ class DavDirectory(Directory):
         """The locks; None without a folder for them."""
         return self._locking.locks if self._locking else None
 
-    def refuse(self, request: Request) -> None:
-        """See `Directory.refuse`. Sends a page to browsers and plain text to programs (spec: bas-api §17)."""
+    def deny(self, request: Request) -> None:
+        """See `Directory.deny`. Sends a page to browsers and plain text to programs (spec: bas-api §17)."""
         _error(request, 403)
 
     def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
@@ -140,13 +140,13 @@ class DavDirectory(Directory):
         """Hook for a request with the URL of a session."""
 
     def _view(self, request: Request) -> _View:
-        around: list[GuardedDirectory] = []
+        enclosing: list[GuardedDirectory] = []
         directory: Branch | None = self
         while isinstance(directory, Directory):
-            around.append(directory)
+            enclosing.append(directory)
             directory = directory.parent
         # Clients that have logged in at this directory or at an outer one see hidden files too.
-        is_owner = any(guard.directory in around for guard in passed(request))
+        is_owner = any(guard.directory in enclosing for guard in passed(request))
         if is_owner not in self._views:
             share = DavShare(self.io, self._locking.folder if self._locking else None, is_owner)
             self._views[is_owner] = _View(share, StaticFiles(share.io))
@@ -169,7 +169,7 @@ class DavDirectory(Directory):
                 view.files.serve(target.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
                 return True
         try:
-            stat = view.share.look(target.name)
+            stat = view.share.stat(target.name)
         except IoError as error:
             raise HttpError(500, error.word) from None
         return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)

@@ -122,7 +122,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         if path is None:
             return None
         name = unescaped(path).strip("/")
-        stat = _with_dav_errors(lambda: self.share.look(name))
+        stat = _with_dav_errors(lambda: self.share.stat(name))
         if stat is None or (path.endswith("/") and name and not stat.isdir):
             return None
         return (_Folder if stat.isdir else _File)(name, environ, stat)
@@ -231,7 +231,7 @@ class _Resource:
         target = unescaped(path).strip("/")
         if not target or self.own_name.startswith(target + "/"):
             raise DAVError(403, "the destination contains the source")
-        existing = _with_dav_errors(lambda: self.share.look(target))
+        existing = _with_dav_errors(lambda: self.share.stat(target))
         self.environ["smqrt.created"] = existing is None
         if existing is not None and existing.isdir:
             _with_dav_errors(lambda: self.share.remove_tree(target))
@@ -266,7 +266,7 @@ class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
                 upload.finish()
 
         _with_dav_errors(create)
-        return _File(path, self.environ, self.share.look(path))
+        return _File(path, self.environ, self.share.stat(path))
 
     def create_collection(self, name: str) -> None:
         """Create a folder."""
@@ -300,7 +300,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
     def end_write(self, *, with_errors: bool) -> None:
         """End a PUT."""
         if not with_errors:
-            self.stat = _with_dav_errors(lambda: self.share.look(self.own_name))
+            self.stat = _with_dav_errors(lambda: self.share.stat(self.own_name))
 
 
 class _Writer:

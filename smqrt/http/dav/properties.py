@@ -129,7 +129,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         now_s = time.time()
         return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
 
-    def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
+    def describe(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
         """Return for each lock: path, owner text of the client, is shared, is recursive, seconds until it expires."""
         now_s = time.time()
         return [
@@ -188,6 +188,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
             self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
 
     def _flush(self) -> None:
+        """See the base class, which calls this after each change."""
         self.changed = True
 
 
@@ -240,6 +241,8 @@ def check(data: bytes) -> None:
 
 
 class _Counter:
+    """Limits for the parts of a document; its methods are callbacks of the parser."""
+
     def __init__(self) -> None:
         self.depth = self.elements = self.characters = 0
 

@@ -121,7 +121,7 @@ class DavShare:
         is_hidden = hidden(f"{folder}/" if is_from_macos else name)
         return self._owner or not (is_hidden or is_page(name) or self.io.private.name(name))
 
-    def look(self, name: str) -> Stat | None:
+    def stat(self, name: str) -> Stat | None:
         """Return the stat of a file or folder, None if the client may see no such file."""
         if not self.shows(name):
             return None
@@ -236,7 +236,7 @@ class DavShare:
         It may not replace an invisible file, such as a link out of the share.
         """
         self._check(name)
-        if self.look(name) is None and call_blocking(self.io, name, self._exists, name):
+        if self.stat(name) is None and call_blocking(self.io, name, self._exists, name):
             raise IoError("noaccess", f"{name!r} is private")
 
     def _check(self, name: str) -> None:

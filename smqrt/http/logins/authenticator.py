@@ -102,7 +102,7 @@ class AuthInfo:
         type: "basic", "digest" or "form".
         realm: realm of the authenticator.
         loginattempts: failed logins of the client's address since its last successful one.
-        denied: whether there were too many failed logins; then the present credentials were not checked.
+        denied: whether there were too many failed logins; then the credentials were not checked.
         seed, seedkey: values for a form that hashes the password; None for the other types.
         username, password: credentials that the client sent, or None.
         upwd: secret in the user database; None for an unknown user.
@@ -191,10 +191,10 @@ class Authenticator:
         try:
             accepts_clear_text = self.kind != "sform" or request.secure
             credentials = form_of(request, accepts_clear_text) if self._has_form else None
-            present = request.logins.of(request)
+            current = request.logins.of(request)
             if credentials is None:
-                if present is not None and not present.needs_credentials:
-                    return present
+                if current is not None and not current.needs_credentials:
+                    return current
                 kind = self._kind_for(request, path)
                 if kind == BASIC:
                     credentials = basic_of(request)
@@ -203,7 +203,7 @@ class Authenticator:
                 if credentials is None:
                     self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
                     return None
-            return self._attempt(request, credentials, present, directory)
+            return self._attempt(request, credentials, current, directory)
         except Answered:
             return None
 
@@ -231,7 +231,7 @@ class Authenticator:
     # Login attempts
 
     def _attempt(
-        self, request: Request, credentials: Credentials, present: Login | None, directory: object
+        self, request: Request, credentials: Credentials, current: Login | None, directory: object
     ) -> Login | None:
         request.logins.sessions.catch_up()  # the guesses at other workers count too
         freshness = self._freshness(request, credentials)
@@ -240,7 +240,7 @@ class Authenticator:
             return None
         throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
         # A client that is logged in is not throttled, so that guesses of other clients cannot lock it out.
-        is_trusted = present is not None and present.name == name and present.kind == credentials.kind
+        is_trusted = current is not None and current.name == name and current.kind == credentials.kind
         if not is_trusted and not throttle.take(peer, name):
             info, wait_s = self._info_of(credentials, directory), throttle.wait_s(peer, name)
             info.denied = True
@@ -522,7 +522,7 @@ class GuardedDirectory(Protocol):
     def baseuri(self) -> str:
         """Return the path of the directory."""
 
-    def refuse(self, request: Request) -> None:
+    def deny(self, request: Request) -> None:
         """Respond to a request that the authorizer denies."""
 
 
@@ -562,7 +562,7 @@ class LoginGuard:
                 return False
         except Answered:
             return True
-        self.directory.refuse(request)
+        self.directory.deny(request)
         return True
 
     def allows_also(self, request: Request, method: str, path: str) -> bool:

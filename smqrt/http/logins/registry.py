@@ -1,6 +1,6 @@
 """Logins of a server's users, bound to a session and an address (spec: bas-api §5, runtime §8).
 
-Login forms contain single-use values, the tickets; see below.
+Also the single-use values that clients hash with their passwords: nonces of Digest and seeds of login forms.
 """
 
 from __future__ import annotations
@@ -310,9 +310,9 @@ class State(Enum):
 
     GOOD = "good"
     STALE = "stale"
-    """It was issued, but has expired or was used before. The client needs a new one."""
-    FOREIGN = "foreign"
-    """It was never issued, or its user has logged out."""
+    """It has expired, was used before, or this server did not issue it. The client needs a new one."""
+    ENDED = "ended"
+    """Its user has logged out."""
 
 
 class Signer:
@@ -434,8 +434,8 @@ class Nonces:
             return State.STALE
         uses = self.used.get(nonce, made_s)
         if uses is None or uses.has(count):
-            return State.FOREIGN if uses is not None and uses.is_over else State.STALE
-        return State.FOREIGN if uses.is_over else State.GOOD
+            return State.ENDED if uses is not None and uses.is_over else State.STALE
+        return State.ENDED if uses.is_over else State.GOOD
 
     def use(self, nonce: str, count: int) -> bool:
         """Record the use of a nonce with this count; return whether it is the first use."""
@@ -514,6 +514,7 @@ class Seeds:
 
 
 def _decoded(text: str, length: int) -> bytes | None:
+    """Return `length` bytes from URL-safe Base64, None for any other text."""
     if len(text) > 2 * length:
         return None
     try:

@@ -115,7 +115,7 @@ def test_a_slow_viewer_loses_lines_that_are_counted(app: AppServer, monkeypatch:
     line = "y" * 1000
     app.page(f"<?lsp for i = 1, 100 do trace('{line}') end trace'last' ?>")
     text = text_of(client, b": last\n")
-    assert b" lines were left out: this viewer is too slow\n" in text
+    assert b" lines were dropped: this viewer is too slow\n" in text
     assert len(text) < 30_000
 
 
@@ -242,5 +242,5 @@ def test_lines_missed_by_a_slow_callback_are_counted(
     line = "y" * 1000
     server.page(f"<?lsp for i = 1, 100 do trace('{line}') end trace'last' ?>")
     wait_until(lambda: "last" in heard(server))
-    assert " lines were left out: the callback is too slow\n" in heard(server)
+    assert " lines were dropped: the callback is too slow\n" in heard(server)
     assert len(heard(server)) < 10_000

@@ -128,7 +128,7 @@ def test_owners_see_all_but_the_folder_of_locks(folder: Path) -> None:
         assert [share.shows(name) for name in (".env", "page.lsp", ".LOCK", ".LOCK/x", ".LOCKx")] == [
             owner, owner, False, False, owner,
         ]  # fmt: skip
-        assert (share.look(".env") is not None) is owner
+        assert (share.stat(".env") is not None) is owner
     assert io.private.name("code.lua"), "the rules of the application stay"
 
 
@@ -164,7 +164,7 @@ def test_what_is_invisible_cannot_be_replaced(folder: Path, tmp_path: Path) -> N
     (tmp_path / "target").write_text("outside")
     (folder / "link").symlink_to(tmp_path / "target")
     share = DavShare(DiskIo(folder))
-    assert share.look("link") is None
+    assert share.stat("link") is None
     for call in (
         lambda: share.copy("a.txt", "link"),
         lambda: share.rename("a.txt", "link"),
@@ -194,7 +194,7 @@ def test_the_root_is_a_folder_without_an_entry() -> None:
             return super().published(name)
 
     share = DavShare(Rootless({"a.txt": lambda: b"x"}))
-    root = share.look("")
+    root = share.stat("")
     assert root is not None
     assert root.isdir
-    assert share.look("none") is None
+    assert share.stat("none") is None

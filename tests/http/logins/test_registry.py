@@ -70,7 +70,7 @@ def test_a_nonce_that_was_logged_out_with(clock: Clock):
     nonce = nonces.issue()
     nonces.use(nonce, 1)
     nonces.end(nonce)
-    assert nonces.state(nonce, 2) is State.FOREIGN
+    assert nonces.state(nonce, 2) is State.ENDED
     assert not nonces.use(nonce, 2)
 
 
@@ -188,7 +188,7 @@ def test_a_nonce_used_at_another_worker_is_used(clock: Clock) -> None:
     assert not here.use(nonce, 7)
     assert here.use(nonce, 8)
     there.end(nonce)
-    assert here.state(nonce, 9) is State.FOREIGN
+    assert here.state(nonce, 9) is State.ENDED
 
 
 def test_nothing_is_used_without_the_other_workers(clock: Clock) -> None:

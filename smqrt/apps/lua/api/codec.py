@@ -27,7 +27,7 @@ from smqrt.apps.lua.bridge import Function, LuaValues, fail, methods
 from smqrt.apps.lua.vm import Services, Vm
 from smqrt.crypto import ciphers
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.http.forms import BLANKS
+from smqrt.http.forms import PLUS_TO_SPACE
 from smqrt.loop.scheduling import Turn
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -61,7 +61,7 @@ def urlencode(data: bytes) -> bytes:
 
 def urldecode(data: bytes) -> bytes:
     """Decode percent-encoding; `+` becomes a space."""
-    return unquote_to_bytes(data.translate(BLANKS))
+    return unquote_to_bytes(data.translate(PLUS_TO_SPACE))
 
 
 MAX_DATE_BYTES = 256  # no date is longer, and the parser's time grows with the length

@@ -220,7 +220,7 @@ class FileServersBinding:
         locks = self._file_server(handle).locks
         if locks is None:
             return False
-        return (True, *(value for lock in locks.about() for value in lock))
+        return (True, *(value for lock in locks.describe() for value in lock))
 
     def is_locked(self, handle: int, path: bytes) -> bool:
         locks = self._file_server(handle).locks
@@ -466,7 +466,7 @@ class _Listener:
             self._is_busy = False
             return None
         dropped = self._lines.take_dropped()
-        note = b"%d lines were left out: the callback is too slow\n" % dropped if dropped else b""
+        note = b"%d lines were dropped: the callback is too slow\n" % dropped if dropped else b""
         return note + b"".join(line.data for line in self._lines.take(FRAME_BYTES))
 
 
