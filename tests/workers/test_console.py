@@ -204,4 +204,4 @@ def test_blocked_worker_does_not_block_the_console(served: Served) -> None:
         time.sleep(0.2)
     os.kill(pids[1], signal.SIGCONT)
     page.until(lambda data: data["server"]["workers"] == 2)
-    assert page.pulse["counts"]["attention"] >= 0
+    assert page.pulse["counts"]["alerts"] >= 0

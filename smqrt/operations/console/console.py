@@ -139,7 +139,7 @@ class Console:
         """Return the figures that all pages receive each second."""
         sample = self.sample()
         counts = {
-            "attention": len(self._alerts(sample)),
+            "alerts": len(self._alerts(sample)),
             "peers": sample.now["peers"],
             "topics": sum(hub["topics"] for hub in merged_hubs(sample.hubs)),
             "apps_failed": sum(one["state"] == "failed" for one in sample.also["apps"]),
@@ -161,7 +161,7 @@ class Console:
                 "state": server["phase"],
                 "workers": len(workers_of(sample)),
             },
-            "attention": self._alerts(sample),
+            "alerts": self._alerts(sample),
             "hubs": [
                 {
                     "id": hub["id"],

@@ -76,7 +76,7 @@ document.addEventListener("keydown", event => {
     menu.focus();
 });
 
-const COUNTED = {attention: "alert", apps_failed: "failed application", errors: "error"};
+const COUNTED = {alerts: "alert", apps_failed: "failed application", errors: "error"};
 
 live.listeners.add(({counts, point}) => {
     for (const place of nav.querySelectorAll("[data-count]")) setText(place, format.count(counts[place.dataset.count]));

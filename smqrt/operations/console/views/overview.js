@@ -27,12 +27,12 @@ const CHARTS = [
 ];
 
 export function overview({live, history, place, ready, setSubtitle}) {
-    const attention = h("ul", {class: "attention"});
+    const alerts = h("ul", {class: "alerts"});
     const figures = FIGURES.map(figure => new Figure(figure));
     const charts = CHARTS.map(parts => new Chart(...parts));
     const listeners = listenerTable(), hubs = hubTable();
     const parts = [
-        h("section", {class: "section", "aria-label": "Alerts"}, attention),
+        h("section", {class: "section", "aria-label": "Alerts"}, alerts),
         h("dl", {class: "figures"}, figures.map(figure => figure.element)),
         h("div", {class: "charts"}, charts.map(chart => chart.element)),
         section("Listeners", {}),
@@ -55,7 +55,7 @@ export function overview({live, history, place, ready, setSubtitle}) {
         const {server} = data;
         const processes = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
         setSubtitle(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
-        showAlerts(attention, data.attention);
+        showAlerts(alerts, data.alerts);
         listeners.update(data.listeners);
         hubs.update(data.hubs);
     });
