@@ -177,10 +177,13 @@ class ReconnectingClient(ABC, Generic[Reason]):
                 delay_s = None if reason is None else self._delay_after(reason)
                 if delay_s is None:
                     return
-                # `close` ends the delay. A delay that begins later is not shortened: a failed broker needs time.
-                (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
+                self._wait_before_retry(delay_s)
             except gevent.Timeout:
                 self._log.exception("a function of the application left a gevent.Timeout running")
+
+    def _wait_before_retry(self, delay_s: float) -> None:
+        # `close` ends the delay. A delay that begins later is not shortened: a failed broker needs time.
+        (self._stopping if self._closing.is_set() else self._closing).wait(delay_s)
 
     def _decision(self, fn: Callable[..., Decision], *args: object, until: Event | None = None) -> Decision | None:
         """Queue a callback and return its result; None when it failed, or `until` was set first."""

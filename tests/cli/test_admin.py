@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -236,7 +235,8 @@ def test_a_trace_ends_after_its_count(listener: Listener) -> None:
 
 def test_top_shows_rates_from_the_second_look_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 100, 2))
-    monkeypatch.setattr(admin, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=times.__next__))
+    monkeypatch.setattr(admin, "sleep", lambda seconds: None)
+    monkeypatch.setattr(admin, "monotonic", times.__next__)
     server = {
         "phase": "serving", "uptime_s": 61, "memory_bytes": 5e7, "loop_lag_worst_s": 0.0123, "connections": 3,
         "peers": 2, "queued_bytes": 0,

@@ -35,7 +35,7 @@ def finishes_its_micro_batch(terminal: Terminal, everybody: dict[int, str]) -> N
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
@@ -90,7 +90,7 @@ def test_a_signal_to_all_processes_while_spark_starts(terminal: Terminal, number
         with suppress(ProcessLookupError):  # a helper that has only begun ends by itself
             os.kill(pid, number)
     assert terminal.wait() == 0, terminal.printed
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
@@ -114,7 +114,7 @@ def test_a_jvm_that_crashes(terminal: Terminal) -> None:
     os.kill(jvm, signal.SIGKILL)
     assert terminal.wait() == 1, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("failed", "failed", [])
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     told = [line for line in terminal.printed.splitlines() if "Spark has ended" in line and "batch" not in line]
     assert len(told) == 2, terminal.printed
 
@@ -128,7 +128,7 @@ def test_a_second_ctrl_c_stops_immediately(terminal: Terminal) -> None:
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 128 + signal.SIGINT, terminal.printed
     assert terminal.results == []
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
 
 
 OTHERS = {
@@ -150,7 +150,7 @@ def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str
     terminal.send(number)
     assert terminal.wait() == code, terminal.printed
     assert terminal.printed.splitlines()[-1] == "Interrupted."
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     assert terminal.written == []
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
     assert list((terminal.app / "tmp").glob("smqrt-test-*")) == []
@@ -164,7 +164,7 @@ def test_doctor_while_spark_starts(terminal: Terminal) -> None:
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 130, terminal.printed
     assert terminal.printed.splitlines()[-1] == "Interrupted."
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
@@ -177,5 +177,5 @@ def test_compacting_with_spark(terminal: Terminal, tmp_path: Path) -> None:
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 130, terminal.printed
     assert terminal.printed.splitlines()[-1] == "Interrupted."
-    assert not terminal.traces
+    assert not terminal.traces, terminal.printed
     assert (list(journal.glob("data/*/*/*.parquet")), (journal / ".variant").exists()) == ([], False)

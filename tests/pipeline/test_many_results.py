@@ -125,7 +125,7 @@ def echo(rows):
     number = F.lpad(F.col("seq").cast("string"), 6, "0").cast("binary")
     return rows.select(F.concat(number, "payload").alias("payload"))
 """
-BACKLOG, PAYLOAD_BYTES = 50_000, 2000
+BACKLOG, PAYLOAD_BYTES = 100_000, 1000
 PATIENCE_S = 300
 
 
