@@ -212,7 +212,7 @@ def test_times_have_defaults_that_browsers_accept(ecc: PrivateKey) -> None:
     [
         ({"valid_from_s": 2e9, "valid_to_s": 2e9}, "it must end after it begins"),
         ({"valid_from_s": 1e300}, "the time is out of range"),
-        ({"valid_from_s": -1e9}, "a time before 1951"),
+        ({"valid_from_s": -1e9}, "the time is before 1951"),
         ({"serial": 0}, "the serial number must be above 0"),
         ({"serial": 1 << 159}, "at most 159 bits"),
     ],
