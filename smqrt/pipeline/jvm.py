@@ -202,6 +202,17 @@ def handle_signals() -> None:
             jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
 
 
+def ignore_signals() -> None:
+    """Make the JVM of spark-submit ignore signals from now on: this process ends, and nobody can be told of them."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    for name in ("TERM", "HUP"):
+        with suppress(Py4JJavaError):
+            jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), jvm.sun.misc.SignalHandler.SIG_IGN)
+
+
 def ended_by(error: BaseException | None) -> int | None:
     """Return the signal that ended the JVM while it started; None without one, or when it is unknown.
 

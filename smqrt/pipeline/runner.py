@@ -119,6 +119,7 @@ class Runner:
             yield spark
         finally:
             with suppress(Exception):  # the JVM may have ended already
+                jvm.ignore_signals()
                 spark.stop()
 
     def run_queries(self, queries: list[Query]) -> int:

@@ -42,7 +42,7 @@ def finishes_its_micro_batch(terminal: Terminal, everybody: dict[int, str]) -> N
 @pytest.mark.cluster
 def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None:
     """The process that was started is spark-submit's; the driver is its child. It is told twice, as a service manager
-    and `smqrt serve` do.
+    and `smqrt serve` do, and again until it has ended.
     """
     terminal.start("submit", "--master", "local[2]", "--from", "earliest", "--republish")
     terminal.wait_inside()
@@ -51,6 +51,10 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
         assert terminal.process
         terminal.process.terminate()
         wait_until(lambda: "Ctrl-C again" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+    terminal.go.touch()
+    while not terminal.ended:
+        terminal.process.terminate()
+        time.sleep(0.05)
     finishes_its_micro_batch(terminal, everybody)
 
 
