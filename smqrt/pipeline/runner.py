@@ -118,9 +118,9 @@ class Runner:
         try:
             yield spark
         finally:
-            with suppress(Exception):  # the JVM may have ended already
-                jvm.ignore_signals()
-                spark.stop()
+            for step in (jvm.ignore_signals, spark.stop):
+                with suppress(Exception):  # the JVM may have ended already
+                    step()
 
     def run_queries(self, queries: list[Query]) -> int:
         """Run these queries in the session of their context; return 0, or 1 when a query has failed."""
