@@ -83,7 +83,7 @@ class Proxies:
         self.trusted, self._headers = trusted, headers
 
     def apply(self, request: ClaimedRequest) -> None:
-        """Change a request from a trusted proxy to that of the client.
+        """Replace the values of a trusted proxy in a request with those of the client.
 
         Raises:
             BadRequest: the fields are malformed or contradict each other.
@@ -229,5 +229,5 @@ def _scheme(text: str | None) -> bool | None:
         return None
     secure = _SCHEMES.get(text.lower())
     if secure is None:
-        raise BadRequest("scheme of a proxy is neither http nor https")
+        raise BadRequest("the scheme in a proxy header is neither http nor https")
     return secure

@@ -2,13 +2,13 @@
 
 Three steps: the grammar below, llhttp (httptools), then checks of framing. Input that two servers could interpret
 differently (request smuggling) is rejected with 400, never repaired. The grammar excludes bare CR or LF, NUL, folded
-lines, blanks before a colon, and targets other than the origin form and the absolute form of http and https. Two forms
-that RFC 9112 allows are normalized here: an absolute target becomes an origin target and the Host (§3.2.2), and raw
-UTF-8 in a target becomes percent-encoded.
+lines, whitespace before a colon, and targets other than the origin form and the absolute form of http and https. Two
+forms that RFC 9112 allows are normalized here: an absolute target becomes an origin target and the Host (§3.2.2), and
+raw UTF-8 in a target becomes percent-encoded.
 
 A name with an underscore is a valid token. Servers that derive variables from names (CGI, WSGI) confuse
-`Content_Length` with `Content-Length`. Such a twin of a framing field is rejected. A twin of a field that identifies a
-client is dropped. Any other twin is dropped if the field with dashes is present.
+`Content_Length` with `Content-Length`. A field that can be confused with a framing field is rejected. One that can be
+confused with a field that identifies a client is dropped. Any other one is dropped if the field with dashes is present.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _SINGLE = (  # a second one changes the meaning of the message, or its sender
 )  # fmt: skip
 _EQUAL = ("content-type",)  # repeated lines are accepted if they are equal
 _DATES = ("if-modified-since", "if-unmodified-since")  # ignored with more than one value: RFC 9110 §13.1
-_REJECTED_TWINS = frozenset(("content-length", "transfer-encoding"))
+_REJECTED_WITH_UNDERSCORES = frozenset(("content-length", "transfer-encoding"))
 _IDENTIFYING = ("x-forwarded-", "x-real-", "sec-", "proxy-")  # beginnings of names
 _MAX_PORT = 65535
 NO_QUERY = QueryText()
-_MAX_RECENT = 256
-_MAX_RECENT_BYTES = 1024  # of one cached head
+_MAX_CACHED = 256
+_MAX_CACHED_BYTES = 1024  # of one cached head
 
 
 class Head:
@@ -111,7 +111,7 @@ class Head:
         if len(self.headers) > MAX_FIELDS:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
         if any("_" in name for name, _ in self.headers):
-            self._drop_twins()
+            self._drop_underscore_names()
         path, mark, query = self.target.partition("?")
         self.query = QueryText(query) if mark else NO_QUERY
         self.path = decode_path(path) if "%" in path else path
@@ -166,7 +166,7 @@ class Head:
     def get(self, name: str, default: str | None = None) -> str | None:
         """Return the header field of a name, in any letter case.
 
-        Several lines are joined by "," (cookies by "; "). Of fields with one value, the first line counts.
+        Several lines are joined by "," (cookies by "; "). For single-value fields, the first line is used.
         """
         return self._index.get(name.lower(), default)
 
@@ -180,16 +180,16 @@ class Head:
         """Return whether a field of these names (in lower case) is present."""
         return not names.isdisjoint(self._index)
 
-    def _drop_twins(self) -> None:
+    def _drop_underscore_names(self) -> None:
         names = {name.lower() for name, _ in self.headers}
         kept: list[tuple[str, str]] = []
         for name, value in self.headers:
-            twin = name.lower().replace("_", "-")
+            dashed = name.lower().replace("_", "-")
             if "_" not in name:
                 kept.append((name, value))
-            elif twin in _REJECTED_TWINS:
-                raise BadRequest(f"header {name} can be confused with {twin.title()}: use '-' in the name")
-            elif twin not in names and not twin.startswith(_IDENTIFYING):
+            elif dashed in _REJECTED_WITH_UNDERSCORES:
+                raise BadRequest(f"header {name} can be confused with {dashed.title()}: use '-' in the name")
+            elif dashed not in names and not dashed.startswith(_IDENTIFYING):
                 kept.append((name, value))
         self.headers = kept
 
@@ -237,7 +237,7 @@ class Head:
         self.expects_continue = expect is not None and self.version == "1.1"
 
 
-_recent: dict[bytes, Head] = {}
+_cached_heads: dict[bytes, Head] = {}
 
 
 def parse(data: bytes) -> Head:
@@ -246,14 +246,14 @@ def parse(data: bytes) -> Head:
     Raises:
         BadRequest: as `Head`.
     """
-    head = _recent.get(data)
+    head = _cached_heads.get(data)
     if head is None:
         head = Head(data)
         # Heads with credentials are not cached: those of Digest never repeat, those of Basic contain a password.
-        if len(data) <= _MAX_RECENT_BYTES and head.get("authorization") is None:
-            if len(_recent) >= _MAX_RECENT:
-                _recent.clear()
-            _recent[data] = head
+        if len(data) <= _MAX_CACHED_BYTES and head.get("authorization") is None:
+            if len(_cached_heads) >= _MAX_CACHED:
+                _cached_heads.clear()
+            _cached_heads[data] = head
     return head
 
 
@@ -280,7 +280,7 @@ def decode_path(path: str) -> str:
 
     Raises:
         BadRequest: a malformed escape, or an encoded slash, backslash or control character. These serve only to bypass
-            checks of paths.
+            path checks.
     """
     raw = _ESCAPE.sub(_decode_escape, path.encode("ascii"))
     return raw.decode("utf-8", "surrogateescape")
@@ -304,7 +304,7 @@ def check_beginning(data: bytes, checked: int = 0) -> None:
         checked: length of the part that passed this check before.
 
     Raises:
-        BadRequest: characters that no head contains (a TLS hello, bare line ends), or a malformed request line.
+        BadRequest: characters that no head contains (a TLS ClientHello, bare line ends), or a malformed request line.
     """
     if _INVALID_IN_HEAD.search(data, max(checked - 2, 0)) is not None:
         raise BadRequest("control character or bare line end in the head")

@@ -1,7 +1,7 @@
 """HTTP header fields, error statuses and error pages.
 
-Header fields of a response are ordered, case-insensitive and checked against injection. Also parsers for dates, ranges
-(RFC 9110 §14) and cookies (RFC 6265).
+Header fields of a response are ordered, case-insensitive and checked against injection. The module also parses dates,
+ranges (RFC 9110 §14) and cookies (RFC 6265).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HttpError(SmqrtError):
 
 
 class BadRequest(HttpError):
-    """A malformed request; becomes a response 400 and closes the connection."""
+    """A malformed request; becomes a 400 response and closes the connection."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
         super().__init__(status, detail, close=True)
@@ -190,8 +190,8 @@ def with_missing_fields(lines: bytes, fields: Mapping[str, str]) -> bytes:
 def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the values of header lines by name in lower case, in the order of each name's first line.
 
-    Several lines of a name are joined by "," (RFC 9110 §5.3), cookies by "; " (RFC 6265 §5.4). The first line counts
-    for fields with one value, and for Set-Cookie, which cannot be joined.
+    Several lines of a name are joined by "," (RFC 9110 §5.3), cookies by "; " (RFC 6265 §5.4). For single-value fields
+    and for Set-Cookie, which cannot be joined, the first line is used.
     """
     lines: dict[str, list[str]] = {}
     for name, value in pairs:
@@ -232,7 +232,7 @@ def _checked_name(name: str) -> str:
         raise ValueError(f"header name {name!r} is not a token: use letters, digits and '-'")
     key = name.lower()
     if key == "transfer-encoding":
-        raise ValueError("header Transfer-Encoding is set by the server itself; set Content-Length or none")
+        raise ValueError("header Transfer-Encoding is set by the server; remove it, or set Content-Length instead")
     return key
 
 

@@ -36,8 +36,8 @@ def test_memory_of_heads_is_bounded(bench: Any) -> None:
     for number in range(600):
         wire.ask(f"/{number}")
     wire.ask("/" + "x" * 5000)
-    assert len(head._recent) <= 256
-    assert max(map(len, head._recent)) <= 1024
+    assert len(head._cached_heads) <= 256
+    assert max(map(len, head._cached_heads)) <= 1024
 
 
 def test_a_name_with_an_underscore(bench: Bench, kept: Kept) -> None:
