@@ -27,7 +27,7 @@ from smqrt.auth.service import IdentityService, accepted_logins
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import StartError
 from smqrt.http.access import Private
-from smqrt.http.client.client import fetched
+from smqrt.http.client.client import fetch
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
 from smqrt.http.resources import Io, server_io
@@ -529,7 +529,7 @@ def _identity_service(settings: Settings, logins: Logins) -> IdentityService | N
     if not IdentityService.is_wanted(settings.auth):
         return None
     crls = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]
-    service = IdentityService(settings.auth, logins.throttle, fetched, list(filter(None, crls)))
+    service = IdentityService(settings.auth, logins.throttle, fetch, list(filter(None, crls)))
     identity.serve(service)
     gevent_broker.follow(service)
     service.changed.append(partial(logins.recheck_clients, service.revalidate))

@@ -15,7 +15,7 @@ from smqrt.auth import service as identity_service
 from smqrt.auth.service import IdentityService
 from smqrt.auth.throttle import Throttle
 from smqrt.auth.users import new_hash
-from smqrt.http.client.client import fetched
+from smqrt.http.client.client import fetch
 from smqrt.http.logins.registry import ADDRESS_LIMIT, ANYWHERE_LIMIT, NAME_LIMIT
 from smqrt.settings.server_settings import AuthSettings
 from smqrt.smq import gevent_broker
@@ -56,7 +56,7 @@ class Guarded:
             self.acl.write_text(acl)
         settings = AuthSettings(users=str(self.users), acl=None if acl is None else str(self.acl), **auth)
         throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
-        self.service = IdentityService(settings, throttle, fetched, lists)
+        self.service = IdentityService(settings, throttle, fetch, lists)
         identity_service.serve(self.service)
         gevent_broker.follow(self.service)
         self.service.start()

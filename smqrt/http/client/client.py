@@ -78,7 +78,7 @@ class Released:
     """A connection that was detached from HTTP.
 
     Attributes:
-        stream: the connection; bytes that were received already are read first.
+        stream: the connection; bytes already received are read first.
         websocket: whether the server has accepted the upgrade to WebSocket.
         tls: TLS options with the trusted certificates, None without TLS.
         host: name of the server.
@@ -111,7 +111,7 @@ class HttpConversation:
 
     # ---- Sending a request
 
-    def ask(self, request: ClientRequest) -> None:
+    def send_head(self, request: ClientRequest) -> None:
         """Send the head of a request.
 
         Raises:
@@ -195,7 +195,7 @@ class HttpConversation:
         if self._unsent is None:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         elif len(data) > self._unsent:
-            raise StreamError("toomuchdata", f"{len(data)} bytes, but only {self._unsent} are still announced")
+            raise StreamError("toomuchdata", f"{len(data)} bytes, but only {self._unsent} announced bytes are left")
         else:
             self._unsent -= len(data)
         stream.write(data, self.options.timeout_s)
@@ -337,7 +337,7 @@ class HttpConversation:
         stream, response, request = self._open_stream(), self._response, self.request
         wanted = request is not None and request.url.websocket and not self.options.tunnel
         if wanted and self.status() != 101:
-            raise StreamError("invalidresponse", f"the server answered {self.status()} instead of WebSocket")
+            raise StreamError("invalidresponse", f"the server rejected the upgrade to WebSocket: {self.status()}")
         rest = b"".join(iter(lambda: response.take(READ_BYTES), b""))
         stream.unread(rest + response.tail)
         self._stream = None
@@ -361,7 +361,7 @@ class HttpConversation:
         return self._stream
 
 
-def fetched(url: str, max_bytes: int) -> bytes:
+def fetch(url: str, max_bytes: int) -> bytes:
     """Return a small document; blocks for at most `FETCH_S`. Does not follow redirects.
 
     The server must be trusted if the URL is https.
@@ -378,7 +378,7 @@ def fetched(url: str, max_bytes: int) -> bytes:
     conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=max_bytes))
     try:
         with Timeout(FETCH_S, StreamError("timeout", f"no answer in {FETCH_S:g} s")):
-            conversation.ask(request)
+            conversation.send_head(request)
             if conversation.status() != 200:
                 raise StreamError("invalidresponse", f"the server answered {conversation.status()}")
             return conversation.read_whole()
@@ -402,7 +402,7 @@ _HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 class HttpClient(HttpConversation):
     """A client that follows up to nine redirects and responds to one Digest challenge.
 
-    It does neither if it would have to send a body again. Later requests send its cookies and use its challenges.
+    It does neither if the body would have to be sent again. Later requests send its cookies and use its challenges.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
@@ -413,13 +413,13 @@ class HttpClient(HttpConversation):
         self._challenges: dict[tuple[bool, str, int], Challenge] = {}
         self._has_authenticated = False
 
-    def ask(self, request: ClientRequest) -> None:
-        """See `HttpConversation.ask`."""
+    def send_head(self, request: ClientRequest) -> None:
+        """See `HttpConversation.send_head`."""
         self._redirects = 0
         self._has_authenticated = False
-        self._ask(request)
+        self._send_head(request)
 
-    def _ask(self, request: ClientRequest) -> None:
+    def _send_head(self, request: ClientRequest) -> None:
         self._current = request
         own = {name.lower() for name, _ in request.headers}
         challenge, (user, password) = self._challenges.get(request.url.origin), request.login
@@ -428,7 +428,7 @@ class HttpClient(HttpConversation):
             authorization = challenge.answer(request.method, request.url.target, user, password or "")
         more = [("Cookie", self._jar.value(request.url)), ("Authorization", authorization)]
         headers = [(name, value) for name, value in more if value and name.lower() not in own]
-        super().ask(replace(request, headers=[*request.headers, *headers]))
+        super().send_head(replace(request, headers=[*request.headers, *headers]))
 
     def status(self) -> int:
         """See `HttpConversation.status`. Returns the status after the last redirect."""
@@ -450,7 +450,7 @@ class HttpClient(HttpConversation):
             if following is None:
                 return status
             self.skip(_MAX_SKIPPED_BYTES)
-            self._ask(following)
+            self._send_head(following)
 
     @property
     def url(self) -> Url | None:

@@ -114,15 +114,17 @@ class ClientRequest:
             return False
         return self.method in _WITH_BODY or "chunked" in (self._own_field("transfer-encoding") or "").lower()
 
-    def head(self, agent: str, persistent: bool, host: str | None = None, through: str | None = None) -> bytes:
+    def head(
+        self, agent: str, persistent: bool, host: str | None = None, proxy_authorization: str | None = None
+    ) -> bytes:
         """Return the bytes of the request line and the header fields.
 
         Args:
             agent: value of User-Agent.
             persistent: whether to keep the connection open.
             host: Host field, if different from the URL.
-            through: Proxy-Authorization for a proxy that forwards the request, "" if it needs none. None without such a
-                proxy.
+            proxy_authorization: Proxy-Authorization for a proxy that forwards the request, "" if it needs none. None
+                without such a proxy.
         """
         fields: Fields = [("Host", host or self.url.authority), ("User-Agent", agent), ("Accept", "*/*")]
         if not persistent and not self.url.websocket:
@@ -134,11 +136,11 @@ class ClientRequest:
         user, password = self.login
         if user is not None:
             fields.append(("Authorization", basic_authorization(user, password)))
-        if through:
-            fields.append(("Proxy-Authorization", through))
+        if proxy_authorization:
+            fields.append(("Proxy-Authorization", proxy_authorization))
         own = {name.lower() for name, _ in self.headers}
         fields = [pair for pair in fields if pair[0].lower() not in own] + self.headers
-        target = str(self.url) if through is not None else self.url.target
+        target = str(self.url) if proxy_authorization is not None else self.url.target
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
         return f"{self.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
@@ -226,7 +228,7 @@ class ClientResponse:
             elif data:
                 if self._chunks is None:
                     self._parser.feed_data(data)
-                else:  # the server's decoder: llhttp rejects extensions and blanks that RFC 9112 §7.1 allows
+                else:  # the server's decoder: llhttp rejects extensions and whitespace that RFC 9112 §7.1 allows
                     piece = self._chunks.feed(data)
                     if piece:
                         self._pieces.append(piece)
@@ -253,7 +255,7 @@ class ClientResponse:
             StreamError: "socketclosed", the response is incomplete.
         """
         if not (self.complete or self._until_end):
-            raise StreamError("socketclosed", "the server closed the connection within its response")
+            raise StreamError("socketclosed", "the server closed the connection before its response was complete")
         self.complete = True
 
     def take(self, size_bytes: int) -> bytes:
@@ -276,7 +278,7 @@ class ClientResponse:
     def get(self, name: str) -> str | None:
         """Return the header field of a name, in any letter case.
 
-        Several lines are joined by ",". The first line counts for fields with one value and for Set-Cookie.
+        Several lines are joined by ",". For single-value fields and Set-Cookie, the first line is used.
         """
         return self._fields.get(name.lower())
 
@@ -317,7 +319,7 @@ class ClientResponse:
                 return b""
             head, data = bytes(self._head[: match.end()]), bytes(self._head[match.end() :])
             self._heads_bytes, self._head, self._head_lines = self._heads_bytes + len(head), bytearray(), 0
-            with suppress(httptools.HttpParserUpgrade):  # the caller sees the upgrade by the status
+            with suppress(httptools.HttpParserUpgrade):  # the caller detects the upgrade by the status
                 self._parser.feed_data(head)
         return data
 
@@ -338,7 +340,7 @@ class ClientResponse:
             return
         status = self._parser.get_status_code()
         if status < 200 and status != _SWITCHING:
-            self.headers.clear()  # of an interim response, which the final one follows
+            self.headers.clear()  # of an interim response; the final one follows
             self._interim += 1
             if self._interim > MAX_INTERIM:
                 raise httptools.HttpParserError(f"the server sent more than {MAX_INTERIM} interim responses")

@@ -76,7 +76,7 @@ def test_post_with_length_and_in_chunks(server: AppServer, hello: ScriptedHttp) 
         print(http:status())
     """
     lines = run(server, code, url=hello.url)
-    assert lines[0] == "true\ttrue\tnil\ttoomuchdata\t1 bytes, but only 0 are still announced"
+    assert lines[0] == "true\ttrue\tnil\ttoomuchdata\t1 bytes, but only 0 announced bytes are left"
     assert lines[1:] == ["200", "true\ttrue\ttrue\t200", "200", "true\t200", "200"]
     assert hello.bodies == [b"abcdef", b"3\r\nabc\r\n2\r\n12\r\n0\r\n\r\n", b"0\r\n\r\n", b"ok", b""]
     assert hello.heads[0].count("Content-Length: 6") == 1

@@ -47,7 +47,7 @@ def test_the_certificate_of_a_client(server: AppServer) -> None:
     options = HttpClientOptions(tls=tls, timeout_s=3)
     for shown in ("nil", "device-1.example"):
         client = HttpConversation(options)
-        client.ask(ClientRequest("GET", url_of(f"https://127.0.0.1:{listener.address[1]}/p.lsp"), trusted=True))
+        client.send_head(ClientRequest("GET", url_of(f"https://127.0.0.1:{listener.address[1]}/p.lsp"), trusted=True))
         assert client.read() == f"{shown}\n".encode()
         client.close()
         tls.add_identity(identity_of(devices.issue_cert("device-1.example")))

@@ -18,7 +18,7 @@ LAST = answer(b"hello", "200 OK", "Connection: close")
 
 
 def get(client: HttpConversation, url: str, method: str = "GET", size: int | None = None) -> bytes:
-    client.ask(ClientRequest(method, url_of(url), size_bytes=size))
+    client.send_head(ClientRequest(method, url_of(url), size_bytes=size))
     client.status()
     return b"".join(iter(client.read, None))
 
@@ -54,7 +54,7 @@ def test_made_anew_when_the_server_ended_it(client: HttpConversation, first: lis
 
 def test_made_anew_when_the_body_was_not_read(client: HttpConversation) -> None:
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\nabc"]], [HELLO]) as scripted:
-        client.ask(ClientRequest("GET", url_of(scripted.url)))
+        client.send_head(ClientRequest("GET", url_of(scripted.url)))
         client.status()
         assert get(client, scripted.url) == b"hello"
         assert scripted.connections == 2
@@ -73,7 +73,7 @@ def test_a_get_is_repeated_when_a_reused_connection_closes(client: HttpConversat
 def test_what_may_have_an_effect_is_not_repeated(client: HttpConversation, method: str, size: int | None) -> None:
     with ScriptedHttp([HELLO, [CLOSE]], [HELLO]) as scripted:
         get(client, scripted.url)
-        client.ask(ClientRequest(method, url_of(scripted.url), size_bytes=size))
+        client.send_head(ClientRequest(method, url_of(scripted.url), size_bytes=size))
         if size:
             client.write(b"abc")
         with pytest.raises(StreamError, match="socketclosed"):
@@ -91,7 +91,7 @@ def test_a_first_request_is_not_repeated(client: HttpConversation) -> None:
 def test_an_answer_before_the_body_is_through(client: HttpConversation) -> None:
     early = [b"HTTP/1.1 413 Too much\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"]
     with ScriptedHttp([early]) as scripted:
-        client.ask(ClientRequest("POST", url_of(scripted.url), [("Content-Length", "0"), ("X-Real", "endless")]))
+        client.send_head(ClientRequest("POST", url_of(scripted.url), [("Content-Length", "0"), ("X-Real", "endless")]))
         assert client.status() == 413
 
 
@@ -129,7 +129,7 @@ def test_a_head_that_drips_is_not_waited_for() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=0.2))
     with ScriptedHttp([drip(b"HTTP/1.1 200 OK\r\n" * 100)]) as scripted:
         began_s = monotonic()
-        client.ask(ClientRequest("GET", url_of(scripted.url)))
+        client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
         assert monotonic() - began_s < 2
@@ -139,7 +139,7 @@ def test_a_slow_body_delays_nothing_and_is_complete() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=0.2))
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
     with ScriptedHttp([[head, *drip(b"0123456789" * 50)]]) as scripted:
-        client.ask(ClientRequest("GET", url_of(scripted.url)))
+        client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.read_whole()
         assert client.read_whole(4) == b"0123"
@@ -149,7 +149,7 @@ def test_a_server_that_only_interrupts_is_not_waited_for() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=0.3))
     with ScriptedHttp([[b"HTTP/1.1 102 Wait\r\n\r\n", 0.1] * 30]) as scripted:
         began_s = monotonic()
-        client.ask(ClientRequest("GET", url_of(scripted.url)))
+        client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
         assert monotonic() - began_s < 2
@@ -160,7 +160,7 @@ def test_a_body_over_the_limit(head: bytes) -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=3, max_body_bytes=100))
     body = b"65\r\n" + b"x" * 101 + b"\r\n" if b"chunked" in head else b"x" * 101
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body]]) as scripted:
-        client.ask(ClientRequest("GET", url_of(scripted.url)))
+        client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="toomuchdata"):
             client.read_whole()
         with pytest.raises(StreamError, match="socketclosed"):
@@ -170,14 +170,14 @@ def test_a_body_over_the_limit(head: bytes) -> None:
 def test_a_large_file_may_be_asked_about() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=3, max_body_bytes=100))
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n"]]) as scripted:
-        client.ask(ClientRequest("HEAD", url_of(scripted.url)))
+        client.send_head(ClientRequest("HEAD", url_of(scripted.url)))
         assert client.read_whole() == b""
 
 
 def test_what_is_skipped_is_bounded(client: HttpConversation) -> None:
     with ScriptedHttp([answer(b"x" * 100)] * 3) as scripted:
         for max_bytes, connections in ((1000, 1), (50, 1), (1000, 2)):
-            client.ask(ClientRequest("GET", url_of(scripted.url)))
+            client.send_head(ClientRequest("GET", url_of(scripted.url)))
             client.status()
             client.skip(max_bytes)
             assert scripted.connections == connections
@@ -186,7 +186,7 @@ def test_what_is_skipped_is_bounded(client: HttpConversation) -> None:
 def test_trusted_without_tls_sends_nothing(client: HttpConversation) -> None:
     with ScriptedHttp([HELLO]) as scripted:
         with pytest.raises(StreamError, match="sslnotenabled"):
-            client.ask(ClientRequest("GET", url_of(scripted.url), trusted=True))
+            client.send_head(ClientRequest("GET", url_of(scripted.url), trusted=True))
         assert scripted.connections == 0
 
 

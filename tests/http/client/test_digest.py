@@ -64,7 +64,7 @@ def test_quotes_are_kept_in() -> None:
 
 
 def get(client: HttpClient, url: str, user: str | None = "me", method: str = "GET") -> int:
-    client.ask(ClientRequest(method, url_of(url), size_bytes=None, user=user, password="secret"))
+    client.send_head(ClientRequest(method, url_of(url), size_bytes=None, user=user, password="secret"))
     return client.status()
 
 

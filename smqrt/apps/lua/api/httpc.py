@@ -111,7 +111,7 @@ class HttpClientBinding:
             _text(password),
             trusted,
         )
-        self._clients[number].ask(request)
+        self._clients[number].send_head(request)
         return True
 
     def write(self, number: int, data: bytes) -> bool:
