@@ -21,7 +21,7 @@ from smqrt.settings.limits import Limit
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
 MAX_SESSIONS = 10_000  # bounds the memory if a page creates a session for each client
-MAX_PER_ADDRESS = 1000  # so that one client cannot displace the sessions of all other clients
+MAX_PER_ADDRESS = 1000  # so that one client cannot evict the sessions of all other clients
 Note = Callable[[bytes, bytes], object]
 """Sends a note to other workers, or receives one. The arguments are its name and its data."""
 
@@ -38,7 +38,7 @@ class HttpSession:
         max_inactive_s: time without a request after which the session expires.
         uses: number of requests with this session.
         locks: number of locks; a locked session does not expire.
-        attributes: values of applications in Python.
+        attributes: values that Python applications store.
         login: the login, see `smqrt.http.logins`.
     """
 
@@ -103,7 +103,7 @@ class HttpSessions:
 
     Args:
         now: returns the time in seconds.
-        on_end: called with each session that ended: terminated, expired or displaced.
+        on_end: called with each session that ended: terminated, expired or evicted.
         per_address: limit for one IP address; beyond it, the address's least recently used session ends.
         max_sessions: limit for all; beyond it, the least recently used session ends.
 
@@ -135,9 +135,9 @@ class HttpSessions:
         """Create a session for the client with this IP address."""
         if len(self._by_peer.get(peer, ())) >= self._per_address:
             rule = f"limit reached: sessions_per_address ({self._per_address}) for {peer}"
-            self._displace(self._by_peer[peer], SESSIONS_PER_ADDRESS, rule)
+            self._evict(self._by_peer[peer], SESSIONS_PER_ADDRESS, rule)
         if len(self._by_id) >= self._max_sessions:
-            self._displace(self._by_id, SESSIONS, f"limit reached: sessions ({self._max_sessions})")
+            self._evict(self._by_id, SESSIONS, f"limit reached: sessions ({self._max_sessions})")
         session = self._new_session(_new_id(), self._next_number(), peer, self._now())
         self._add(session)
         return session
@@ -152,7 +152,7 @@ class HttpSessions:
         self._by_number[session.number] = session
         self._by_id[session.id] = self._by_peer.setdefault(session.peer, {})[session.id] = session
 
-    def _displace(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
+    def _evict(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
         limit.refused("a further HTTP session", f"{rule}; the least recently used one ends")
         self.terminate(self._oldest(sessions))
 
@@ -162,7 +162,7 @@ class HttpSessions:
 
     def find(self, session_id: str) -> HttpSession | None:
         """Return the session with this id and record its use; None if it does not exist or has ended."""
-        session = self._alive(self._by_id.get(session_id))
+        session = self._unless_expired(self._by_id.get(session_id))
         if session is not None:
             session.uses += 1
             self.touch(session)
@@ -170,7 +170,7 @@ class HttpSessions:
 
     def by_number(self, number: int) -> HttpSession | None:
         """Return the session with this number; None if it does not exist or has ended."""
-        return self._alive(self._by_number.get(number))
+        return self._unless_expired(self._by_number.get(number))
 
     def numbers(self) -> list[int]:
         """Return the numbers of all sessions."""
@@ -202,7 +202,7 @@ class HttpSessions:
         session.id = session_id
         self._by_id[session.id] = of_peer[session.id] = session
 
-    def hold(self, session: HttpSession, change: int) -> None:
+    def change_locks(self, session: HttpSession, change: int) -> None:
         """Add a lock to a session (1), or remove one (-1)."""
         session.locks = max(0, session.locks + change)
 
@@ -235,7 +235,7 @@ class HttpSessions:
         """Apply the changes of other workers."""
 
     def save(self, session: HttpSession) -> None:
-        """Send a session's values of applications and its `max_inactive_s` to other workers."""
+        """Send the values that applications store in a session, and its `max_inactive_s`, to other workers."""
 
     def save_login(self, session: HttpSession) -> None:
         """Send the login of a session to other workers."""
@@ -264,7 +264,7 @@ class HttpSessions:
     def close(self) -> None:
         """Release the resources at shutdown."""
 
-    def _alive(self, session: HttpSession | None) -> HttpSession | None:
+    def _unless_expired(self, session: HttpSession | None) -> HttpSession | None:
         """Return the session, or None and end it if it has expired."""
         if session is not None and session.expired(self._now()):
             self.terminate(session)

@@ -32,7 +32,7 @@ _PYTHON = b"p"
 LUA = b"l"
 """The kind of rows with attributes of applications in Lua; the first byte of a row's name is its kind."""
 TICK_S = 1.0
-"""Interval of sending the uses of sessions, and changes outside of requests."""
+"""Interval between reports of uses of sessions, and of changes outside requests."""
 SLACK_S = 2 * TICK_S
 """Delay before an unused session expires, because another worker may report a use that late."""
 LOCK_S = 5 * TICK_S  # validity of another worker's lock, which that worker renews with each tick
@@ -311,9 +311,9 @@ class SharedSessions(RequestSessions):
         super().renew(session)
         self.put(cast(SharedSession, session), _ID, session.id.encode())
 
-    def hold(self, session: HttpSession, change: int) -> None:
-        """See `HttpSessions.hold`. Each tick renews a lock, so that the locks of a dead worker expire."""
-        super().hold(session, change)
+    def change_locks(self, session: HttpSession, change: int) -> None:
+        """See `HttpSessions.change_locks`. Each tick renews a lock, so that the locks of a dead worker expire."""
+        super().change_locks(session, change)
         shared = cast(SharedSession, session)
         if shared.locks:
             self._locked.add(shared)
@@ -389,7 +389,7 @@ def _set_known(session: SharedSession, name: bytes, data: bytes | None) -> None:
 def is_plain(value: object, depth: int = 0) -> bool:
     """Return whether a Python value can be shared.
 
-    That is None, texts, numbers, booleans, bytes, and lists, tuples, sets and dicts of such values.
+    These are None, strings, numbers, booleans, bytes, and lists, tuples, sets and dicts of such values.
     """
     kind = type(value)
     if kind in _SCALARS:

@@ -144,7 +144,8 @@ class Authenticator:
     Args:
         users: a dict by name (see `UserTable`), a function (see `UserFunction`), or another user database.
         kind: "digest" or "basic" as in HTTP; "form" for a login page; "sform" for one that without TLS accepts only
-            hashed passwords; "auth" to choose by the client; "dav" to choose without a form.
+            hashed passwords; "auth" to choose "digest", "basic" or "form" for each client; "dav" to choose "digest" or
+            "basic".
         realm: name in the browser's login dialog, and part of every HA1.
         page: writes the login page, or the page of a 401. None for the default page.
         tracker: whether an address must wait ten minutes before each further attempt after four failed logins.
@@ -235,7 +236,7 @@ class Authenticator:
     ) -> Login | None:
         request.logins.sessions.catch_up()  # the guesses at other workers count too
         freshness = self._freshness(request, credentials)
-        if freshness is not State.GOOD:
+        if freshness is not State.VALID:
             self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
             return None
         throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
@@ -301,13 +302,17 @@ class Authenticator:
             if self._has_ha1 and credentials.algorithm != "MD5":
                 return State.STALE
             if request.logins.noted_nonce(request) == credentials.nonce:
-                return State.GOOD  # an outer authenticator has used it for this request
+                return State.VALID  # an outer authenticator has used it for this request
         return credentials.freshness(request.logins)
 
     # Responses without a login
 
     def _info_of(
-        self, credentials: Credentials, directory: object, freshness: State = State.GOOD, account: Account | None = None
+        self,
+        credentials: Credentials,
+        directory: object,
+        freshness: State = State.VALID,
+        account: Account | None = None,
     ) -> AuthInfo:
         info = AuthInfo(credentials.kind, self.realm, directory=directory)
         # After a stale Digest, the client repeats the request by itself. Otherwise the page shows the failed attempt.

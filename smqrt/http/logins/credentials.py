@@ -65,7 +65,7 @@ class Credentials(Protocol):
         """Return whether the credentials match the account; takes the same time for every account."""
 
     def freshness(self, logins: Logins) -> State:
-        """Return whether the credentials are new; a value of unknown origin counts as stale."""
+        """Return the state of their nonce or seed. A value that this server did not issue is stale."""
 
     def use(self, logins: Logins) -> bool:
         """Record their use for a login; return whether it is the first use."""
@@ -88,7 +88,7 @@ class ClearText:
 
     def freshness(self, logins: Logins) -> State:
         """See `Credentials.freshness`. A password may be used any number of times."""
-        return State.GOOD
+        return State.VALID
 
     def use(self, logins: Logins) -> bool:
         """See `Credentials.use`."""
@@ -129,7 +129,7 @@ class FormHash:
 
     def freshness(self, logins: Logins) -> State:
         """See `Credentials.freshness`."""
-        return State.GOOD if logins.seeds.is_good(self.seed, self.seedkey) else State.STALE
+        return State.VALID if logins.seeds.is_valid(self.seed, self.seedkey) else State.STALE
 
     def use(self, logins: Logins) -> bool:
         """See `Credentials.use`."""
@@ -248,7 +248,7 @@ def _plain_parameters(text: str) -> dict[str, str] | None:
 
 
 def _text(data: bytes) -> str:
-    """Decode a name or a password: UTF-8, or Latin-1 of old clients."""
+    """Decode a name or a password: UTF-8, or Latin-1 from old clients."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -370,7 +370,7 @@ class UserTable:
     """A user database in memory.
 
     Args:
-        users: by name a password, or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 5, "recycle": False,
+        users: by name, a password or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 5, "recycle": False,
             "inactive": seconds}`.
 
     Attributes:
@@ -441,14 +441,14 @@ def _number(name: str, fields: Mapping[str, Any], field: str, default: Any) -> A
     value = fields.get(field, default)
     if value is default:
         return default
-    # A number of Lua may be a float, which is exact up to 2^53.
+    # A Lua number may be a float, which is exact up to 2^53.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 1 << 53:
         raise ArgumentError(f"user {name!r}: '{field}' must be a number of at least 1")
     return int(value)
 
 
 def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
-    """Return the user database of a database, a function or a dict; see `UserTable` and `UserFunction`."""
+    """Return a user database for a database, a function or a dict; see `UserTable` and `UserFunction`."""
     if isinstance(users, Mapping):
         return UserTable(users)
     if hasattr(users, "find"):

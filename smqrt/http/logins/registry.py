@@ -1,6 +1,7 @@
 """Logins of a server's users, bound to a session and an address (spec: bas-api §5, runtime §8).
 
-Also the single-use values that clients hash with their passwords: nonces of Digest and seeds of login forms.
+The module also has the single-use values that clients hash with their passwords: nonces of Digest and seeds of login
+forms.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ANONYMOUS = "anonymous"
 NAME_LIMIT = GuessLimit(10, 10.0)
 ADDRESS_LIMIT = GuessLimit(60, 1.0)
 ANYWHERE_LIMIT = GuessLimit(300, 1.0)
-"""Guesses of one name from all addresses. It does not delay addresses from which the user has logged in before."""
+"""Limit for one name from all addresses. It does not delay addresses from which the user has logged in before."""
 TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # of the login tracker (spec: runtime §1.2)
 _GUESS_NOTE_S = 60.0  # how long reports of guesses at other workers are kept
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
@@ -100,7 +101,7 @@ class Logins:
     """
 
     def __init__(self, sessions: RequestSessions | None = None, secret: bytes = b"") -> None:
-        self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
+        self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is falsy
         self.sessions.ended.append(self._remove)
         alone = self.sessions.alone
         self.nonces = Nonces(time, _key(secret, b"nonces"), alone)
@@ -234,7 +235,7 @@ class Logins:
         return nonce
 
     def _find_continued(self, request: SessionRequest, name: str, kind: str, peer: str) -> Login | None:
-        """Return the login that a request of Basic or Digest continues, with or without a cookie, or None."""
+        """Return the login that a Basic or Digest request continues, with or without a cookie, or None."""
         if kind not in (BASIC, DIGEST):
             return None
         session = self.sessions.of(request)
@@ -308,7 +309,7 @@ def no_other_workers() -> AbstractContextManager[bool]:
 class State(Enum):
     """The state of a value that a client has returned."""
 
-    GOOD = "good"
+    VALID = "valid"
     STALE = "stale"
     """It has expired, was used before, or this server did not issue it. The client needs a new one."""
     ENDED = "ended"
@@ -341,7 +342,7 @@ _PACKED_USES = struct.Struct(">d?I32s")
 class _Uses:
     """The used counts of a nonce: the highest one, and a bit for each of the `_WINDOW` counts up to it."""
 
-    made_s: float
+    issued_s: float
     highest: int = 0
     bits: int = 0
     is_over: bool = False
@@ -358,12 +359,12 @@ class _Uses:
             self.bits |= 1 << -ahead
 
     def packed(self) -> bytes:
-        return _PACKED_USES.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
+        return _PACKED_USES.pack(self.issued_s, self.is_over, self.highest, self.bits.to_bytes(32))
 
     @classmethod
     def of(cls, data: bytes) -> _Uses:
-        made_s, is_over, highest, bits = _PACKED_USES.unpack(data)
-        return cls(made_s, highest, int.from_bytes(bits), is_over)
+        issued_s, is_over, highest, bits = _PACKED_USES.unpack(data)
+        return cls(issued_s, highest, int.from_bytes(bits), is_over)
 
 
 class UsedValues:
@@ -378,10 +379,10 @@ class UsedValues:
         self._uses: OrderedDict[str, _Uses] = OrderedDict()
         self._removed_s = 0.0
 
-    def get(self, text: str, made_s: float) -> _Uses | None:
+    def get(self, text: str, issued_s: float) -> _Uses | None:
         """Return the counts of a value; None if they are unknown because it is too old."""
         uses = self._uses.get(text)
-        return uses or (None if made_s <= self._removed_s else _Uses(made_s))
+        return uses or (None if issued_s <= self._removed_s else _Uses(issued_s))
 
     def put(self, text: str, uses: _Uses) -> None:
         """Store the counts of a value, and send them to other workers."""
@@ -397,7 +398,7 @@ class UsedValues:
         self._uses.move_to_end(text)
         if len(self._uses) > _MAX_KEPT:
             _, oldest = self._uses.popitem(last=False)
-            self._removed_s = max(self._removed_s, oldest.made_s)
+            self._removed_s = max(self._removed_s, oldest.issued_s)
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -427,23 +428,23 @@ class Nonces:
 
     def state(self, nonce: str, count: int) -> State:
         """Return the state of a nonce for a request with this count."""
-        made_s = self._made_s(nonce)
-        if made_s is None:
+        issued_s = self._issued_s(nonce)
+        if issued_s is None:
             return State.STALE  # it may be from before a restart of this server
-        if not 0 <= self._now() - made_s <= NONCE_LIFETIME_S:
+        if not 0 <= self._now() - issued_s <= NONCE_LIFETIME_S:
             return State.STALE
-        uses = self.used.get(nonce, made_s)
+        uses = self.used.get(nonce, issued_s)
         if uses is None or uses.has(count):
             return State.ENDED if uses is not None and uses.is_over else State.STALE
-        return State.ENDED if uses.is_over else State.GOOD
+        return State.ENDED if uses.is_over else State.VALID
 
     def use(self, nonce: str, count: int) -> bool:
         """Record the use of a nonce with this count; return whether it is the first use."""
-        made_s = self._made_s(nonce)
-        if made_s is None:
+        issued_s = self._issued_s(nonce)
+        if issued_s is None:
             return False
         with self._alone() as is_certain:
-            uses = self.used.get(nonce, made_s)
+            uses = self.used.get(nonce, issued_s)
             if not is_certain or uses is None or uses.has(count) or uses.is_over:
                 return False
             uses.add(count)
@@ -452,21 +453,21 @@ class Nonces:
 
     def end(self, nonce: str) -> None:
         """Invalidate a nonce."""
-        made_s = self._made_s(nonce)
-        if made_s is not None:
-            self.used.put(nonce, _Uses(made_s, is_over=True))
+        issued_s = self._issued_s(nonce)
+        if issued_s is not None:
+            self.used.put(nonce, _Uses(issued_s, is_over=True))
 
-    def _made_s(self, nonce: str) -> float | None:
+    def _issued_s(self, nonce: str) -> float | None:
         """Return the time of issue of a nonce, None for a forged one."""
-        made_s = self._checked.get(nonce)
-        if made_s is None:
+        issued_s = self._checked.get(nonce)
+        if issued_s is None:
             data = _decoded(nonce, _TIME_BYTES + _RANDOM_BYTES + _MAC_BYTES)
             if data is None or not self._signer.is_valid(data[:-_MAC_BYTES], data[-_MAC_BYTES:]):
                 return None
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
-            made_s = self._checked[nonce] = int.from_bytes(data[:_TIME_BYTES]) / 1000
-        return made_s
+            issued_s = self._checked[nonce] = int.from_bytes(data[:_TIME_BYTES]) / 1000
+        return issued_s
 
 
 class Seeds:
@@ -486,26 +487,26 @@ class Seeds:
         key = issued + self._signer.sign(issued + seed.encode())
         return seed, urlsafe_b64encode(key).decode("ascii")
 
-    def is_good(self, seed: str, key: str) -> bool:
+    def is_valid(self, seed: str, key: str) -> bool:
         """Return whether a seed was issued with this key and is unused."""
-        made_s = self._made_s(seed, key)
-        if made_s is None or not 0 <= self._now() - made_s <= SEED_LIFETIME_S:
+        issued_s = self._issued_s(seed, key)
+        if issued_s is None or not 0 <= self._now() - issued_s <= SEED_LIFETIME_S:
             return False
-        uses = self.used.get(key, made_s)
+        uses = self.used.get(key, issued_s)
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
         """Record the use of a seed by a login; return whether it is the first use."""
-        made_s = self._made_s(seed, key)
-        if made_s is None:
+        issued_s = self._issued_s(seed, key)
+        if issued_s is None:
             return False
         with self._alone() as is_certain:
-            if not is_certain or not self.is_good(seed, key):
+            if not is_certain or not self.is_valid(seed, key):
                 return False
-            self.used.put(key, _Uses(made_s, is_over=True))
+            self.used.put(key, _Uses(issued_s, is_over=True))
         return True
 
-    def _made_s(self, seed: str, key: str) -> float | None:
+    def _issued_s(self, seed: str, key: str) -> float | None:
         data = _decoded(key, _TIME_BYTES + _MAC_BYTES)
         text = seed.encode("utf-8", "surrogateescape")
         if data is None or not self._signer.is_valid(data[:_TIME_BYTES] + text, data[_TIME_BYTES:]):

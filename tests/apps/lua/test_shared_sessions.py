@@ -247,7 +247,7 @@ def test_unused_sessions_end_where_they_are_not_used(pair: tuple[AppServer, AppS
     for session in (used, unused, held):
         session.max_inactive_s = 0.5
         sessions(first).save(session)
-    sessions(first).hold(held, 1)
+    sessions(first).change_locks(held, 1)
     until_s = monotonic() + 0.5 + SLACK_S + 2 * TICK_S
     while monotonic() < until_s:
         assert sessions(first).find(used.id) is used

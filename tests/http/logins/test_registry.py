@@ -46,7 +46,7 @@ class Asked:
 def test_a_nonce_and_its_counts(clock: Clock):
     nonces = Nonces(clock)
     nonce = nonces.issue()
-    assert nonces.state(nonce, 1) is State.GOOD
+    assert nonces.state(nonce, 1) is State.VALID
     assert nonces.use(nonce, 5)
     assert nonces.use(nonce, 3), "requests overtake each other"
     assert [nonces.use(nonce, count) for count in (5, 3)] == [False, False]
@@ -90,15 +90,15 @@ def test_a_seed_is_good_for_one_login(clock: Clock):
     seeds = Seeds(clock)
     seed, key = seeds.issue()
     assert -(1 << 31) <= int(seed) < 1 << 31
-    assert seeds.is_good(seed, key)
-    assert not seeds.is_good(str(int(seed) + 1), key)
-    assert not seeds.is_good(seed, key[:-1] + ("A" if key[-1] != "A" else "B"))
-    assert not Seeds(clock).is_good(seed, key), "of another server"
+    assert seeds.is_valid(seed, key)
+    assert not seeds.is_valid(str(int(seed) + 1), key)
+    assert not seeds.is_valid(seed, key[:-1] + ("A" if key[-1] != "A" else "B"))
+    assert not Seeds(clock).is_valid(seed, key), "of another server"
     assert [seeds.use(seed, key) for _ in range(2)] == [True, False]
-    assert not seeds.is_good(seed, key)
+    assert not seeds.is_valid(seed, key)
     late, its_key = seeds.issue()
     clock.now_s += registry.SEED_LIFETIME_S + 1
-    assert not seeds.is_good(late, its_key)
+    assert not seeds.is_valid(late, its_key)
 
 
 def test_a_full_user_is_refused_or_loses_the_oldest(logins: Logins) -> None:
@@ -196,4 +196,4 @@ def test_nothing_is_used_without_the_other_workers(clock: Clock) -> None:
     nonce, (seed, key) = nonces.issue(), seeds.issue()
     assert not nonces.use(nonce, 1)
     assert not seeds.use(seed, key)
-    assert seeds.is_good(seed, key)
+    assert seeds.is_valid(seed, key)

@@ -355,7 +355,7 @@ class SessionsBinding:
 
     def hold(self, number: int, change: int) -> bool:
         session = self._session(number)
-        self.sessions.hold(session, change)
+        self.sessions.change_locks(session, change)
         return True
 
     def terminate(self, number: int) -> bool:
