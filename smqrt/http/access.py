@@ -58,7 +58,7 @@ class Private:
         words = served.split(",") if isinstance(served, str) else served
         self._served = tuple(word.strip().lower() for word in words if word.strip())
 
-    def name(self, path: str) -> bool:
+    def is_private(self, path: str) -> bool:
         """Return whether a path is private. Paths on a disk are absolute; those in an archive begin at its top."""
         rooted = f"/{path.lower()}"
         is_pipeline = rooted.endswith(_PIPELINE_FILES) and _PIPELINE_FOLDER in rooted
@@ -75,7 +75,7 @@ class Private:
             original = stem
         return original != name and (original.endswith((*_SOURCES, *_PRIVATE)) or original in _SETTINGS)
 
-    def content(self, path: str, beginning: bytes) -> bool:
+    def has_private_content(self, path: str, beginning: bytes) -> bool:
         """Return whether a file with these first bytes is private. Databases may have any name."""
         return beginning.startswith(MAGICS) and not self._is_served(_plain(path))
 
@@ -86,12 +86,12 @@ class Private:
 class NothingPrivate(Private):
     """Rules without private files, for files that the server itself provides."""
 
-    def name(self, path: str) -> bool:
-        """See `Private.name`."""
+    def is_private(self, path: str) -> bool:
+        """See `Private.is_private`."""
         return False
 
-    def content(self, path: str, beginning: bytes) -> bool:
-        """See `Private.content`."""
+    def has_private_content(self, path: str, beginning: bytes) -> bool:
+        """See `Private.has_private_content`."""
         return False
 
 
@@ -101,9 +101,9 @@ def disguised(name: str, real: str) -> bool:
 
 
 def hidden(path: str) -> bool:
-    """Return whether clients cannot request a path: a part begins with a dot, or it is an include file.
+    """Return whether a path is hidden from clients: a part begins with a dot, or it is an include file.
 
-    Source: spec: runtime §5.5.
+    Spec: runtime §5.5.
     """
     return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
@@ -213,7 +213,7 @@ class Cors:
         return bool(fields) and origin is not None
 
     def allows_method(self, method: str) -> bool:
-        """Return whether pages of other hosts may use a method."""
+        """Return whether pages of other origins may use a method."""
         return self._methods is None or method in self._methods
 
     def answer_preflight(self, request: CorsRequest) -> None:

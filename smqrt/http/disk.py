@@ -254,7 +254,7 @@ class ZipIo(Io):
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
         if mode.replace("b", "") != "r":
-            raise IoError("noaccess", f"{name}: a ZIP archive is read only")
+            raise IoError("noaccess", f"{name}: a ZIP archive is read-only")
         return self._archive.open(self._full(name))
 
     def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:

@@ -111,7 +111,7 @@ class Disks:
         mount = known[1] if known is not None else "?"
         found = self._threads.get(mount)
         if found is None:
-            name = mount if known is not None else "of new folders"
+            name = mount if known is not None else "with an unknown mount"
             found = self._threads[mount] = DiskThreads(name)
         return found
 
@@ -418,7 +418,7 @@ def call_blocking_file(io: Io, name: str, work: Callable[[], T]) -> T:
 def _try_unlink(path: str) -> None:
     try:
         os.unlink(path)
-    except OSError:  # the file or its disk is gone
+    except OSError:  # the file or its disk no longer exists
         pass
 
 
@@ -426,7 +426,7 @@ def _try_unlink(path: str) -> None:
 
 _READ, _WRITE = 1, 2
 _POLL_S = 0.05  # interval of attempts to open a pipe for writing: the system has no event for its first reader
-MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may have no end
+MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may be endless
 
 
 def is_special(path: str) -> bool:
@@ -446,7 +446,7 @@ class PipeFile(io.RawIOBase):
         mode: mode, as for `open`.
 
     Raises:
-        OSError: an error of the system.
+        OSError: an operating-system error.
     """
 
     def __init__(self, path: str, mode: str) -> None:
@@ -479,7 +479,7 @@ class PipeFile(io.RawIOBase):
 
         Raises:
             IoError: the file was closed meanwhile, or is open for writing only.
-            OSError: an error of the system.
+            OSError: an operating-system error.
         """
         if not self._reads:
             raise IoError("noaccess", "the file was opened for writing")
@@ -487,7 +487,7 @@ class PipeFile(io.RawIOBase):
         self._wait(_READ)  # before the first writer of a pipe, a read would return the end of the file
         while True:
             try:
-                return os.read(self._live(), wanted)
+                return os.read(self._open_fd(), wanted)
             except BlockingIOError:
                 self._wait(_READ)
 
@@ -504,8 +504,8 @@ class PipeFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Raise IoError: a special file has no positions."""
-        raise IoError("noimplementation", f"{self._path} has no positions")
+        """Raise IoError: a special file is not seekable."""
+        raise IoError("noimplementation", f"{self._path} is not seekable")
 
     def close(self) -> None:
         """Close the file and raise IoError in waiting greenlets."""
@@ -517,13 +517,13 @@ class PipeFile(io.RawIOBase):
             hub.loop.run_callback(os.close, fd)  # after the watchers are stopped
         super().close()
 
-    def _live(self) -> int:
+    def _open_fd(self) -> int:
         if self.closed:
             raise IoError("ioerror", f"{self._path} was closed")
         return self._fd
 
     def _connected(self) -> int:
-        while self._live() < 0:
+        while self._open_fd() < 0:
             try:
                 self._open()
             except OSError as error:
@@ -534,7 +534,7 @@ class PipeFile(io.RawIOBase):
 
     def _wait(self, events: int) -> None:
         hub = get_hub()
-        watcher: Any = hub.loop.io(self._live(), events)
+        watcher: Any = hub.loop.io(self._open_fd(), events)
         self._waiting.append(watcher)
         try:
             hub.wait(watcher)

@@ -49,7 +49,7 @@ class IoError(SmqrtError):
 
     @classmethod
     def of(cls, error: OSError, name: str) -> IoError:
-        """Return the IoError for an error of the system with the file `name`."""
+        """Return the IoError for an operating-system error on the file `name`."""
         return cls(_WORDS.get(error.errno or 0, "ioerror"), f"{name}: {error.strerror or error}")
 
 
@@ -127,7 +127,7 @@ class Io:
 
     def stat(self, name: str) -> Stat:
         """Return the stat of a file or directory."""
-        raise IoError("noimplementation", f"no stat of {name}")
+        raise IoError("noimplementation", f"cannot stat {name}")
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """Iterate over the entries of a directory."""
@@ -146,7 +146,7 @@ class Io:
         return self.stat(name)
 
     def _reject_private(self, name: str) -> None:
-        if self.private.name(name):
+        if self.private.is_private(name):
             raise IoError("notfound", f"{name} is private")
 
     def version(self, name: str) -> Hashable:
@@ -173,19 +173,19 @@ class Io:
 
     def mkdir(self, name: str) -> None:
         """Create a directory."""
-        raise IoError("noaccess", f"{name}: read only")
+        raise IoError("noaccess", f"{name}: read-only")
 
     def rmdir(self, name: str) -> None:
         """Remove an empty directory."""
-        raise IoError("noaccess", f"{name}: read only")
+        raise IoError("noaccess", f"{name}: read-only")
 
     def remove(self, name: str) -> None:
         """Remove a file."""
-        raise IoError("noaccess", f"{name}: read only")
+        raise IoError("noaccess", f"{name}: read-only")
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or directory; replaces an existing file of the new name."""
-        raise IoError("noaccess", f"{old}: read only")
+        raise IoError("noaccess", f"{old}: read-only")
 
     def realpath(self, name: str = "") -> str:
         """Return the path of a file in the operating system."""
@@ -213,7 +213,7 @@ class VirtualIo(Io):
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
         if mode.replace("b", "") != "r":
-            raise IoError("noaccess", f"{name}: read only")
+            raise IoError("noaccess", f"{name}: read-only")
         return io.BytesIO(self._content(self._path(name)))
 
     def stat(self, name: str) -> Stat:

@@ -26,12 +26,12 @@ MAX_KEPT_FILE_BYTES = 256 << 10  # larger files are read from the disk each time
 MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
 MAX_KNOWN = 4096  # names of one resource reader
 _PIECE_BYTES = 64 << 10
-MIN_PACKED_BYTES = 1024  # a smaller response fits into one packet without compression
-_MAX_PACKED_RATIO = 0.9  # compressed to original size; other files are not compressed
+MIN_GZIP_BYTES = 1024  # a smaller response fits into one packet without compression
+_MAX_GZIP_RATIO = 0.9  # compressed to original size; other files are not compressed
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # for zlib: a window of 15 bits, plus 16 for the gzip format
 _CONDITIONS = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
-_packing = BoundedSemaphore()  # one compression at a time, so that concurrent requests compress a file once
+_compressing = BoundedSemaphore()  # one compression at a time, so that concurrent requests compress a file once
 _unpacking = BoundedSemaphore()  # so that concurrent requests unpack an entry of a ZIP file once
 _ALLOW = "GET, HEAD, OPTIONS"
 _MULTIPART_BOUNDARY = f"smqrt-{token_hex(12)}"
@@ -64,8 +64,8 @@ class StaticFile:
 
     Attributes:
         body: the content, while it is in memory.
-        packed: the compressed content. It is empty if compression saves too little, None until a client accepts gzip.
-        head, packed_head: the prepared response heads, without `Date` and the empty line.
+        gzipped: the compressed content. It is empty if compression saves too little, None until a client accepts gzip.
+        head, gzip_head: the prepared response heads, without `Date` and the empty line.
         fields: header fields of the reader in the heads.
     """
 
@@ -73,24 +73,24 @@ class StaticFile:
     stat: Stat
     is_page: bool
     body: bytes | None = None
-    packed: bytes | None = None
+    gzipped: bytes | None = None
     head: bytes = b""
-    packed_head: bytes = b""
+    gzip_head: bytes = b""
     fields: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if not (MIN_PACKED_BYTES <= self.stat.size <= MAX_KEPT_FILE_BYTES and is_text(content_type(self.name))):
-            self.packed = b""
+        if not (MIN_GZIP_BYTES <= self.stat.size <= MAX_KEPT_FILE_BYTES and is_text(content_type(self.name))):
+            self.gzipped = b""
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of the content in memory."""
-        return len(self.body or b"") + len(self.packed or b"")
+        return len(self.body or b"") + len(self.gzipped or b"")
 
     @property
     def varies(self) -> bool:
         """Whether the response depends on Accept-Encoding."""
-        return self.packed != b""
+        return self.gzipped != b""
 
 
 class StaticFiles:
@@ -113,7 +113,7 @@ class StaticFiles:
             try:
                 stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
                 entry = StaticFile(name, stat, is_page(name))
-                if not entry.stat.isdir and self._io.private.content(name, begin):
+                if not entry.stat.isdir and self._io.private.has_private_content(name, begin):
                     return None
             except IoError:
                 return None
@@ -151,27 +151,27 @@ class StaticFiles:
                 if response.committed:
                     raise
                 response.error(404)
-        elif self._sends_packed(request, entry):
-            response.send_ready(entry.packed_head, entry.packed or b"")
+        elif self._sends_gzipped(request, entry):
+            response.send_ready(entry.gzip_head, entry.gzipped or b"")
         else:
             response.send_ready(entry.head, entry.body or b"")
 
-    def _sends_packed(self, request: Request, entry: StaticFile) -> bool:
+    def _sends_gzipped(self, request: Request, entry: StaticFile) -> bool:
         """Return whether to send the compressed content; compress it first if necessary."""
         accepted = request.get("accept-encoding") if entry.varies else None
         if not accepted or not accepts_gzip(accepted):
             return False
-        if entry.packed is not None:
-            return bool(entry.packed)
-        with _packing:
-            if entry.packed is not None or entry.body is None:  # another request has compressed it
-                return bool(entry.packed)
-            packed = in_thread(_gzip, entry.body)
-        entry.packed = packed if len(packed) < _MAX_PACKED_RATIO * len(entry.body) else b""
+        if entry.gzipped is not None:
+            return bool(entry.gzipped)
+        with _compressing:
+            if entry.gzipped is not None or entry.body is None:  # another request has compressed it
+                return bool(entry.gzipped)
+            gzipped = in_thread(_gzip, entry.body)
+        entry.gzipped = gzipped if len(gzipped) < _MAX_GZIP_RATIO * len(entry.body) else b""
         if self._known.get(entry.name) is entry:  # otherwise it was removed meanwhile, and does not count
-            self._kept_bytes += len(entry.packed)
+            self._kept_bytes += len(entry.gzipped)
         _prepare_heads(entry, entry.fields or {})
-        return bool(entry.packed)
+        return bool(entry.gzipped)
 
     def _remove(self, name: str) -> None:
         entry = self._known.pop(name, None)
@@ -235,8 +235,8 @@ class _FileResponse:
         tags = request.get("if-none-match")
         since = parse_date(request.get("if-modified-since") or "") if tags is None else None
         if (tags is not None and _matches_file(tags, stat)) or (since is not None and stat.mtime <= since):
-            if _packed_tag(self.etag) in (tags or ""):
-                response.headers.set("ETag", _packed_tag(self.etag))
+            if _gzip_tag(self.etag) in (tags or ""):
+                response.headers.set("ETag", _gzip_tag(self.etag))
             response.status = 304
             response.end()
             return
@@ -296,15 +296,15 @@ def etag(stat: Stat) -> str:
     return f'"{mark:x}-{stat.size:x}"'
 
 
-def _packed_tag(tag: str) -> str:
+def _gzip_tag(tag: str) -> str:
     """Return the entity tag of the compressed content: other bytes need another tag (RFC 9110 §8.8.3)."""
     return f'{tag[:-1]}-gzip"'
 
 
-def _fields(entry: StaticFile, packed: bool = False) -> list[tuple[str, str]]:
+def _fields(entry: StaticFile, gzipped: bool = False) -> list[tuple[str, str]]:
     tag = etag(entry.stat)
-    fields = [("Last-Modified", http_date(entry.stat.mtime)), ("ETag", _packed_tag(tag) if packed else tag)]
-    if packed:
+    fields = [("Last-Modified", http_date(entry.stat.mtime)), ("ETag", _gzip_tag(tag) if gzipped else tag)]
+    if gzipped:
         fields.append(("Content-Encoding", "gzip"))
     else:
         fields.append(("Accept-Ranges", "bytes"))
@@ -319,11 +319,11 @@ def _prepare_heads(entry: StaticFile, headers: dict[str, str]) -> None:
         check_field(field, value)
     entry.fields = dict(headers)
     entry.head = _build_head(entry, headers, entry.body or b"", False)
-    entry.packed_head = _build_head(entry, headers, entry.packed, True) if entry.packed else b""
+    entry.gzip_head = _build_head(entry, headers, entry.gzipped, True) if entry.gzipped else b""
 
 
-def _build_head(entry: StaticFile, headers: dict[str, str], body: bytes, packed: bool) -> bytes:
-    own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(len(body))), *_fields(entry, packed)
+def _build_head(entry: StaticFile, headers: dict[str, str], body: bytes, gzipped: bool) -> bytes:
+    own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(len(body))), *_fields(entry, gzipped)
     lines = [f"{field}: {value}\r\n" for field, value in (*headers.items(), *own)]
     return ("HTTP/1.1 200 OK\r\n" + "".join(lines)).encode("latin-1")
 
@@ -367,7 +367,7 @@ def _matches(header: str, tag: str) -> bool:
 
 def _matches_file(header: str, stat: Stat) -> bool:
     tag = etag(stat)
-    return _matches(header, tag) or _matches(header, _packed_tag(tag))
+    return _matches(header, tag) or _matches(header, _gzip_tag(tag))
 
 
 def content_type(name: str) -> str:

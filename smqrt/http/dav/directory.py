@@ -45,15 +45,15 @@ _ACTIVE = ("text/html", "image/svg+xml", "application/xhtml+xml", "text/xml", "a
 
 
 class DavDirectory(Directory):
-    """A directory that serves an io by WebDAV.
+    """A directory that serves an io over WebDAV.
 
     Args:
         name, priority: see `Directory`.
         io: the files.
         lockdir: folder in `io` for the locks, which is created and hidden from clients. Without it LOCK is rejected,
             and clients that lock before they write can only read.
-        max_uploads: limit of PUT requests at the same time; more get a response 503.
-        max_locks: limit of locks; more get a response 503.
+        max_uploads: limit of concurrent PUT requests; further ones get a 503 response.
+        max_locks: limit of locks; beyond it, LOCK gets a 503 response.
     """
 
     is_file_server = True
@@ -175,7 +175,7 @@ class DavDirectory(Directory):
         return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)
 
     def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
-        """Respond to GET of a folder; return whether that was done. Without the web file manager it is not."""
+        """Respond to a GET of a folder and return True; return False without the web file manager."""
         return False
 
     # All other methods
@@ -376,7 +376,7 @@ _TAIL = """</tbody>
 
 
 class WfsDirectory(DavDirectory):
-    """A directory that serves an io by WebDAV and with the web file manager. Args: see `DavDirectory`.
+    """A directory that serves an io over WebDAV and with the web file manager. Args: see `DavDirectory`.
 
     Attributes:
         session_s: for sessions with a session URL, the time without a request after which they expire; None keeps the

@@ -118,7 +118,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         return "", self
 
     def get_resource_inst(self, path: str | None, environ: Environ) -> _Folder | _File | None:
-        """See the base class. A path None is outside of the share."""
+        """See the base class. `path` is None outside of the share."""
         if path is None:
             return None
         name = unescaped(path).strip("/")
@@ -186,7 +186,7 @@ class _Resource:
         return True
 
     def handle_delete(self) -> bool:
-        """Delete the file or folder, unless a lock of it or of a file inside forbids that."""
+        """Delete the file or folder, unless a lock on it or on a file inside forbids this."""
         manager = self.provider.lock_manager
         if manager is not None:
             tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
@@ -391,7 +391,7 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
 
 
 class _WithoutPage:
-    """`start_response` that removes WsgiDAV's page for responses 201."""
+    """`start_response` that removes WsgiDAV's page for 201 responses."""
 
     def __init__(self, start: Start, method: str) -> None:
         self._start, self._keeps_page, self.empty = start, method == "LOCK", False

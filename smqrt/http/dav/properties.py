@@ -105,7 +105,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
     """Lock storage for WsgiDAV.
 
     Args:
-        max_locks: limit of locks; beyond it, LOCK gets a response 503.
+        max_locks: limit of locks; beyond it, LOCK gets a 503 response.
     """
 
     file = "locks.json"
@@ -219,7 +219,7 @@ def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
 MAX_XML_BYTES = 64 << 10
 MAX_DEPTH = 16  # lockinfo with an owner of several elements has 4
 MAX_ELEMENTS = 500
-MAX_TEXT_CHARACTERS = 4096  # of all texts: every listing repeats the owner of a lock
+MAX_TEXT_CHARACTERS = 4096  # of all text: every listing repeats the owner of a lock
 
 
 def check(data: bytes) -> None:
@@ -258,7 +258,7 @@ class _Counter:
     def text(self, data: str) -> None:
         self.characters += len(data)
         if self.characters > MAX_TEXT_CHARACTERS:
-            raise HttpError(400, f"the texts in the XML have more than {MAX_TEXT_CHARACTERS} characters")
+            raise HttpError(400, f"the text in the XML has more than {MAX_TEXT_CHARACTERS} characters")
 
     def doctype(self, *about: object) -> None:
         raise HttpError(400, "XML with a document type is not accepted")
@@ -267,7 +267,7 @@ class _Counter:
 # ---- Properties that clients set
 
 MAX_PROPERTIES = 1000
-"""Limit for one file server; beyond it, setting a property gets a response 507."""
+"""Limit for one file server; beyond it, setting a property gets a 507 response."""
 MAX_VALUE_CHARACTERS = 1024
 
 
@@ -278,12 +278,12 @@ class DeadProperties(SavedState):
 
     def __init__(self) -> None:
         super().__init__()
-        self._of: dict[str, dict[str, str]] = {}
+        self._by_name: dict[str, dict[str, str]] = {}
         self._count = 0
 
     def of(self, name: str) -> dict[str, str]:
         """Return the properties of a file or folder."""
-        return self._of.get(name, {})
+        return self._by_name.get(name, {})
 
     def has_room(self, name: str, key: str, value: str) -> bool:
         """Return whether a property can be set."""
@@ -292,20 +292,20 @@ class DeadProperties(SavedState):
 
     def set(self, name: str, key: str, value: str | None) -> None:
         """Set a property; None removes it."""
-        of = self._of.setdefault(name, {})
-        self._count -= key in of
-        of.pop(key, None)
+        properties = self._by_name.setdefault(name, {})
+        self._count -= key in properties
+        properties.pop(key, None)
         if value is not None:
-            of[key] = value
+            properties[key] = value
             self._count += 1
-        if not of:
-            del self._of[name]
+        if not properties:
+            del self._by_name[name]
         self.changed = True
 
     def forget(self, name: str) -> None:
         """Remove the properties of a file or folder and of everything in it."""
         for removed in self._below(name):
-            self._count -= len(self._of.pop(removed))
+            self._count -= len(self._by_name.pop(removed))
             self.changed = True
 
     def copy(self, old: str, new: str, deep: bool = True) -> None:
@@ -321,25 +321,25 @@ class DeadProperties(SavedState):
         """Move the properties of a file or folder."""
         self.forget(new)
         for name in self._below(old):
-            self._of[new + name[len(old) :]] = self._of.pop(name)
+            self._by_name[new + name[len(old) :]] = self._by_name.pop(name)
             self.changed = True
 
     def as_json(self) -> object:
         """See `SavedState`."""
-        return self._of
+        return self._by_name
 
     def restore(self, value: object) -> None:
         """See `SavedState`."""
         if not isinstance(value, dict):
             return
-        for name, of in value.items():
-            for key, value in of.items():
-                if self.has_room(str(name), str(key), str(value)):
-                    self.set(str(name), str(key), str(value))
+        for name, properties in value.items():
+            for key, text in properties.items():
+                if self.has_room(str(name), str(key), str(text)):
+                    self.set(str(name), str(key), str(text))
         self.changed = False
 
     def _below(self, name: str) -> list[str]:
-        return [each for each in self._of if each == name or not name or each.startswith(name + "/")]
+        return [each for each in self._by_name if each == name or not name or each.startswith(name + "/")]
 
 
 # ---- PROPFIND responses (RFC 4918 §9.1)
@@ -480,7 +480,7 @@ def _active(lock: dict[str, Any]) -> str:
 
 
 def _owner(text: bytes) -> str:
-    """Return the owner element of a lock as the client wrote it: a text, or an href element."""
+    """Return the owner element of a lock as the client wrote it: text, or an href element."""
     try:
         owner = ElementTree.fromstring(text)
     except Exception:  # of several types, also for an empty owner

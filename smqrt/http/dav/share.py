@@ -24,7 +24,9 @@ _DESTINATION = re.compile(r"(?:(https?)://([^/?#]{1,255}))?(/[^?#]*)", re.IGNORE
 
 
 def canonical(path: str) -> str:
-    """Return the canonical form of a path in a share, without slashes at its ends. Locks depend on a unique form.
+    """Return the canonical form of a path in a share, without leading and trailing slashes.
+
+    Locks depend on a unique form.
 
     Raises:
         HttpError: 404, the name is invalid.
@@ -82,7 +84,7 @@ def destination(header: str, hosts: tuple[str, ...], bases: tuple[str, ...]) -> 
 
 
 COPIED_BYTES = 8 << 20
-"""Bytes of a file that are copied per call of a thread."""
+"""Bytes of a file that are copied per call in a thread."""
 MAX_ENTRIES = 10_000
 """Limit of files and folders in an operation on a whole folder."""
 MAX_LISTED = 100_000
@@ -119,7 +121,7 @@ class DavShare:
         # macOS writes files of these names when it copies, so only their folder decides whether they are hidden.
         is_from_macos = own.startswith("._") or own == ".DS_Store"
         is_hidden = hidden(f"{folder}/" if is_from_macos else name)
-        return self._owner or not (is_hidden or is_page(name) or self.io.private.name(name))
+        return self._owner or not (is_hidden or is_page(name) or self.io.private.is_private(name))
 
     def stat(self, name: str) -> Stat | None:
         """Return the stat of a file or folder, None if the client may see no such file."""

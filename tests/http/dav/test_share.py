@@ -129,7 +129,7 @@ def test_owners_see_all_but_the_folder_of_locks(folder: Path) -> None:
             owner, owner, False, False, owner,
         ]  # fmt: skip
         assert (share.stat(".env") is not None) is owner
-    assert io.private.name("code.lua"), "the rules of the application stay"
+    assert io.private.is_private("code.lua"), "the rules of the application stay"
 
 
 def test_listings_have_folders_first_regardless_of_case(folder: Path) -> None:
