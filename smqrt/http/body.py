@@ -1,6 +1,6 @@
 """Request bodies, read from the connection on demand.
 
-Also the limits of HTTP connections, and the values in a body: JSON, forms and uploaded files.
+The module also has the limits of HTTP connections, and parses the values in a body: JSON, forms and uploaded files.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class BodyMemory:
         self.held_bytes = 0
         self._limit_bytes = limit_bytes
 
-    def take(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Reserve `count` bytes.
 
         Raises:
@@ -98,7 +98,7 @@ class BodyMemory:
             raise HttpError(503, detail, headers={"Retry-After": "1"}, close=True)
         self.held_bytes += count
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Release `count` bytes."""
         self.held_bytes -= count
 
@@ -119,7 +119,7 @@ _MAX_IGNORED = 16384  # bytes of extensions and trailers beyond the bytes of the
 class ChunkedDecoder:
     """Decoder for a chunked body (RFC 9112 §7.1).
 
-    It ignores extensions and blanks after a size, drops trailers and accepts only CRLF. It rejects input that two
+    It ignores extensions and whitespace after a size, drops trailers and accepts only CRLF. It rejects input that two
     servers could read differently (request smuggling), and trailers that concern framing.
 
     The work per byte is bounded, also for tiny chunks, because at most one line is kept between two calls.
@@ -311,13 +311,13 @@ class Body:
         Raises:
             HttpError: 503, memory for bodies is full.
         """
-        self._memory.take(count)
+        self._memory.reserve(count)
         self._held_bytes += count
 
     def forget(self) -> None:
         """Release the counted memory and stop reading."""
         self.complete = True
-        self._memory.give_back(self._held_bytes)
+        self._memory.release(self._held_bytes)
         self._held_bytes = 0
 
     def tap(self, max_bytes: int) -> None:
@@ -362,7 +362,7 @@ MAX_JSON_VALUES = 1 << 18
 MAX_UPLOAD_BYTES = 1 << 30
 """Default limit for all files of one form that are read as they arrive."""
 _PARSED_BYTES = 65536  # between two yields to other greenlets
-_WRITTEN_BYTES = 1 << 20  # per call of a thread: writing 64 KiB takes less time than the call
+_WRITTEN_BYTES = 1 << 20  # per call in a thread: writing 64 KiB takes less time than the call
 
 
 class BodySource(Protocol):
@@ -412,7 +412,9 @@ def _reject_constant(word: str) -> NoReturn:
 
 
 class Upload:
-    """A file of a form, read while it arrives. Iterate over its bytes, `read` or `save` it before the next file.
+    """A file of a form, read while it arrives.
+
+    Iterate over its bytes, or call `read` or `save`, before requesting the next file.
 
     Attributes:
         name: name of the form's field.
@@ -530,7 +532,8 @@ class Form:
                 self._files = [(file, b"".join(content)) for file, content in self._parts(_pieces(request.body()))]
             else:
                 accepted = {"Accept": f"{URLENCODED}, {FORM_TYPE}"}
-                detail = f"The body is not a form but {kind[:100] or 'of no type'}; send {URLENCODED} or {FORM_TYPE}."
+                sent = kind[:100] or "none"
+                detail = f"The body is not a form (Content-Type: {sent}); send {URLENCODED} or {FORM_TYPE}."
                 raise HttpError(415, detail, headers=accepted)
             self._has_begun = True
         return decoded(self._pairs)
@@ -605,7 +608,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
         turn.yield_if_due()
 
 
-class Posted:
+class BodyAndCookies:
     """Values of the body and the cookies of a request; a base class of `smqrt.http.message.Request`."""
 
     __slots__ = ()
@@ -632,7 +635,7 @@ class Posted:
             HttpError: 400, it is malformed; 413, it is larger than the limit for bodies or has too many fields; 415,
                 the body is not a form; and as `body`.
         """
-        return self._posted().fields()
+        return self._body_form().fields()
 
     def files(self, limit_bytes: int = MAX_UPLOAD_BYTES) -> Iterator[Upload]:
         """Iterate over the files of the form in the body, as they arrive, without keeping them in memory.
@@ -646,7 +649,7 @@ class Posted:
             HttpError: 413, they are larger; and as `form`.
             ArgumentError: another iterator of this request is reading them.
         """
-        return self._posted().files(limit_bytes)
+        return self._body_form().files(limit_bytes)
 
     @abstractmethod
-    def _posted(self) -> Form: ...
+    def _body_form(self) -> Form: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
 from smqrt.http.access import Access, Cors
-from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, media_type
+from smqrt.http.body import URLENCODED, Body, BodyAndCookies, BodyMemory, Form, HttpLimits, Source, media_type
 from smqrt.http.forms import Field, File, MultipartError, as_text, boundary_of, parse_parameters, read_form
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import BadRequest, ClientGoneError, HttpError
@@ -80,7 +80,7 @@ class Detached:
     is_chunked: bool = False
 
 
-class Request(Head, Posted):
+class Request(Head, BodyAndCookies):
     """A request. See `Head` for the attributes of its head.
 
     Attributes:
@@ -93,12 +93,12 @@ class Request(Head, Posted):
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
         cors: CORS rules of the application, None for those of the server.
         running: the directories whose function or page is running for the request, the outermost first.
-        is_fresh: whether authenticators and prologues check the request. True for requests of clients and for redirects
-            within the server; false in forwards and includes (spec: bas-api §17 A1).
+        needs_checks: whether authenticators and prologues check the request. True for requests of clients and for
+            redirects within the server; false in forwards and includes (spec: bas-api §17 A1).
     """
 
     __slots__ = (
-        "_body", "_connection", "_form", "_is_over", "_whole", "cors", "env", "forwards", "includes", "is_fresh",
+        "_body", "_connection", "_form", "_is_over", "_whole", "cors", "env", "forwards", "includes", "needs_checks",
         "peer", "prefix", "response", "running", "secure", "transport",
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ class Request(Head, Posted):
         self.env: dict[str, Any] = {}
         self.includes = 0
         self.forwards = 0
-        self.is_fresh = True
+        self.needs_checks = True
         self.cors: Cors | None = None
         self._is_over = False
         self.running: tuple[object, ...] = ()
@@ -192,7 +192,7 @@ class Request(Head, Posted):
         """Whether the body was read as a whole and is in memory."""
         return self._whole is not None
 
-    def _posted(self) -> Form:
+    def _body_form(self) -> Form:
         if self._form is None:
             self._form = Form(self)
         return self._form
@@ -342,7 +342,7 @@ class Request(Head, Posted):
             raise RuntimeError("the response has begun: detach() must come before it")
         if self.response.ended:
             raise RuntimeError("the response has ended: there is nothing to detach")
-        unsent, is_chunked = self.response.hand_over(more) if self.response.committed else (b"", False)
+        unsent, is_chunked = self.response.detach(more) if self.response.committed else (b"", False)
         self.response.ended = True
         slot = self.env.get("slot")
         if slot is not None:
@@ -394,7 +394,7 @@ def report_failure(request: Request, language: str, failure: str) -> None:
     """Log a failure of a page or a directory function with a number, and write it into the open response.
 
     `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head is
-    sent, the response is status 500 with plain text. For a request by a script it is `{"error": "lua", "emsg": ...}`.
+    sent, the response is status 500 with plain text. For a request from a script it is `{"error": "lua", "emsg": ...}`.
     After the head, the failure is appended as a block of HTML.
 
     Args:
@@ -419,7 +419,7 @@ def log_failure(request: Request, failure: str) -> str:
 # ---- Uploads, written to files in bounded memory
 
 PIECE_BYTES = 256 << 10
-"""Bytes per write by a thread. A call of a thread costs 60 us; each upload has twice this in memory."""
+"""Bytes per write by a thread. A call in a thread costs 60 us; each upload has up to twice this size in memory."""
 _RECEIVED_BYTES = 64 << 10
 
 
@@ -472,7 +472,7 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
     try:
         if boundary is None:
             if not name or name.endswith("/"):
-                raise IoError("invalidname", "a body that is not a form has no file name: add one")
+                raise IoError("invalidname", "the body is not a form, so it has no file name: add one to the path")
             pieces = request.chunks(_RECEIVED_BYTES)
             if not watcher.begin(name):
                 return

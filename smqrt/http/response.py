@@ -28,7 +28,7 @@ class ResponseConnection(Protocol):
 
 
 class Draft(NamedTuple):
-    """A saved response that was not sent yet: status, header fields, body and its size in bytes."""
+    """A saved response that has not been sent yet: status, header fields, body and its size in bytes."""
 
     status: int
     headers: Headers
@@ -81,7 +81,7 @@ class Response:
         return self._headers
 
     def is_untouched(self) -> bool:
-        """Return whether no status, header field or body was set yet."""
+        """Return whether no status, header field or body has been set."""
         return self._headers is None and self.status == 200 and not self.size
 
     def write(self, data: bytes | str) -> None:
@@ -139,7 +139,7 @@ class Response:
             length = len(body)
             if self._is_head and not length:
                 length = self._declared_length() or 0  # the length that a GET would have
-            # RFC 9110 §8.6: a response 1xx or 204 must not have a length, and 304 needs none.
+            # RFC 9110 §8.6: a 1xx or 204 response must not have a length, and 304 needs none.
             has_length = self.status not in (204, 304) and self.status >= 200
             head = self._head(b"Content-Length: %d\r\n" % length if has_length else b"")
             self._send(head + (b"" if self._has_no_body else body))
@@ -149,7 +149,7 @@ class Response:
         if self._missing and has_body:
             self.close = True  # shorter than announced: only closing the connection shows that to the client
 
-    def hand_over(self, more: bytes) -> tuple[bytes, bool]:
+    def detach(self, more: bytes) -> tuple[bytes, bool]:
         """End a response whose head was sent. The new owner of the connection continues the body.
 
         Args:
@@ -185,7 +185,7 @@ class Response:
         The status does not change (spec: bas-api §17).
 
         Raises:
-            RuntimeError: the head was sent already.
+            RuntimeError: the head was already sent.
         """
         if self.committed:
             raise RuntimeError("the response has begun: it cannot be reset")
@@ -241,7 +241,7 @@ class Response:
             status: status code; None keeps the current one.
 
         Raises:
-            ArgumentError: JSON has no such value.
+            ArgumentError: the value cannot be represented in JSON.
         """
         if self.ended:
             return
@@ -263,7 +263,7 @@ class Response:
         """
         turn = Turn()
         try:
-            for piece in () if self._is_head else pieces:  # the pieces may have no end
+            for piece in () if self._is_head else pieces:  # the pieces may be endless
                 self.write(piece)
                 self.flush()
                 turn.yield_if_due()

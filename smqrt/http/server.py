@@ -117,7 +117,7 @@ class HttpServer:
             transport: a non-blocking socket, or a `TlsTransport` after its handshake (then `secure`).
             peer: address of the client as `accept` returned it.
             secure: whether the transport is TLS.
-            data: bytes that were received already.
+            data: bytes already received.
         """
         connection = HttpConnection(self, transport, (peer[0], peer[1]), secure, data)
         self._connections.add(connection)
@@ -171,14 +171,14 @@ class HttpServer:
 
 
 class HttpConnection:
-    """A connection of a client.
+    """A client connection.
 
     Args:
         server: the server.
         transport: non-blocking socket or `TlsTransport`.
         peer: address and port of the client.
         secure: whether the transport is TLS.
-        data: bytes that were received already.
+        data: bytes already received.
     """
 
     __slots__ = (

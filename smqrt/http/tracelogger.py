@@ -361,7 +361,7 @@ _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cook
 _PASSWORD = re.compile(rb"((?:^|[&?\s])[\w.-]{0,32}(?:password|passwd|pwd)=)[^&\s]+", re.IGNORECASE)  # in a form
 _SHOWN = 8  # characters of a secret, enough to distinguish two secrets in a trace
 _SERVICE = "/rtl/tracelogger.service/"  # placeholder in the page, which is also served as a file
-_QUIET = "no trace"  # in Request.env: requests of viewers are not traced
+_NOT_TRACED = "not traced"  # in Request.env: requests of viewers are not traced
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'"
 
 
@@ -509,7 +509,7 @@ class TraceLogger(Directory):
     def ended(self, request: Request, is_detached: bool) -> None:
         """See `HttpServer.observers`."""
         options, response = self.options, request.response
-        if _QUIET in request.env:
+        if _NOT_TRACED in request.env:
             return
         outcome = "detached" if is_detached else f"{response.status} {reason(response.status)}"
         lines = [f"{request.peer[0]} {request.method} {request.target} {outcome}"]
@@ -529,7 +529,7 @@ class TraceLogger(Directory):
             return True
         if relpath:
             return False
-        request.env[_QUIET], response = True, request.response
+        request.env[_NOT_TRACED], response = True, request.response
         if request.method not in ("GET", "HEAD"):
             response.error(405, headers={"Allow": "GET, HEAD"})
         elif key := websocket_key(request):

@@ -30,7 +30,7 @@ PUBLIC = "public/"
 _SLASHES = re.compile("/{2,}")
 _DOTS = frozenset((".", ".."))
 _REDIRECTED = frozenset(("GET", "HEAD", "POST"))
-"""Methods of browsers. Only these are redirected to the address with a slash at its end."""
+"""Methods of browsers. Only these are redirected to the URL with a slash at its end."""
 _ALLOW = "GET, HEAD, POST, OPTIONS"
 DAV_FIELDS = {"DAV": "1,2", "MS-Author-Via": "DAV"}
 """Header fields that identify a WebDAV server (RFC 4918 §10.1)."""
@@ -67,7 +67,7 @@ class HiddenPathRoute:
     guards: list[tuple[LoginGuard, str]]
 
     def serve(self, request: Request) -> bool:
-        """Serve the request by the directory unless a guard stops it; return whether it was answered."""
+        """Serve the request from the directory unless a guard stops it; return whether it was answered."""
         is_stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
         return is_stopped or self.directory.service(request, self.relpath)
 
@@ -116,7 +116,7 @@ class Branch:
             yield from child.file_servers(folder)
 
     def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        """Serve a request by the first child that responds; return whether one has."""
+        """Serve a request from the first child that responds; return whether one has."""
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
             if relpath.startswith(prefix) and child.service(request, relpath[len(prefix) :]):
@@ -266,13 +266,13 @@ class Directory(Branch):
         return above + self.prefix
 
     def service(self, request: Request, relpath: str) -> bool:
-        """Serve a request by `func`, own files or children; return whether it was answered."""
+        """Serve a request with `func`, own files or children; return whether it was answered."""
         if self.func is not None and self._call(request, relpath):
             return True
         return self._serve_own(request, relpath) or self._try_children(self._children, request, relpath)
 
     def resources(self, request: Request, relpath: str) -> bool:
-        """Serve a request like `service`, but not by `func`."""
+        """Serve a request like `service`, but without `func`."""
         return self._serve_own(request, relpath) or self._try_children(self._children, request, relpath)
 
     def _call(self, request: Request, relpath: str) -> bool:
@@ -287,7 +287,7 @@ class Directory(Branch):
             request.running = outer
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        return self.guard is not None and request.is_fresh and self.guard.stops(request, relpath)
+        return self.guard is not None and request.needs_checks and self.guard.stops(request, relpath)
 
 
 class ResourceReader(Directory):
@@ -335,7 +335,7 @@ class ResourceReader(Directory):
         return super().hidden_route(relpath)
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        if self._prologues and request.is_fresh and self._try_children(self._prologues, request, relpath):
+        if self._prologues and request.needs_checks and self._try_children(self._prologues, request, relpath):
             return True
         if self.guard is not None and not relpath.startswith(PUBLIC) and super()._serve_own(request, relpath):
             return True
@@ -370,7 +370,7 @@ class Root(Branch):
         return super().cors(_relative(path)) if _with_cors else None
 
     def dispatch(self, request: Request) -> None:
-        """Respond by the first directory that serves the path.
+        """Respond with the first directory that serves the path.
 
         Without any, respond with 302 to the path with a slash, or with 404 if the path looks like a file.
         """
@@ -378,7 +378,7 @@ class Root(Branch):
         if request.method not in _REDIRECTED:
             folder = path if path.endswith("/") or not path else f"{path}/"
             servers = set(self.file_servers(folder))
-            if request.method == "OPTIONS" and servers:  # also above file servers, where Windows looks for them first
+            if request.method == "OPTIONS" and servers:  # also above file servers: Windows sends OPTIONS there first
                 request.response.finishers += (_add_dav_fields,)
             if "" in servers:
                 path = folder  # WebDAV clients do not follow redirects
@@ -399,7 +399,7 @@ class Root(Branch):
             self._not_found(request)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
-        """Respond by another resource, for `response:forward`, `include` and `redirect` (spec: bas-api §2.2).
+        """Respond with another resource, for `response:forward`, `include` and `redirect` (spec: bas-api §2.2).
 
         Hidden names are allowed, except for "redirect". A directory function does not receive its own forwards.
 
@@ -415,8 +415,8 @@ class Root(Branch):
                 forward. The response is then unchanged.
         """
         response = request.response
-        outer, draft = (request.includes, request.forwards, request.is_fresh), None
-        request.is_fresh = mode == "redirect"
+        outer, draft = (request.includes, request.forwards, request.needs_checks), None
+        request.needs_checks = mode == "redirect"
         if mode == "include":
             request.includes += 1
         else:
@@ -434,13 +434,13 @@ class Root(Branch):
                     response.restore(draft)
                 raise DispatchError("pagenotfound", path)
         finally:
-            request.includes, request.forwards, request.is_fresh = outer
+            request.includes, request.forwards, request.needs_checks = outer
 
     def _search(self, request: Request, path: str, base: Directory, mode: str) -> bool:
-        normal = normalise(path)
+        normal = normalize(path)
         if normal is not None and not path.startswith("/"):
             return not (mode == "redirect" and hidden(normal)) and base.resources(request, normal)
-        normal = normalise(path if path.startswith("/") else base.baseuri() + path)
+        normal = normalize(path if path.startswith("/") else base.baseuri() + path)
         if normal is None or (mode == "redirect" and hidden(normal)):
             return False
         return self._try_children(self._children, request, normal)
@@ -469,8 +469,8 @@ def _relative(path: str) -> str:
     return _SLASHES.sub("/", path)[1:] if "//" in path else path[1:]
 
 
-def normalise(path: str) -> str | None:
-    """Return a path without leading slash, "." and ".."; None if it leads above its beginning."""
+def normalize(path: str) -> str | None:
+    """Return a path without leading slash, "." and ".."; None if it leads above the root."""
     clean = normpath(path.lstrip("/"))
     if clean == ".." or clean.startswith("../"):
         return None

@@ -1,4 +1,4 @@
-"""WebSockets of requests (RFC 6455), in blocking style."""
+"""Blocking WebSockets (RFC 6455) for HTTP requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WebSocket:
 
     Args:
         request: a request whose response has not begun.
-        max_message_bytes: limit of a received message; a larger one closes the connection.
+        max_message_bytes: size limit of a received message; a larger one closes the connection.
         subprotocol: a sub-protocol that the client offers in Sec-WebSocket-Protocol. None for the response's field of
             that name, if it was set.
 
@@ -62,7 +62,7 @@ class WebSocket:
             raise ArgumentError(f"max_message_bytes: {max_message_bytes} is too small; use at least 1")
         key = websocket_key(request)
         if key is None:
-            raise HttpError(426, "This address is for WebSockets.", headers={"Upgrade": "websocket"})
+            raise HttpError(426, "This URL accepts only WebSocket connections.", headers={"Upgrade": "websocket"})
         request.access.check_origin(request)
         lines = request.upgrade_lines(subprotocol)
         detached = request.detach()

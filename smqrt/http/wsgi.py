@@ -284,13 +284,13 @@ class WsgiDirectory(Directory):
     """A directory that is served by a WSGI application.
 
     The application runs in the greenlet of its request and may block it. `wsgi.input` reads the body while it arrives,
-    within the server's time limits. A body that is read as a whole counts as memory for bodies. An exception has the
-    same response as that of a directory function. `wsgi.websocket` is the WebSocket of a WebSocket request.
+    within the server's time limits. A body that is read as a whole counts as memory for bodies. An exception gets the
+    same response as one in a directory function. `wsgi.websocket` is the WebSocket of a WebSocket request.
 
     Args:
         application: a WSGI application. `SCRIPT_NAME` is this directory; `PATH_INFO` begins with a slash.
         name, priority: see `Directory`.
-        body_bytes: limit of bodies, None for no limit. Larger ones get a response 413.
+        body_bytes: limit of bodies, None for no limit. Larger ones get a 413 response.
 
     Attributes:
         websockets: state shared by its WebSockets.
@@ -324,7 +324,7 @@ def answer(
     body_bytes: int | None = BODY_BYTES,
     websockets: WebSocketServer | None = None,
 ) -> None:
-    """Handle a request by a WSGI application; blocks the greenlet until the response is complete.
+    """Handle a request with a WSGI application; blocks the greenlet until the response is complete.
 
     Args:
         application: the WSGI application.
@@ -435,11 +435,11 @@ class Input(io.BufferedReader):
         return self._arriving.failure
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read `size` bytes, or all without a size or with one over the limit. Raises as `Request.body`."""
+        """Read `size` bytes, or all if `size` is missing or over the limit. Raises as `Request.body`."""
         return super().read(-1 if size is None or size > self._max_bytes else size)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """Read a line. One over the limit is returned in parts. Raises as `Request.chunks`."""
+        """Read a line. A line over the limit is returned in parts. Raises as `Request.chunks`."""
         return super().readline(self._max_bytes if size is None or size < 0 else size)
 
     def readlines(self, hint: int | None = -1, /) -> list[bytes]:
@@ -528,7 +528,7 @@ class _WsgiResponse:
             RuntimeError: a second call without `exc_info`.
             ValueError: the status or a header field is invalid.
             HttpError: the body is incomplete; this replaces the error response of the application.
-            Exception: the exception in `exc_info`, if the head was sent already.
+            Exception: the exception in `exc_info`, if the head was already sent.
         """
         if self._is_over:
             return self.write

@@ -17,7 +17,7 @@ from smqrt.http.forms import cookies_of
 from smqrt.http.headers import HttpError
 from smqrt.http.logins import credentials
 from smqrt.http.resources import IoError
-from smqrt.http.tree import normalise
+from smqrt.http.tree import normalize
 from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row
 from smqrt.wire import kernels, nats, smq, url, websocket
@@ -121,7 +121,7 @@ def _payload(pieces: Iterator[bytes] | list[bytes]) -> object:
 def path(data: bytes) -> None:
     """A path: decoded once, it never leads above its beginning."""
     with contextlib.suppress(HttpError, UnicodeError):
-        clean = normalise(head.decode_path("/" + data.decode("ascii")))
+        clean = normalize(head.decode_path("/" + data.decode("ascii")))
         assert clean is None or not clean.startswith(("/", "../"))
         assert clean is None or "/../" not in clean
 

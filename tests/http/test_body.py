@@ -125,14 +125,14 @@ def test_a_form_that_finds_no_room(start: Any) -> None:
 
 def test_bodies_share_one_limit() -> None:
     memory = BodyMemory(100)
-    memory.take(60)
-    memory.take(40)
+    memory.reserve(60)
+    memory.reserve(40)
     with pytest.raises(HttpError) as refused:
-        memory.take(1)
+        memory.reserve(1)
     assert (refused.value.status, refused.value.headers, refused.value.close) == (503, {"Retry-After": "1"}, True)
     assert memory.held_bytes == 100
-    memory.give_back(60)
-    memory.take(1)
+    memory.release(60)
+    memory.reserve(1)
     assert memory.held_bytes == 41
 
 
@@ -266,7 +266,7 @@ def test_a_tap_keeps_the_beginning_only() -> None:
 
 def test_a_forgotten_body_gives_back_its_memory_once() -> None:
     memory = BodyMemory(100)
-    memory.take(10)
+    memory.reserve(10)
     body = body_of(Wire(b"x" * 60), 60, memory)
     body.whole(60)
     assert memory.held_bytes == 70

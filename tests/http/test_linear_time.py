@@ -14,7 +14,7 @@ from smqrt.http.head import Head, decode_path
 from smqrt.http.headers import parse_date, parse_ranges
 from smqrt.http.resources import segments
 from smqrt.http.static_files import StaticFiles, _matches
-from smqrt.http.tree import normalise
+from smqrt.http.tree import normalize
 from tests.http.cpu import linear, seconds
 
 LARGEST = 16384  # of a whole head
@@ -22,7 +22,7 @@ LARGEST = 16384  # of a whole head
 WORK: dict[str, Callable[[str], object]] = {
     "escapes in a path": lambda text: decode_path("/" + text),
     "folders of a path": segments,
-    "folders of a forward": normalise,
+    "folders of a forward": normalize,
     "hidden parts": hidden,
     "ranges": lambda text: parse_ranges("bytes=" + text, 1000),
     "entity tags": lambda text: _matches(text, '"x"'),

@@ -15,7 +15,7 @@ from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import Head, check_beginning
 from smqrt.http.headers import BadRequest, parse_ranges
 from smqrt.http.resources import IoError, segments
-from smqrt.http.tree import normalise
+from smqrt.http.tree import normalize
 from tests.http.http_bench import Bench
 from tests.support.waiting import let_others_run
 
@@ -145,7 +145,7 @@ def test_ranges_are_inside(header: str, size: int) -> None:
 
 @given(st.text(alphabet="ab./\\\0", max_size=30))
 def test_names_stay_below_their_root(name: str) -> None:
-    place = normalise(name)
+    place = normalize(name)
     assert place is None or not {"..", "."} & set(place.split("/"))
     try:
         parts = segments(name)

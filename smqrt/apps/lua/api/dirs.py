@@ -171,14 +171,14 @@ class DirsBinding:
 
         def operation(exchange: Exchange) -> tuple[bool]:
             request = exchange.request
-            is_fresh = request.is_fresh
+            needs_checks = request.needs_checks
             request.forwards += as_forward
-            request.is_fresh = is_fresh and not as_forward
+            request.needs_checks = needs_checks and not as_forward
             try:
                 return (self._dirs[handle].service(request, from_utf8(relpath)),)
             finally:
                 request.forwards -= as_forward
-                request.is_fresh = is_fresh
+                request.needs_checks = needs_checks
 
         return self._exchanges.inside(exchange, written, operation)
 
