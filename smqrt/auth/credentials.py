@@ -34,9 +34,9 @@ MAX_TRIED_KEYS = 8
 MAX_JWKS_BYTES = 256 << 10
 REFRESH_S = 300.0
 """Interval of fetches."""
-UNKNOWN_S = 60.0
+RETRY_S = 60.0
 """Minimum interval between two fetches because of an unknown key, and interval after a failed fetch."""
-FIRST_WAIT_S = 5.0
+MAX_FETCH_WAIT_S = 5.0
 """Maximum time that a login waits for a fetch."""
 
 FetchDocument = Callable[[str, int], bytes]
@@ -61,36 +61,36 @@ class TokenKeys:
 
     def __init__(self, settings: AuthSettings, fetch: FetchDocument, changed: Callable[[], object]) -> None:
         self._settings, self._fetch, self._changed = settings, fetch, changed
-        self._of_files: list[VerifyKey] = []
-        self._of_url: list[VerifyKey] = []
+        self._file_keys: list[VerifyKey] = []
+        self._url_keys: list[VerifyKey] = []
         self.fault = ""
         self._fetched_s = float("-inf")
         self._fetching: gevent.Greenlet[..., None] | None = None
         self._refresher: gevent.Greenlet[..., None] | None = None
 
-    def set_of_files(self, found: list[VerifyKey]) -> None:
+    def set_file_keys(self, found: list[VerifyKey]) -> None:
         """Replace the keys of files."""
-        self._of_files = found
+        self._file_keys = found
 
     def for_token(self, header: Mapping[str, object]) -> list[VerifyKey]:
         """Return the keys for the header of a token; blocks while they are fetched."""
         found = self._matching(header)
         if not found and self._settings.jwt_jwks:
-            self._fetch_if_due(UNKNOWN_S)
+            self._fetch_if_due(RETRY_S)
             found = self._matching(header)
         return found[:MAX_TRIED_KEYS]
 
     def has(self, proof: str) -> bool:
         """Return whether a key is still used; true for all until the keys of the URL are fetched."""
         # Otherwise a restart of the server would end all logins with these keys.
-        is_not_fetched = bool(self._settings.jwt_jwks) and not self._of_url
-        return is_not_fetched or any(key.proof == proof for key in (*self._of_files, *self._of_url))
+        is_not_fetched = bool(self._settings.jwt_jwks) and not self._url_keys
+        return is_not_fetched or any(key.proof == proof for key in (*self._file_keys, *self._url_keys))
 
     def _matching(self, header: Mapping[str, object]) -> list[VerifyKey]:
         algorithm, name = header.get("alg"), header.get("kid")
         allowed = [
             key
-            for key in (*self._of_files, *self._of_url)
+            for key in (*self._file_keys, *self._url_keys)
             if algorithm in key.algorithms and algorithm in self._settings.jwt_algorithms
         ]
         if not isinstance(name, str):
@@ -115,16 +115,16 @@ class TokenKeys:
     def _refresh(self) -> None:
         while True:
             self._fetch_if_due(0.0)
-            gevent.sleep(REFRESH_S if not self.fault else UNKNOWN_S)
+            gevent.sleep(REFRESH_S if not self.fault else RETRY_S)
 
     def _fetch_if_due(self, interval_s: float) -> None:
         """Fetch the keys, unless that was done within `interval_s`; concurrent callers share one fetch."""
         if self._fetching is None:
             if time.monotonic() - self._fetched_s < interval_s:
                 return
-            self._fetched_s = time.monotonic()  # before the fetch, so that failed ones are limited, too
+            self._fetched_s = time.monotonic()  # before the fetch, so that the interval applies to failed ones too
             self._fetching = gevent.spawn(self._fetch_keys)
-        self._fetching.join(FIRST_WAIT_S)
+        self._fetching.join(MAX_FETCH_WAIT_S)
 
     def _fetch_keys(self) -> None:
         url = self._settings.jwt_jwks or ""
@@ -137,9 +137,9 @@ class TokenKeys:
         else:
             if self.fault:
                 log.warning("the keys of tokens can be fetched from %s again", url)
-            gone = {key.proof for key in self._of_url} - {key.proof for key in found}
-            is_first, self._of_url, self.fault = not self._of_url, found, ""
-            if gone or is_first:  # `has` was true for all keys before the first fetch
+            removed = {key.proof for key in self._url_keys} - {key.proof for key in found}
+            is_first, self._url_keys, self.fault = not self._url_keys, found, ""
+            if removed or is_first:  # `has` was true for all keys before the first fetch
                 self._changed()
         finally:
             self._fetching = None
@@ -185,7 +185,7 @@ def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: 
     expires, expires_s = claims.get("exp"), None
     if settings.jwt_disconnect and isinstance(expires, int | float):
         try:
-            expires_s = float(expires) + settings.jwt_leeway_s  # the tolerance that the login has, too
+            expires_s = float(expires) + settings.jwt_leeway_s  # the same tolerance as for the login
         except OverflowError:
             raise TokenError("it is malformed") from None
     listed = _claim(claims, settings.jwt_groups)
@@ -222,8 +222,8 @@ def check_token_settings(settings: AuthSettings) -> None:
     Raises:
         ArgumentError: an invalid combination.
     """
-    if unknown := [name for name in settings.jwt_algorithms if name not in tokens.VERIFIED]:
-        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is not one of {', '.join(tokens.VERIFIED)}")
+    if unknown := [name for name in settings.jwt_algorithms if name not in tokens.VERIFIABLE]:
+        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is not one of {', '.join(tokens.VERIFIABLE)}")
     if not settings.jwt_jwks:
         return
     url = urlsplit(settings.jwt_jwks)

@@ -295,7 +295,7 @@ def _names_of(identity: Identity) -> list[str]:
 def _template_matches(template: bytes, level: bytes, identity: Identity) -> bool:
     """Return whether a template with the values of a client equals a level.
 
-    Values are replaced once, so that a client id is never used as a pattern.
+    Variables are replaced in one pass, so that a client id is never used as a pattern.
     """
     if b"%g" in template:  # one comparison for each group of the client
         return any(_filled(template, identity, group.encode()) == level for group in identity.groups)
@@ -375,13 +375,13 @@ def _line(number: int, text: str) -> Line:
         raise ArgumentError(f"a line is 'allow WHO ACTIONS PATTERN' or 'deny WHO ACTIONS PATTERN', not {text!r}")
     verb, who, actions, pattern = words
     if verb not in _VERBS:
-        raise ArgumentError(f"a line begins with allow or deny, not {verb!r}")
+        raise ArgumentError(f"a line must begin with allow or deny, not {verb!r}")
     found: frozenset[Action] = frozenset()
     for action in actions.split(","):
         if action not in _ACTIONS:
             near = difflib.get_close_matches(action[:64], _ACTIONS, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ArgumentError(f"{action!r} is not an action; {hint}Use {', '.join(_ACTIONS)}, separated by commas")
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise ArgumentError(f"{action!r} is not an action. {hint}Use {', '.join(_ACTIONS)}, separated by commas")
         found |= _ACTIONS[action]
     names = frozenset(who.split(","))
     if "" in names or "@" in names:

@@ -58,10 +58,10 @@ class LoginFailure(Enum):
     BUSY = "too many logins at once; try again later"
     TOKEN = "the token is not valid"
     CERTIFICATE = "the client certificate names no user"
-    CLIENT_ID = "the access control list can't tell the client id from a wildcard"
+    CLIENT_ID = "the client id has + # or /, which are special in the access control list"
 
 
-class LoginRefused(SmqrtError):
+class LoginRejected(SmqrtError):
     """A login was rejected; the client receives the text.
 
     Args:
@@ -110,9 +110,9 @@ class IdentityService:
         changed: functions that are called after a reload, to re-check connected clients.
         expiring: functions that are called every second, to disconnect clients whose login has expired.
         logins: number of logins by method.
-        refusals: number of rejected logins by reason.
+        rejections: number of rejected logins by reason.
         throttle: see above.
-        is_broken: whether the last reload failed; the former content of the files then stays in use.
+        reload_failed: whether the last reload failed; the former content of the files then stays in use.
 
     Raises:
         StartError: a file can't be read or is not valid, or no login is possible.
@@ -132,8 +132,8 @@ class IdentityService:
         self.expiring: list[Callable[[], object]] = []
         self._expiry_checks: gevent.Greenlet[..., None] | None = None
         self.logins: Counter[Method] = Counter()
-        self.refusals: Counter[LoginFailure] = Counter()
-        self.is_broken = False
+        self.rejections: Counter[LoginFailure] = Counter()
+        self.reload_failed = False
         self.throttle = throttle
         self._passwords = Passwords()
         self._users: users.Users = {}
@@ -178,7 +178,7 @@ class IdentityService:
         fault = self._load()
         if fault is None:
             self._call_changed()
-        self.is_broken = fault is not None
+        self.reload_failed = fault is not None
         return fault
 
     def _call_changed(self) -> None:
@@ -191,7 +191,7 @@ class IdentityService:
         if isinstance(outcome, ArgumentError):
             return str(outcome)
         found, rules, keys, self._revoked = outcome
-        self._keys.set_of_files(keys)
+        self._keys.set_file_keys(keys)
         self._users = found
         if self.rights is not None and rules is not None:
             self.rights.acl = rules
@@ -229,14 +229,14 @@ class IdentityService:
             is_connected: returns whether the client is still connected; otherwise no password is checked.
 
         Raises:
-            LoginRefused: the login was rejected; this is counted and logged.
+            LoginRejected: the login was rejected; this is counted and logged.
         """
         try:
             identity = self._login(credentials, is_connected)
-        except LoginRefused as refused:
-            self.refusals[refused.reason] += 1
+        except LoginRejected as rejected:
+            self.rejections[rejected.reason] += 1
             name = f" as {credentials.name[:64]!r}" if credentials.name is not None else ""
-            self._lines.warn(f"refused: a login{name} from {credentials.address}: {refused}")
+            self._lines.warn(f"refused: a login{name} from {credentials.address}: {rejected}")
             raise
         self.logins[identity.method] += 1
         return identity
@@ -248,11 +248,11 @@ class IdentityService:
         elif credentials.token is not None:
             if not self._accepts_tokens:
                 text = "this server does not accept tokens; see the setting auth.jwt_key"
-                raise LoginRefused(LoginFailure.TOKEN, text)
+                raise LoginRejected(LoginFailure.TOKEN, text)
             try:
                 identity = identity_of_token(credentials.token, self._keys, self.settings)
             except TokenError as error:
-                raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
+                raise LoginRejected(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
         elif credentials.login is not None:
             identity = self.checked(credentials.login)
         elif credentials.certificate is not None and self.settings.certificate_user:
@@ -260,13 +260,13 @@ class IdentityService:
             try:
                 identity = identity_of_certificate(credentials.certificate, template, groups)
             except CertificateError as error:
-                raise LoginRefused(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
+                raise LoginRejected(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
             if fault := self.revalidate(identity):  # revoked, or expired since the handshake
-                raise LoginRefused(LoginFailure.CERTIFICATE, fault)
+                raise LoginRejected(LoginFailure.CERTIFICATE, fault)
         elif self.settings.anonymous:
             identity = Identity("")
         else:
-            raise LoginRefused(LoginFailure.MISSING)
+            raise LoginRejected(LoginFailure.MISSING)
         identity.address, identity.client_id, identity.rights = credentials.address, credentials.client_id, self.rights
         return identity
 
@@ -279,16 +279,16 @@ class IdentityService:
         # The same password on several connections, as after a restart of the server, is one guess.
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
         if is_guess and not self.throttle.take(credentials.address, name):
-            raise LoginRefused(LoginFailure.THROTTLED)
+            raise LoginRejected(LoginFailure.THROTTLED)
         try:
             is_right = self._passwords.verify(name, password_hash, password, credentials.address, is_connected)
         except BusyError:
-            self.throttle.returned(credentials.address, name)
+            self.throttle.refund(credentials.address, name)
             PASSWORDS.refused(f"a login from {credentials.address}")
-            raise LoginRefused(LoginFailure.BUSY) from None
+            raise LoginRejected(LoginFailure.BUSY) from None
         if user is None or not is_right:
             self.throttle.failed(credentials.address, name)
-            raise LoginRefused(LoginFailure.WRONG)
+            raise LoginRejected(LoginFailure.WRONG)
         if is_guess:
             self.throttle.succeeded(credentials.address, name)
         return _user_identity(user)
@@ -311,7 +311,7 @@ class IdentityService:
             PASSWORDS.refused(f"a login from {address}")
             raise
         if user is None or not is_right:
-            self.refusals[LoginFailure.WRONG] += 1
+            self.rejections[LoginFailure.WRONG] += 1
             return None
         identity = _user_identity(user)
         identity.address, identity.rights = address, self.rights
@@ -321,11 +321,11 @@ class IdentityService:
         """Return a new identity for an earlier login that is still valid.
 
         Raises:
-            LoginRefused: the login is no longer valid.
+            LoginRejected: the login is no longer valid.
         """
         fault = self.revalidate(identity)
         if fault is not None:
-            raise LoginRefused(LoginFailure.WRONG, fault)
+            raise LoginRejected(LoginFailure.WRONG, fault)
         return Identity(
             identity.user, identity.groups, identity.method, expires_s=identity.expires_s, proof=identity.proof
         )
@@ -355,7 +355,7 @@ class IdentityService:
         return None
 
     def may_still_publish(self, identity: Identity, name: bytes) -> bool:
-        """Return whether the publisher of a last value, maybe before a restart, still has the permission."""
+        """Return whether the publisher of a last value, possibly from before a restart, may still publish it."""
         if identity.method is Method.PASSWORD:
             user = self._users.get(identity.user)
             if user is None:
@@ -376,7 +376,7 @@ def _user_identity(user: users.User) -> Identity:
 _server_service: list[IdentityService] = []
 
 
-def serve(service: IdentityService | None) -> None:
+def set_server_identity_service(service: IdentityService | None) -> None:
     """Set the identity service of hubs and logins that are created later; None, the default, for no service."""
     _server_service[:] = [] if service is None else [service]
 
@@ -402,7 +402,7 @@ _Files = tuple[users.Users, acl.Acl | None, list[VerifyKey], RevocationLists]
 
 
 def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | ArgumentError:
-    """Read all files in a thread. An error is returned: gevent prints exceptions of threads."""
+    """Read all files; blocks. Returns an error instead of raising it, because gevent prints exceptions of threads."""
     try:
         found = users.load(Path(settings.users)) if settings.users else {}
         rules = acl.parse(users.read_file(Path(settings.acl)), settings.acl) if settings.acl else None

@@ -28,10 +28,10 @@ _ANYWHERE = "*"  # instead of an address: all addresses
 
 @dataclass(frozen=True, slots=True)
 class GuessLimit:
-    """The number of consecutive guesses, and the seconds until another one is possible."""
+    """The number of consecutive guesses, and the seconds until one more guess is available."""
 
     guesses: int
-    one_more_s: float
+    refill_s: float
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Throttle:
     """Counts the guesses of each address.
 
     An attempt takes one guess of its address, and one of its name at that address, before the password is checked. A
-    login that succeeds gives both back, so that correct passwords are never throttled. A name that has logged in from
+    successful login refunds both, so that correct passwords are never throttled. A name that has logged in from
     an address before takes no guess of the address, so that clients behind the same proxy can't block it.
 
     Args:
@@ -60,7 +60,7 @@ class Throttle:
         anywhere: the limit for one name from all addresses that it has not logged in from before; None for none.
 
     Attributes:
-        share: called with an id and an event, the arguments of `arrived` in the other workers of a server.
+        share: called with an ID and an event; the other workers of a server pass both to their `arrived`.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Throttle:
         self._count(site, None).failures += 1
 
     def succeeded(self, address: str, name: str) -> None:
-        """Give back the guesses of an attempt that succeeded, and reset the failures of its name."""
+        """Refund the guesses of an attempt that succeeded, and reset the failures of its name."""
         if self.failures(address):
             self._share(address, name, is_right=True)
         self._succeed(site_of(address), _short_name(name))
 
     def _succeed(self, site: str, name: str) -> None:
         self._counts.pop((site, name), None)
-        self._give_back(site, name)
+        self._refund(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
@@ -132,13 +132,13 @@ class Throttle:
         else:
             self._fail(site, name)
 
-    def returned(self, address: str, name: str) -> None:
-        """Give back the guesses of an attempt whose password was not checked."""
+    def refund(self, address: str, name: str) -> None:
+        """Refund the guesses of an attempt whose password was not checked."""
         site, name = site_of(address), _short_name(name)
         self._count(site, name).left += 1
-        self._give_back(site, name)
+        self._refund(site, name)
 
-    def _give_back(self, site: str, name: str) -> None:
+    def _refund(self, site: str, name: str) -> None:
         if (site, name) not in self._known:
             self._count(site, None).left += 1  # `_count` limits it
             if self._anywhere is not None:
@@ -154,11 +154,11 @@ class Throttle:
         site, name = site_of(address), _short_name(name)
         waits = [0.0]
         if (site, name) in self._counts:
-            waits.append(self._name.one_more_s * (1 - self._count(site, name).left))
+            waits.append(self._name.refill_s * (1 - self._count(site, name).left))
         if (site, name) not in self._known:
-            waits.append(self._address.one_more_s * (1 - self._count(site, None).left))
+            waits.append(self._address.refill_s * (1 - self._count(site, None).left))
             if self._anywhere is not None and (_ANYWHERE, name) in self._counts:
-                waits.append(self._anywhere.one_more_s * (1 - self._count(_ANYWHERE, name).left))
+                waits.append(self._anywhere.refill_s * (1 - self._count(_ANYWHERE, name).left))
         return max(1, ceil(max(waits)))
 
     def _count(self, site: str, name: str | None) -> _Count:
@@ -169,7 +169,7 @@ class Throttle:
         count = self._counts.get((site, name))
         if count is None:
             count = _Count(rule.guesses, now_s)
-        count.left = min(rule.guesses, count.left + (now_s - count.at_s) / rule.one_more_s)
+        count.left = min(rule.guesses, count.left + (now_s - count.at_s) / rule.refill_s)
         count.at_s = now_s
         _remember(self._counts, (site, name), count)
         return count

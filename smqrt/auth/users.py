@@ -41,7 +41,7 @@ class User:
 
     Attributes:
         name: the user name.
-        password_hash: hash of argon2id, in the PHC string format.
+        password_hash: an argon2id hash, in the PHC string format.
         groups: the groups of the user.
     """
 
@@ -102,18 +102,18 @@ def check_hash(name: str, password_hash: str) -> Parameters:
     """Return the parameters of a hash.
 
     Raises:
-        ArgumentError: the hash is not of argon2id, or a check would take too much memory or time.
+        ArgumentError: the hash is not an argon2id hash, or a check would take too much memory or time.
     """
     try:
         found = extract_parameters(password_hash)
     except (InvalidHashError, ValueError, IndexError):
-        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` creates one") from None
+        raise ArgumentError(f"the hash of {name} is not an argon2id hash; `smqrt passwd` creates one") from None
     if found.type is not Type.ID:
-        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` creates one")
+        raise ArgumentError(f"the hash of {name} is not an argon2id hash; `smqrt passwd` creates one")
     if found.memory_cost > MAX_MEMORY_KIB or found.time_cost > MAX_ROUNDS or found.parallelism > MAX_LANES:
         raise ArgumentError(
             f"the hash of {name} takes more than {MAX_MEMORY_KIB >> 10} MiB, {MAX_ROUNDS} rounds or {MAX_LANES} lanes; "
-            "`smqrt passwd` creates another"
+            "`smqrt passwd` creates a new one"
         )
     return found
 
@@ -171,17 +171,17 @@ def write(path: Path, text: str) -> None:
     """
     target = Path(os.path.realpath(path))  # a symbolic link is kept
     try:
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
     try:
-        with os.fdopen(number, "wb") as file:
+        with os.fdopen(fd, "wb") as file:
             file.write(text.encode("utf-8"))
             if target.exists():  # before the rename, so that the file never has the wrong owner or mode
                 before = target.stat()
                 if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(number, before.st_uid, before.st_gid)
-                os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
+                    os.fchown(fd, before.st_uid, before.st_gid)
+                os.fchmod(fd, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)

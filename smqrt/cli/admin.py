@@ -88,12 +88,12 @@ class AdminClient:
     """
 
     def __init__(self, url: str | None = None, user: str | None = None, ca: str | None = None) -> None:
-        own = None if url else _own_server()
-        self.url = (url or str(own and own["url"])).rstrip("/")
+        server = None if url else _choose_server()
+        self.url = (url or str(server and server["url"])).rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise AdminError(f"--url {url} is not an HTTP URL. Example: http://127.0.0.1:9356/")
-        pinned = own.get("certificate") if own else None  # of a server of this user, which may be self-signed
+        pinned = server.get("certificate") if server else None  # of a server of this user, which may be self-signed
         self._connection = connection(parts, TIMEOUT_S, ca, str(pinned) if pinned else None)
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept": "application/json"}
@@ -137,7 +137,7 @@ class AdminClient:
             return response
         data = response.read()
         if response.status == 401:
-            raise AdminError(f"{self.url} requires a login. Pass --user, a user of the group admin.")
+            raise AdminError(f"{self.url} requires a login. Pass --user with a user of the group admin.")
         try:
             error_text = str(json.loads(data)["error"])
         except (ValueError, KeyError, TypeError):
@@ -182,14 +182,16 @@ def servers() -> list[dict[str, Any]]:
     return announced()
 
 
-def _own_server() -> dict[str, Any]:
+def _choose_server() -> dict[str, Any]:
     """Return the server to use without `--url`, and print its address on standard error.
 
     With several servers, prompt on a terminal; elsewhere take the newest.
     """
     found = servers()
     if not found:
-        raise AdminError("No server of this user runs on this machine. Pass --url, such as http://127.0.0.1:9356/.")
+        raise AdminError(
+            "No server of this user is running on this machine. Pass --url, such as http://127.0.0.1:9356/."
+        )
     names = [f"{one['url']}, process {one['pid']}, in {one['folder']}" for one in found]
     chosen = 0
     if len(found) > 1:
@@ -339,9 +341,7 @@ def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, 
 
 def _print_remainder(listing: dict[str, Any]) -> None:
     if listing["total"] > len(listing["items"]):
-        click.echo(
-            f"{len(listing['items'])} of {listing['total']}; see the others with --limit and --search.", err=True
-        )
+        click.echo(f"{len(listing['items'])} of {listing['total']} shown; see more with --limit or --search.", err=True)
 
 
 @click.command(cls=InterruptibleCommand)
@@ -568,16 +568,20 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
     "--topics", type=click.IntRange(0), default=1_000_000, show_default=True, help="Topics with subscribers, in total."
 )
 @click.option(
-    "--nodes-per-topic", type=float, default=1.0, show_default=True, help="Nodes with subscribers of the same topic."
+    "--nodes-per-topic", type=float, default=1.0, show_default=True, help="Nodes with subscribers to each topic."
 )
 @click.option(
-    "--messages-per-s", type=float, default=100_000.0, show_default=True, help="Messages per second, of all nodes."
+    "--messages-per-s",
+    type=float,
+    default=100_000.0,
+    show_default=True,
+    help="Messages published per second, on all nodes.",
 )
 @click.option(
     "--payload-bytes", type=click.IntRange(0), default=128, show_default=True, help="Payload of a message, in bytes."
 )
 @click.option(
-    "--subscribers", type=float, default=10.0, show_default=True, help="Subscribers of a message, at all nodes."
+    "--subscribers", type=float, default=10.0, show_default=True, help="Subscribers of each message, on all nodes."
 )
 def plan(nodes: tuple[int, ...], **load: Any) -> None:
     """Estimate memory, CPU and network of each node of a cluster.

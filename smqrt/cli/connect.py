@@ -44,7 +44,7 @@ class RejectedByBroker(Failure):
     exit_code = 3
 
 
-class TimeRanOut(Failure):
+class TimedOut(Failure):
     """The expected messages did not arrive in time."""
 
     exit_code = 4
@@ -146,7 +146,7 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
     """Yield items of a queue until `count` items have arrived or `timeout_s` seconds have passed; None for no limit.
 
     Raises:
-        TimeRanOut: fewer than `count` items arrived.
+        TimedOut: fewer than `count` items arrived.
         Failure: an item of the queue.
     """
     end_s = None if timeout_s is None else monotonic() + timeout_s
@@ -164,7 +164,7 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
         yield message
         number += 1
     if count is not None and number < count:
-        raise TimeRanOut(f"{number} of {count} messages received within {timeout_s:g} seconds")
+        raise TimedOut(f"{number} of {count} messages received within {timeout_s:g} seconds")
 
 
 def addresses(url: str) -> list[str]:

@@ -104,7 +104,7 @@ def _read_password(from_stdin: bool, confirm: bool) -> bytes:
     else:
         raise click.UsageError("no terminal to prompt for the password; pass --stdin")
     if not 1 <= len(password) <= MAX_PASSWORD_BYTES:
-        raise click.UsageError(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
+        raise click.UsageError(f"a password must have 1 to {MAX_PASSWORD_BYTES} bytes")
     return password
 
 

@@ -23,11 +23,11 @@ from smqrt.cli.locations import (
     folder,
     from_option,
     journal_folder,
-    journal_place,
+    journal_location,
     json_option,
-    many,
     offsets_of,
     opened_journal,
+    plural,
     size,
     token_option,
     topics_option,
@@ -65,7 +65,7 @@ def journal() -> None:
 
 
 @journal.command()
-@journal_place
+@journal_location
 @topics_option
 @click.option("-n", "--count", type=click.IntRange(min=0), help=f"Number of messages.  [default: {_TAIL_ROWS}]")
 @click.option("--follow", "-f", is_flag=True, help="Wait for new messages and print them.")
@@ -125,7 +125,7 @@ def _print(rows: Iterator[RecordedRow] | Sequence[RecordedRow], as_json: bool, a
 
 
 @journal.command()
-@journal_place
+@journal_location
 @click.option(
     "--top", type=click.IntRange(min=0), default=10, show_default=True, help="Number of topics to list; 0 for none."
 )
@@ -161,7 +161,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
         lines += [f"topic      and {omitted:,} more (--top)"]
     for query, behind in counts.readers.items():
         since = f", has read nothing since {counts.stale_readers[query]}" if query in counts.stale_readers else ""
-        lines += [f"reader     {query} is {many(behind, 'message')} behind{since}"]
+        lines += [f"reader     {query} is {plural(behind, 'message')} behind{since}"]
     for line in lines:
         click.echo(printable(line))
 
@@ -182,16 +182,16 @@ def verify(path: Path, repair: bool) -> None:
         report = verification.verify(path)
     for fault in report.faults:
         click.echo(printable(str(fault)), err=True)
-    messages = many(report.rows, "message")
-    click.echo(f"{many(report.segments, 'segment')} with {messages} in {many(report.batches, 'batch')}")
-    click.echo(f"{many(report.files, 'compacted file')} with {many(report.file_rows, 'message')}")
+    messages = plural(report.rows, "message")
+    click.echo(f"{plural(report.segments, 'segment')} with {messages} in {plural(report.batches, 'batch')}")
+    click.echo(f"{plural(report.files, 'compacted file')} with {plural(report.file_rows, 'message')}")
     if report.unchecked:
-        click.echo(f"{many(report.unchecked, 'compacted file')} of an older version without checksums: not checked")
+        click.echo(f"{plural(report.unchecked, 'compacted file')} of an older version without checksums: not checked")
     for node, gaps in report.gaps.items():
         for first, end in gaps[-_SHOWN_GAPS:]:
             click.echo(f"{node}: no messages numbered {first} to {end - 1}: the hub was restarted after a crash")
     if report.faults:
-        raise click.ClickException(many(len(report.faults), "fault"))
+        raise click.ClickException(plural(len(report.faults), "fault"))
     click.echo("no faults")
 
 
@@ -303,18 +303,19 @@ def _summary(result: CompactResult, options: CompactOptions) -> str:
     """Return the result of a compaction as one sentence."""
     if result.segments:
         share = result.file_bytes / result.payload_bytes if result.payload_bytes else 0
-        text = f"{many(result.segments, 'segment')} with {many(result.rows, 'message')}: {many(result.files, 'file')}, "
-        text += f"{size(result.payload_bytes)} of payload in {size(result.file_bytes)} ({share:.2f})"
+        text = f"{plural(result.segments, 'segment')} with {plural(result.rows, 'message')}: "
+        text += f"{plural(result.files, 'file')}, {size(result.payload_bytes)} of payload in {size(result.file_bytes)} "
+        text += f"({share:.2f})"
     elif result.merged:
         text = "no segment to compact"
     else:
         text = "nothing to compact: the newest segment is excluded while it may grow"
     if result.merged:
-        text += f"; {many(result.merged, 'small file')} merged"
+        text += f"; {plural(result.merged, 'small file')} merged"
     if result.removed:
-        text += f"; {many(result.removed, 'old segment')} removed"
+        text += f"; {plural(result.removed, 'old segment')} removed"
     if result.waiting:
-        text += f"; {many(result.waiting, 'old segment')} to be removed by a later run (--grace {options.grace_s:g}s)"
+        text += f"; {plural(result.waiting, 'old segment')} to be removed by a later run (--grace {options.grace_s:g}s)"
     return text
 
 
@@ -330,14 +331,14 @@ def delta(path: Path, to: str | None) -> None:
     from smqrt.journal import delta_table
 
     result = delta_table.update_copy(folder(path), to) if to else delta_table.update_table(folder(path))
-    click.echo(f"{result.table}: {many(result.files, 'file')}, {result.added:,} added, {result.removed:,} removed")
+    click.echo(f"{result.table}: {plural(result.files, 'file')}, {result.added:,} added, {result.removed:,} removed")
 
 
 # ---- export and schema
 
 
 @journal.command()
-@journal_place
+@journal_location
 @click.option(
     "--to", required=True, type=click.Path(dir_okay=False), help="File to write: .parquet, .arrow, .csv or .jsonl."
 )
@@ -371,7 +372,7 @@ def export(
     first, last = chosen_range(opened, start, end)
     with progress("export", opened.count(first, last)) as advance:
         rows = run(opened, first, last, file, topics or None, advance)
-    click.echo(f"{many(rows, 'message')} in {file} ({size(file.stat().st_size)})")
+    click.echo(f"{plural(rows, 'message')} in {file} ({size(file.stat().st_size)})")
 
 
 @journal.command()
@@ -461,7 +462,7 @@ def replay(
         progress("replay", opened.count(first, last)) as advance,
     ):
         replayed = play(counted(rows, advance), publish, gevent.sleep, factor, prefix, pipelines, MAX_PAYLOAD_BYTES)
-    click.echo(f"{many(replayed.published, 'message')} published")
+    click.echo(f"{plural(replayed.published, 'message')} published")
     for reason, count in replayed.skipped.items():
         click.echo(f"{count:,} skipped: {printable(reason)}", err=True)
 
@@ -533,7 +534,7 @@ def play(
     speed: float | None = 1.0,
     prefix: str = "",
     pipelines: bool = False,
-    longest_bytes: int | None = None,
+    max_payload_bytes: int | None = None,
 ) -> ReplayCounts:
     """Publish rows in order, when they are due.
 
@@ -544,15 +545,15 @@ def play(
         speed: multiple of the recorded speed; None for no pauses.
         prefix: prefix of every topic.
         pipelines: whether to include messages that pipelines published; pipelines of the hub will publish them again.
-        longest_bytes: maximum length of a payload; None for no limit.
+        max_payload_bytes: maximum length of a payload; None for no limit.
     """
     counts = ReplayCounts()
     for recorded in paced(rows, speed, wait):
         row = recorded.row
         if row.flags & Flag.PIPELINE and not pipelines:
             counts.skip("published by a pipeline")
-        elif longest_bytes is not None and len(row.payload) > longest_bytes:
-            counts.skip(f"longer than {longest_bytes} bytes")
+        elif max_payload_bytes is not None and len(row.payload) > max_payload_bytes:
+            counts.skip(f"longer than {max_payload_bytes} bytes")
         elif row.topic is None:
             counts.skip("addressed to one client")
         else:

@@ -28,7 +28,7 @@ _RETRY_S = 5.0  # for a hub that does not respond
 
 
 journal_folder = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
-journal_place = click.argument("path", metavar="[PATH|URL]", default=".")
+journal_location = click.argument("path", metavar="[PATH|URL]", default=".")
 token_option = click.option(
     "--token", envvar=TOKEN_VARIABLE, help=f"Access token, for a URL.  [default: the variable {TOKEN_VARIABLE}]"
 )
@@ -105,10 +105,10 @@ def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[O
     return first, last
 
 
-def many(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     """Return a count with its noun: "1 batch", "2,000 batches"."""
-    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
-    return f"{count:,} {what if count == 1 else plural}"
+    plural_noun = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural_noun}"
 
 
 def size(count: float) -> str:

@@ -137,36 +137,36 @@ def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str]
     Yields:
         A function that prints a sentence without breaking the table.
     """
-    over = threading.Event()
+    finished = threading.Event()
     show = _live_table if sys.stderr.isatty() else _print_lines
     console = Console(stderr=True)
     # In a thread: the main thread runs the queries.
-    thread = threading.Thread(target=show, args=(state, names, over, console), daemon=True)
+    thread = threading.Thread(target=show, args=(state, names, finished, console), daemon=True)
     thread.start()
     try:
         yield lambda text: console.print(Text(printable(text, lines=True)), soft_wrap=not console.is_terminal)
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
-def _live_table(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
+def _live_table(state: Path, names: Sequence[str], finished: threading.Event, console: Console) -> None:
     from rich.live import Live
 
     began = time.time()
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        while not over.wait(_REFRESH_S):
+        while not finished.wait(_REFRESH_S):
             live.update(status_table(_recent(state, names, began), console.width), refresh=True)
         live.update(status_table(_recent(state, names, began), console.width), refresh=True)  # the final states
 
 
-def _print_lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
+def _print_lines(state: Path, names: Sequence[str], finished: threading.Event, console: Console) -> None:
     """Print a line for each query when its state changes, and every ten seconds while rows arrive."""
     printed: dict[str, tuple[str, float]] = {}
     began = time.time()
     done = False
     while not done:
-        done = over.wait(_REFRESH_S)  # the loop runs once more, for the final states
+        done = finished.wait(_REFRESH_S)  # the loop runs once more, for the final states
         for status in _recent(state, names, began):
             before, when = printed.get(status.name, ("", 0.0))
             if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_INTERVAL_S):
@@ -532,7 +532,7 @@ def submit(
     if deploy_mode == "cluster" and not paths.state_given:
         raise PipelineError("--deploy-mode cluster: pass --state with a folder that every machine can access.")
     if not files.is_address(paths.journal):
-        paths = replace(paths, journal=str(Path(paths.journal).absolute()))  # the driver may have another folder
+        paths = replace(paths, journal=str(Path(paths.journal).absolute()))  # the driver may run in another folder
     queries = paths.catalog().select(names)
     _check_tables(queries, paths, deploy_mode)
     _check_hub(queries, paths, master, deploy_mode)
@@ -564,8 +564,8 @@ def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, depl
         if query.kind == "table" and tables.is_relative(query):
             path = query.options["path"]
             raise PipelineError(
-                f"{query.where}: {query.name}: the relative path {path!r} has no folder in a cluster: pass --tables "
-                "with a folder that every machine can access, or a URI."
+                f"{query.where}: {query.name}: the relative path {path!r} has no base folder in a cluster: pass "
+                "--tables with a folder that every machine can access, or a URI."
             )
 
 

@@ -25,7 +25,7 @@ from smqrt.cli.connect import (
     ConnectionOptions,
     Failure,
     RejectedByBroker,
-    TimeRanOut,
+    TimedOut,
     connection_options,
     credentials_for,
     failure,
@@ -229,7 +229,7 @@ def request(
         _publish(client, os.fsencode(data), topic_of(topic, is_id), number)
         if client.flush() and client.dropped:
             raise RejectedByBroker(f"the broker rejected {topic!r}")
-        with gevent.Timeout(timeout, TimeRanOut(f"no reply to {topic!r} within {timeout:g} seconds")):
+        with gevent.Timeout(timeout, TimedOut(f"no reply to {topic!r} within {timeout:g} seconds")):
             reply = replies.get()
         if isinstance(reply, Failure):
             raise reply

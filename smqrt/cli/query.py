@@ -26,9 +26,9 @@ from smqrt.cli.locations import (
     chosen_range,
     folder,
     from_option,
-    journal_place,
-    many,
+    journal_location,
     opened_journal,
+    plural,
     size,
     token_option,
     topics_option,
@@ -213,7 +213,7 @@ class _Engine(Protocol):
 
 @click.command(cls=JournalCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sql")
-@journal_place
+@journal_location
 @click.option("--spark", "on_spark", is_flag=True, help="Use Spark, which takes seconds to start, instead of DuckDB.")
 @click.option(
     "--format", "chosen", type=click.Choice(FORMATS), help="Output format.  [default: by suffix of --to, else table]"
@@ -288,4 +288,4 @@ def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) ->
 
     rows = interruptible(work, cancel)
     if file is not None:
-        click.echo(f"{many(rows, 'row')} in {file} ({size(file.stat().st_size)})")
+        click.echo(f"{plural(rows, 'row')} in {file} ({size(file.stat().st_size)})")

@@ -350,7 +350,9 @@ def _with_certificate(settings: Settings) -> Settings:
             cert, key = self_signed_pair(settings.host)
     except OSError as error:
         reason = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-        raise StartError(f"Cannot save a self-signed certificate: {reason}. Or pass --cert and --key.") from None
+        raise StartError(
+            f"Cannot save a self-signed certificate: {reason}. Fix this, or pass --cert and --key."
+        ) from None
     return replace(settings, cert=cert, key=key)
 
 

@@ -66,7 +66,7 @@ def restart(path: str | None, pid: int | None, config: str | None, wait_s: float
     finally:
         channel.close()
     if answer["do"] != "done":
-        raise StartError(f"Restart failed, the old process continues: {answer.get('why')}.")
+        raise StartError(f"Restart failed; the old process continues: {answer.get('why')}.")
     if "workers" in answer:
         click.echo(f"restarted: {answer['workers']} new workers, {answer['clients']} clients kept")
     else:
@@ -113,7 +113,8 @@ def workers_of(pid: int) -> list[int]:
 
 # ---- `smqrt systemd-unit`
 
-# Settings that name a file to read, by their last name; files to write stay in the state directory of the service.
+# Settings that name a file to read, by the last part of their name; files to write stay in the service's state
+# directory.
 _FILE_SETTINGS = {
     "cert", "key", "client_ca", "client_crl", "users", "acl", "jwt_key", "jwt_secret", "ca", "credentials"
 }  # fmt: skip

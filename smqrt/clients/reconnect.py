@@ -31,23 +31,23 @@ _STOP_S = 2.0  # how long `close` waits for the end of a connection after `_stop
 
 
 class Backoff:
-    """Delays that double from `first_s` to `longest_s`, each shortened by up to a half at random.
+    """Delays that double from `first_s` to `max_s`, each shortened by up to a half at random.
 
     The jitter spreads the clients of a restarted broker over time.
     """
 
-    __slots__ = ("_ceiling_s", "_first_s", "_longest_s", "_random")
+    __slots__ = ("_ceiling_s", "_first_s", "_max_s", "_random")
 
-    def __init__(self, first_s: float, longest_s: float, rnd: Callable[[], float] = random.random) -> None:
+    def __init__(self, first_s: float, max_s: float, rnd: Callable[[], float] = random.random) -> None:
         self._first_s = first_s
-        self._longest_s = max(first_s, longest_s)
+        self._max_s = max(first_s, max_s)
         self._ceiling_s = first_s
         self._random = rnd
 
     def next_s(self) -> float:
         """Return the delay before the next attempt, in seconds."""
         ceiling_s = self._ceiling_s
-        self._ceiling_s = min(2 * ceiling_s, self._longest_s)
+        self._ceiling_s = min(2 * ceiling_s, self._max_s)
         return ceiling_s * (1 - 0.5 * self._random())
 
     def reset(self) -> None:
@@ -179,7 +179,9 @@ class ReconnectingClient(ABC, Generic[Reason]):
                     return
                 self._wait_before_retry(delay_s)
             except gevent.Timeout:
-                self._log.exception("a function of the application left a gevent.Timeout running")
+                self._log.exception(
+                    "a function of the application did not cancel its gevent.Timeout; use it in a with statement"
+                )
 
     def _wait_before_retry(self, delay_s: float) -> None:
         # `close` ends the delay. A delay that begins later is not shortened: a failed broker needs time.
@@ -208,7 +210,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
             self._callbacks.post(self._on_end)
         self._callbacks.finish()
 
-    # ---- the part of each protocol
+    # ---- implemented by each protocol
 
     @property
     @abstractmethod
@@ -229,7 +231,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
 
     @abstractmethod
     def _stop(self) -> None:
-        """End the connection now."""
+        """Close the connection now."""
 
     @abstractmethod
     def _abandon(self) -> int:

@@ -1,1 +1,1 @@
-"""Ciphers, keys, signatures, tokens, certificate requests and the key file, on `cryptography` and PyJWT."""
+"""Ciphers, keys, signatures, tokens, certificate requests and the key file, based on `cryptography` and PyJWT."""

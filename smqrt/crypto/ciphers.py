@@ -155,7 +155,7 @@ class Symmetric:
         if self._direction not in (None, direction):
             raise ArgumentError(f"{direction}: this object only {self._direction}s")
         if self._mode == "CBC" and not padded and len(data) % BLOCK_BYTES:
-            raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; give 'PKCS7' for padding")
+            raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; pass 'PKCS7' for padding")
         if self._mode == "CCM" and len(data) > MAX_CCM_BYTES - BLOCK_BYTES:
             raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
 
@@ -200,7 +200,8 @@ def pbkdf2(algorithm: str, password: bytes, salt: bytes, iterations: int, size_b
     blocks = -(-size_bytes // hashlib.new(name).digest_size)
     if iterations * blocks > MAX_ROUNDS:
         raise ArgumentError(
-            f"PBKDF2: {iterations} iterations for {size_bytes} bytes are too many; at most {MAX_ROUNDS:,} in all"
+            f"PBKDF2: {iterations} iterations for {size_bytes} bytes are too many; iterations times hash blocks must "
+            f"be at most {MAX_ROUNDS:,}"
         )
     return hashlib.pbkdf2_hmac(name, password, salt, iterations, size_bytes)
 
@@ -241,7 +242,7 @@ def unseal(key: bytes, token: bytes) -> bytes | None:
         sealed = a2b_base64(token.translate(_TO_STANDARD_BASE64) + padding, strict_mode=True)
     except Base64Error:
         return None
-    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes: accept only one
+    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # not the canonical encoding of these bytes
         return None
     try:
         return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
@@ -256,5 +257,5 @@ def _cipher(key: bytes) -> AESGCM:
 
 def _checked_key_size(size_bytes: int) -> int:
     if size_bytes not in KEY_BYTES:
-        raise ArgumentError(f"an AES key has 16 or 32 bytes, not {size_bytes}; ba.aeskey creates one")
+        raise ArgumentError(f"an AES key must have 16 or 32 bytes, not {size_bytes}; ba.aeskey creates one")
     return size_bytes

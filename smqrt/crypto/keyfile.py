@@ -91,7 +91,7 @@ class KeyFile:
             ArgumentError: an invalid length.
         """
         if not 1 <= size_bytes <= MAX_DERIVED_BYTES:
-            raise ArgumentError(f"a derived key has 1 to {MAX_DERIVED_BYTES} bytes, not {size_bytes}")
+            raise ArgumentError(f"a derived key must have 1 to {MAX_DERIVED_BYTES} bytes, not {size_bytes}")
         content = self._loaded()
         # HKDF needs no salt here: the secret is uniformly random (RFC 5869 §3.1).
         secret = content.unique if unique else content.shared
@@ -116,7 +116,7 @@ class KeyFile:
             CryptoError: "exist": the name is in use; "nospace": `MAX_KEYS` is reached; "ioerror".
         """
         if not 0 < len(name.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES:
-            raise ArgumentError(f"the name of a key has 1 to {MAX_NAME_BYTES} bytes")
+            raise ArgumentError(f"the name of a key must have 1 to {MAX_NAME_BYTES} bytes")
         try:
             with self._locked():
                 content = self._read()

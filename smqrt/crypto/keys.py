@@ -26,7 +26,7 @@ PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 Key = PrivateKey | PublicKey
 
-MAX_PEM_BYTES = 64 << 10  # a certificate chain, of which only the first is used
+MAX_PEM_BYTES = 64 << 10  # enough for a certificate chain, of which only the first certificate is used
 MIN_RSA_BITS, MAX_RSA_BITS = 1024, 8192  # larger ones take minutes to generate
 DEFAULT_RSA_BITS = 2048
 
@@ -305,7 +305,7 @@ def encrypt(data: bytes, key: PublicKey, padding_name: str = "pkcs1", digest: st
         CryptoError: "sslcryptoerr": too many bytes, or not an RSA key.
     """
     if not isinstance(key, rsa.RSAPublicKey):
-        raise CryptoError("sslcryptoerr", "only RSA keys encrypt")
+        raise CryptoError("sslcryptoerr", "encryption needs an RSA key")
     scheme = _encryption_padding(padding_name, digest)
     try:
         return key.encrypt(data, scheme)
@@ -316,7 +316,7 @@ def encrypt(data: bytes, key: PublicKey, padding_name: str = "pkcs1", digest: st
 def decrypt(data: bytes, key: PrivateKey, padding_name: str = "pkcs1", digest: str | None = None) -> bytes:
     """Decrypt what `encrypt` returned. Raises as `encrypt`, and CryptoError "failed" for another key."""
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise CryptoError("sslcryptoerr", "only RSA keys decrypt")
+        raise CryptoError("sslcryptoerr", "decryption needs an RSA key")
     scheme = _encryption_padding(padding_name, digest)
     try:
         return key.decrypt(data, scheme)
@@ -421,7 +421,7 @@ def request(key: PrivateKey, name: Mapping[str, str], requested: RequestedUses |
     """
     requested = requested or RequestedUses()
     if not name:
-        raise ArgumentError("csr: the name has no parts; give commonname at least")
+        raise ArgumentError("csr: the name has no parts; pass at least commonname")
     attributes = []
     for given, value in name.items():
         part = _OTHER_NAMES.get(given.lower(), given.lower())
@@ -500,11 +500,11 @@ def certificate(
         if not isinstance(public_key, PublicKey):
             raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
         if parameters(key) != parameters(public_key):
-            raise CryptoError("sslcryptoerr", "key and request do not match; give the issuer's certificate too")
+            raise CryptoError("sslcryptoerr", "key and request do not match; pass the issuer's certificate too")
     start = datetime.now(UTC) - _CLOCK_SKEW if valid_from_s is None else _time(valid_from_s)
     end = start + timedelta(days=DEFAULT_DAYS) if valid_to_s is None else _time(valid_to_s)
     if end <= start:
-        raise ArgumentError("certificate: it must end after it begins")
+        raise ArgumentError("certificate: the end of its validity must be after the start")
     number = x509.random_serial_number() if serial is None else serial
     if not 0 < number < 1 << 159:  # 20 octets without the sign bit (RFC 5280 §4.1.2.2)
         raise ArgumentError("certificate: the serial number must be above 0 and have at most 159 bits")

@@ -1,4 +1,4 @@
-"""JSON Web Tokens (RFC 7519) and the keys that verify them, on PyJWT (spec: bas-api §12).
+"""JSON Web Tokens (RFC 7519) and the keys that verify them, based on PyJWT (spec: bas-api §12).
 
 The key determines the valid algorithms, never the token: a public key cannot serve as an HMAC secret, and "none" is
 rejected.
@@ -29,8 +29,8 @@ MAX_TOKEN_BYTES = 64 << 10
 
 SHARED = ("HS256", "HS384", "HS512")
 RSA = ("RS256", "RS384", "RS512")
-OF_CURVES = {256: "ES256", 384: "ES384", 521: "ES512"}
-ALGORITHMS = (*SHARED, *RSA, *OF_CURVES.values())
+ECDSA = {256: "ES256", 384: "ES384", 521: "ES512"}
+ALGORITHMS = (*SHARED, *RSA, *ECDSA.values())
 
 Secret = bytes | keys.Key
 """A shared secret, or a key."""
@@ -56,7 +56,7 @@ def algorithms_for(secret: Secret) -> tuple[str, ...]:
         return SHARED
     if isinstance(secret, rsa.RSAPrivateKey | rsa.RSAPublicKey):
         return RSA
-    return (OF_CURVES[keys.key_bits(secret)],) if keys.key_bits(secret) in OF_CURVES else ()
+    return (ECDSA[keys.key_bits(secret)],) if keys.key_bits(secret) in ECDSA else ()
 
 
 def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: Mapping[str, object] = {}) -> bytes:
@@ -133,7 +133,7 @@ def _check_size(token: bytes) -> None:
 
 PSS = ("PS256", "PS384", "PS512")
 EDWARDS = ("EdDSA",)
-VERIFIED = (*RSA, *PSS, *OF_CURVES.values(), *EDWARDS, *SHARED)
+VERIFIABLE = (*RSA, *PSS, *ECDSA.values(), *EDWARDS, *SHARED)
 """Algorithms of tokens that can be verified."""
 MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
 MAX_KEYS = 100
@@ -231,11 +231,12 @@ def _verify_key(key: object, name: str | None, wanted: object) -> VerifyKey:
     algorithms: tuple[str, ...] = ()
     if isinstance(key, rsa.RSAPublicKey):
         if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-            raise CryptoError("failed", f"an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS} bits, not {key.key_size}")
+            fault = f"an RSA key must have {MIN_RSA_BITS} to {MAX_RSA_BITS} bits, not {key.key_size}"
+            raise CryptoError("failed", fault)
         algorithms = (*RSA, *PSS)
     elif isinstance(key, ec.EllipticCurvePublicKey):
         if isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
-            algorithms = (OF_CURVES[key.curve.key_size],)
+            algorithms = (ECDSA[key.curve.key_size],)
     elif isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
         algorithms = EDWARDS
     if wanted is not None:

@@ -299,7 +299,7 @@ FAMILIES = (
         "smqrt_logins_refused_total",
         ("reason",),
         "Failed logins at hubs and by users of the users file.",
-        lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure],
+        lambda service: [((one.name.lower(),), service.rejections[one]) for one in LoginFailure],
     ),
     _identity(
         "smqrt_acl_denied_total",
@@ -314,7 +314,7 @@ FAMILIES = (
         "smqrt_auth_files_broken",
         (),
         "1 while the users file, the list or the keys are invalid; those read before stay in use.",
-        lambda service: [((), service.is_broken)],
+        lambda service: [((), service.reload_failed)],
     ),
     # Hubs.
     _hub("smqrt_hub_peers", "Connected clients.", lambda hub: len(hub.sessions)),

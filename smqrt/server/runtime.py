@@ -499,7 +499,7 @@ class Server:
         self._listeners.close()
 
     def _close_other_parts(self) -> None:
-        identity.serve(None)
+        identity.set_server_identity_service(None)
         gevent_broker.set_topic_rules(gevent_broker.TopicRules())
         if self.identities is not None:
             self.identities.close()
@@ -525,12 +525,12 @@ class Server:
 
 
 def _identity_service(settings: Settings, logins: Logins) -> IdentityService | None:
-    identity.serve(None)
+    identity.set_server_identity_service(None)
     if not IdentityService.is_wanted(settings.auth):
         return None
     crls = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]
     service = IdentityService(settings.auth, logins.throttle, fetch, list(filter(None, crls)))
-    identity.serve(service)
+    identity.set_server_identity_service(service)
     gevent_broker.follow(service)
     service.changed.append(partial(logins.recheck_clients, service.revalidate))
     return service

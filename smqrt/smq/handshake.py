@@ -21,7 +21,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from smqrt.auth.identity import Identity
-from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials
+from smqrt.auth.service import IdentityService, LoginFailure, LoginRejected, PresentedCredentials
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import DEFAULT_BUDGET_BYTES, Drop, Outbox
@@ -386,8 +386,8 @@ class HubAuthentication:
             if not self._keeps_origin:  # frees the request
                 client.origin = None
             return verdict
-        except LoginRefused as refused:
-            return _CODES.get(refused.reason, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
+        except LoginRejected as rejected:
+            return _CODES.get(rejected.reason, ConnackCode.BAD_CREDENTIALS), str(rejected).encode()
         except Exception:
             log.exception("error while a client logged in; it is rejected")
             return ConnackCode.SERVER_UNAVAILABLE, b""

@@ -57,7 +57,7 @@ class Guarded:
         settings = AuthSettings(users=str(self.users), acl=None if acl is None else str(self.acl), **auth)
         throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.service = IdentityService(settings, throttle, fetch, lists)
-        identity_service.serve(self.service)
+        identity_service.set_server_identity_service(self.service)
         gevent_broker.follow(self.service)
         self.service.start()
         self.site = Site(hub.create(**options), authority)
@@ -70,7 +70,7 @@ class Guarded:
         return self.service.reload()
 
     def close(self) -> None:
-        identity_service.serve(None)
+        identity_service.set_server_identity_service(None)
         self.site.close()
         self.service.close()
 

@@ -220,7 +220,7 @@ def test_keys_of_an_address(guard: Callable[..., Guarded], issuer: Issuer, monke
         assert "unknown key, or an algorithm other than" in refusal(guarded, token(OTHER_KEY, header={"kid": "two"}))
     assert issuer.asked == 1, "an unknown key is asked for once a minute"
 
-    monkeypatch.setattr(credentials, "UNKNOWN_S", 0.0)
+    monkeypatch.setattr(credentials, "RETRY_S", 0.0)
     issuer.has(one=jwk(RSA_KEY), two=jwk(OTHER_KEY))
     knocks(guarded, token(OTHER_KEY, header={"kid": "two"})).accepted()
     for status, body in (
@@ -243,7 +243,7 @@ def test_keys_of_an_address(guard: Callable[..., Guarded], issuer: Issuer, monke
         ({"jwt_key": "short", "jwt_algorithms": ("none",)}, "auth.jwt_algorithms: 'none' is not one of RS256"),
         ({"jwt_secret": "short"}, "the secret needs at least 32 bytes"),
         ({"jwt_key": "private"}, "it has a private key; use the public key to verify tokens"),
-        ({"jwt_key": "weak"}, "an RSA key has 2048 to 8192 bits, not 1024"),
+        ({"jwt_key": "weak"}, "an RSA key must have 2048 to 8192 bits, not 1024"),
     ],
 )
 def test_insecure_settings_are_rejected(

@@ -12,7 +12,7 @@ import gevent
 import pytest
 
 from smqrt.auth.identity import Action, Method
-from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials
+from smqrt.auth.service import IdentityService, LoginFailure, LoginRejected, PresentedCredentials
 from smqrt.auth.users import new_hash
 from smqrt.errors import CloseReason
 from smqrt.smq.close_log import closes
@@ -234,8 +234,8 @@ def test_groups_change_for_those_inside(guard: Callable[..., Guarded]) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "fault"),
     [
-        ("acl", "allow * raed x", "acl.txt:1: 'raed' is not an action; did you mean read?"),
-        ("users", "ann:secret", "users.txt:1: the hash of ann is not of argon2id; `smqrt passwd` creates one"),
+        ("acl", "allow * raed x", "acl.txt:1: 'raed' is not an action. Did you mean read?"),
+        ("users", "ann:secret", "users.txt:1: the hash of ann is not an argon2id hash; `smqrt passwd` creates one"),
         ("users", USERS + USERS, "users.txt:4: the user ann occurs twice"),
         ("users", "a+b:x", "users.txt:1: the user name must not have + # or /"),
         ("users", "ann", "users.txt:1: a line is 'name:hash'"),
@@ -311,7 +311,7 @@ def test_a_thousand_wrong_logins_delay_no_others(
     for at in range(40):
         for name, times in took_s.items():
             began_s = monotonic()
-            with pytest.raises(LoginRefused):
+            with pytest.raises(LoginRejected):
                 guarded.service.login(PresentedCredentials("192.0.2.1", name=name, password=b"wrong%d" % at))
             times.append(monotonic() - began_s)
     known_s, unknown_s = (sorted(times)[len(times) // 2] for times in took_s.values())
@@ -335,6 +335,6 @@ def test_a_thousand_wrong_logins_delay_no_others(
 
 
 def refusal_of(service: IdentityService, shown: PresentedCredentials) -> LoginFailure:
-    with pytest.raises(LoginRefused) as caught:
+    with pytest.raises(LoginRejected) as caught:
         service.login(shown)
     return caught.value.reason

@@ -110,8 +110,8 @@ def test_a_filter_is_allowed_when_all_its_topics_are(topic_filter: str, allowed:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("permit * read x", "acl.txt:2: a line begins with allow or deny, not 'permit'"),
-        ("allow * raed x", "acl.txt:2: 'raed' is not an action; did you mean read? Use "),
+        ("permit * read x", "acl.txt:2: a line must begin with allow or deny, not 'permit'"),
+        ("allow * raed x", "acl.txt:2: 'raed' is not an action. Did you mean read? Use "),
         ("allow * read", "acl.txt:2: a line is 'allow WHO ACTIONS PATTERN'"),
         ("allow * read a/#/b", "'a/#/b': # must be the whole last level"),
         ("allow * read a#", "'a#': # must be"),

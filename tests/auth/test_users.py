@@ -47,9 +47,9 @@ def test_lines_are_users_and_the_rest_is_ignored() -> None:
     [
         ("alice", "a line is 'name:hash' or 'name:hash:group,group'"),
         (f":{HASH}", "users:2: "),
-        ("alice:secret", "the hash of alice is not of argon2id"),
-        ("alice:", "the hash of alice is not of argon2id"),
-        (f"alice:{HASH.replace('argon2id', 'argon2i')}", "the hash of alice is not of argon2id"),
+        ("alice:secret", "the hash of alice is not an argon2id hash"),
+        ("alice:", "the hash of alice is not an argon2id hash"),
+        (f"alice:{HASH.replace('argon2id', 'argon2i')}", "the hash of alice is not an argon2id hash"),
         (f"alice:{HASH.replace('m=8', 'm=1048577')}", "takes more than 1024 MiB, 64 rounds or 16 lanes"),
         (f"alice:{HASH.replace('t=1', 't=65')}", "takes more than 1024 MiB, 64 rounds or 16 lanes"),
         (f"alice:{HASH.replace('p=1', 'p=17')}", "takes more than 1024 MiB, 64 rounds or 16 lanes"),

@@ -107,7 +107,7 @@ def test_a_password_comes_from_url_or_variable(listener: Listener, monkeypatch: 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        ((401, {}), "{url} requires a login. Pass --user, a user of the group admin."),
+        ((401, {}), "{url} requires a login. Pass --user with a user of the group admin."),
         ((400, {"error": "hub: 'x' is not a number"}), "hub: 'x' is not a number"),
         ((500, b"<html>"), "{url} responded 500 Internal Server Error."),
         ((503, {"no": "error"}), "{url} responded 503 Service Unavailable."),
@@ -150,7 +150,7 @@ def test_without_a_url_the_newest_server_is_asked(
     assert "Using the newest; choose another one with --url." in said
     assert said.endswith(f"server {listener.url}/, process 2, in /b\\x1b\n")
     servers.clear()
-    with pytest.raises(AdminError, match="No server of this user runs on this machine"):
+    with pytest.raises(AdminError, match="No server of this user is running on this machine"):
         AdminClient()
 
 
@@ -209,7 +209,7 @@ def test_a_list_says_how_many_it_does_not_show(listener: Listener) -> None:
     listener.answers["peers"] = {"items": [PEER], "total": 3}
     result = Command("peers")("--url", listener.url, "--limit", "1")
     assert result.stdout.splitlines()[1] == "1.5\tlamp\t\t192.0.2.1\traw\t1 m 1 s\t2\t1.5k\t\t0\t0"
-    assert result.stderr == "1 of 3; see the others with --limit and --search.\n"
+    assert result.stderr == "1 of 3 shown; see more with --limit or --search.\n"
     assert json.loads(Command("peers").done("--url", listener.url, "--json")) == PEER
 
 

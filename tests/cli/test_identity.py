@@ -59,7 +59,7 @@ def test_users_come_change_and_go(file: Path) -> None:
     ("words", "typed", "sentence"),
     [
         (["a+b", "--stdin"], "x\n", "the user name must not have + # or /"),
-        (["ann", "--stdin"], "\n", "a password has 1 to 4096 bytes"),
+        (["ann", "--stdin"], "\n", "a password must have 1 to 4096 bytes"),
         (["ann"], "", "no terminal to prompt for the password; pass --stdin"),
         (["ann", "--delete"], "", "has no user ann"),
         (["ann", "--stdin", "--groups", "a b"], "x\n", "the group name 'a b' must not have a space"),

@@ -70,7 +70,7 @@ def test_what_is_published_and_what_is_not() -> None:
     def publish(topic: str, subtopic: str | None, payload: bytes) -> None:
         published.append((topic, subtopic, payload))
 
-    played = play((RecordedRow("n1", one) for one in rows), publish, speed=None, prefix="re/", longest_bytes=100)
+    played = play((RecordedRow("n1", one) for one in rows), publish, speed=None, prefix="re/", max_payload_bytes=100)
     assert published == [("re/a", "s", b"1"), ("re/b", None, bytes(100))]
     reasons = {"addressed to one client": 1, "published by a pipeline": 1, "longer than 100 bytes": 1}
     assert played == ReplayCounts(2, reasons)

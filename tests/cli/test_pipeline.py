@@ -460,7 +460,7 @@ def test_no_folder_is_named_like_a_scheme(
         (("--master", "yarn", "--deploy-mode", "cluster"), "pass --state with a folder that every machine can access"),
         (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is not a folder of this machine"),
         (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is not a folder of this machine"),
-        ((*YARN, "--state", "/mnt/s"), "kept: the relative path 'silver/readings' has no folder in a cluster"),
+        ((*YARN, "--state", "/mnt/s"), "kept: the relative path 'silver/readings' has no base folder in a cluster"),
         ((*YARN, "--state", "/mnt/s", "--tables", "t"), "--tables t: with --deploy-mode cluster give a path"),
     ],
 )

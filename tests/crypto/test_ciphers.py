@@ -188,5 +188,5 @@ def test_each_token_has_one_spelling() -> None:
 @pytest.mark.parametrize("size", [0, 15, 24, 33])
 def test_keys_of_tokens_have_two_sizes(size: int) -> None:
     for call in (lambda: new_key(size), lambda: seal(bytes(size), b""), lambda: unseal(bytes(size), b"")):
-        with pytest.raises(ArgumentError, match=f"an AES key has 16 or 32 bytes, not {size}"):
+        with pytest.raises(ArgumentError, match=f"an AES key must have 16 or 32 bytes, not {size}"):
             call()

@@ -37,7 +37,7 @@ def test_derived_keys_depend_on_name_length_and_secret(path: Path) -> None:
     assert KeyFile(path).derive(b"a", 32) == keys[0], "after a restart, too"
     assert len(file.derive(b"a", MAX_DERIVED_BYTES)) == MAX_DERIVED_BYTES
     for size in (0, MAX_DERIVED_BYTES + 1):
-        with pytest.raises(ArgumentError, match=f"a derived key has 1 to 8160 bytes, not {size}"):
+        with pytest.raises(ArgumentError, match=f"a derived key must have 1 to 8160 bytes, not {size}"):
             file.derive(b"a", size)
 
 
@@ -84,7 +84,7 @@ def test_another_process_may_have_added_a_key(path: Path) -> None:
 def test_names_of_keys_have_a_size(path: Path, name: str) -> None:
     file = KeyFile(path)
     file.load()
-    with pytest.raises(ArgumentError, match="the name of a key has 1 to 255 bytes"):
+    with pytest.raises(ArgumentError, match="the name of a key must have 1 to 255 bytes"):
         file.add(name, b"PEM")
     file.add("x" * 255, b"PEM")
 

@@ -266,7 +266,7 @@ def good_token() -> bytes:
 @cache
 def _keys() -> credentials.TokenKeys:
     keys = credentials.TokenKeys(_AUTH, lambda *_: b"", lambda: None)
-    keys.set_of_files([*tokens.keys_of_set(JWKS), tokens.shared_key(_SECRET)])
+    keys.set_file_keys([*tokens.keys_of_set(JWKS), tokens.shared_key(_SECRET)])
     return keys
 
 
@@ -299,7 +299,7 @@ def key_set(data: bytes) -> None:
     except CryptoError:
         return
     for key in found:
-        assert set(key.algorithms) <= set(tokens.VERIFIED)
+        assert set(key.algorithms) <= set(tokens.VERIFIABLE)
         assert not isinstance(key.key, bytes), "a public secret"
         with contextlib.suppress(CryptoError):
             tokens.claims(

@@ -68,7 +68,7 @@ class Will:
         check_qos(self.qos)
         encode_properties(self.properties, PacketType.WILL)
         if len(to_bytes(self.payload)) > _MAX_TEXT_BYTES:
-            raise ArgumentError(f"the payload of a will has at most {_MAX_TEXT_BYTES} bytes")
+            raise ArgumentError(f"the payload of a will must have at most {_MAX_TEXT_BYTES} bytes")
 
     def message(self) -> WillMessage:
         """Return the will for CONNECT."""

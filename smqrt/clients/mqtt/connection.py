@@ -39,7 +39,7 @@ class Delivery(OutgoingMessage):
         done: whether the delivery is complete or has failed. QoS 0 is complete when the operating system has the
             message, QoS 1 and 2 when the broker has acknowledged it.
         error: why the delivery failed: "dropped" (a newer message replaced it in the full queue), "closed" (the client
-            ended before), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
+            ended first), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
             otherwise None.
         size_bytes: size of topic, payload and properties.
     """
@@ -151,7 +151,7 @@ class MqttSubscriptions:
 
 
 class SendQueue:
-    """Send queue of one client, over all its connections.
+    """Send queue of one client, across all its connections.
 
     Args:
         options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for publishers that wait. Unacknowledged messages
@@ -323,7 +323,7 @@ _TICKS_PER_PING = 4  # checks of the keep-alive in a ping interval
 _MAX_TICK_S = 1.0
 STUCK_S = 30.0
 """The connection is closed when the broker acknowledges no bytes for this time."""
-UNDELIVERED_BYTES = 4 << 20
+MAX_UNDELIVERED_BYTES = 4 << 20
 """After this many received bytes, reading pauses until the queued callbacks have run."""
 LINGER_S = 1.0
 """Time for the broker to close the connection after DISCONNECT."""
@@ -428,7 +428,7 @@ class MqttConnection:
             self._is_reading = False
             if not self._callbacks.has_room:
                 self._callbacks.wait_for_room()
-            elif self._undelivered_bytes > UNDELIVERED_BYTES:
+            elif self._undelivered_bytes > MAX_UNDELIVERED_BYTES:
                 self._callbacks.ask(lambda: None)  # returns after all earlier callbacks
                 self._undelivered_bytes = 0
             while endpoint.is_congested and not self._is_over:
@@ -470,17 +470,17 @@ class MqttConnection:
         stream = self._stream
         if stream.push(data):
             return
-        left_bytes = self._left_bytes()
+        left_bytes = self._unacknowledged_bytes()
         while True:
             try:
                 block(stream.writable(STUCK_S))
                 return
             except StreamError as error:
-                if error.word != "timeout" or self._left_bytes() >= left_bytes:
+                if error.word != "timeout" or self._unacknowledged_bytes() >= left_bytes:
                     raise
-                left_bytes = self._left_bytes()
+                left_bytes = self._unacknowledged_bytes()
 
-    def _left_bytes(self) -> int:
+    def _unacknowledged_bytes(self) -> int:
         """Return the number of bytes that the broker's system has not acknowledged.
 
         Includes the send buffer of this system: a full buffer becomes writable only when a third of it is free.

@@ -145,7 +145,7 @@ def decode(data: bytes, on_metric: Callable[[], object] = bool) -> Fields:
         ArgumentError: an invalid payload, or one larger than `MAX_BYTES` or `MAX_VALUES`.
     """
     if len(data) > MAX_BYTES:
-        raise ArgumentError(f"a payload has at most {MAX_BYTES} bytes, not {len(data)}")
+        raise ArgumentError(f"a payload must have at most {MAX_BYTES} bytes, not {len(data)}")
     message = payload_class()()
     try:
         message.ParseFromString(data)
@@ -164,7 +164,7 @@ class _ValueCounter:
     def _count_values(self, count: int, depth: int) -> None:
         self._count += count
         if self._count > MAX_VALUES:
-            raise ArgumentError(f"a payload has at most {MAX_VALUES} values")
+            raise ArgumentError(f"a payload must have at most {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise ArgumentError(f"templates and property sets are nested more than {MAX_DEPTH} levels deep")
 

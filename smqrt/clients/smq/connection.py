@@ -355,7 +355,7 @@ class ClientConnection:
     # ---- close
 
     def abort_after(self, seconds: float) -> None:
-        """End the connection after `seconds` at the latest."""
+        """Close the connection after `seconds` at the latest."""
         if self._abort_timer is not None:
             self._abort_timer.kill(block=False)
         self._abort_timer = gevent.spawn_later(seconds, self.abort)
@@ -366,7 +366,7 @@ class ClientConnection:
         self.abort_after(_DISCONNECT_S)
 
     def abort(self) -> None:
-        """End the connection or the connection attempt now."""
+        """Close the connection, or cancel the connection attempt, at once."""
         self._closed = True
         if self._stream is not None:
             self._stream.close()

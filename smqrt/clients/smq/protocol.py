@@ -49,8 +49,8 @@ class ConnectionEnd(SmqrtError):
 
     Attributes:
         word: the argument of `onclose`: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
-            `failed` (a function of the application), the words of a rejection, the text of the broker's Disconnect, or
-            None for a Disconnect without text.
+            `failed` (a function of the application raised an exception), the words of a rejection, the text of the
+            broker's Disconnect, or None for a Disconnect without text.
         code: the Connack code of a rejection, else 0.
         can_reconnect: whether another attempt may succeed.
         by_broker: whether the broker sent a Disconnect packet.

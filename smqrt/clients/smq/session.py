@@ -1,10 +1,10 @@
-"""State of an SMQ client over all its connections, without I/O.
+"""State of an SMQ client across all its connections, without I/O.
 
 The state consists of subscriptions, observers, known names, and messages that are held until their names have numbers.
 
 A topic is `bytes` (a name), an `int` (an ID) or `SELF`. The broker responds to the requests of a client in their order.
 After a lost connection the requests are sent again: first the answered ones (Create, Createsub, Subscribe), then the
-open ones. Each request is therefore acknowledged exactly once and in order, with 0 when the client ends before. An
+open ones. Each request is therefore acknowledged exactly once and in order, with 0 when the client ends first. An
 acknowledgement without a request is ignored.
 
 Messages are sent in the order of the publish calls, also when the first one is held.
@@ -81,7 +81,7 @@ def _checked_name(name: object, what: str) -> bytes:
         raise ArgumentError(f"{what} must be a name (str or bytes) or an id (int), not {type(name).__name__}")
     key = name.encode() if isinstance(name, str) else bytes(name)
     if len(key) > _MAX_NAME_BYTES:
-        raise ArgumentError(f"{what} names have at most {_MAX_NAME_BYTES} bytes, not {len(key)}")
+        raise ArgumentError(f"{what} names must have at most {_MAX_NAME_BYTES} bytes, not {len(key)}")
     return key
 
 
@@ -298,7 +298,7 @@ class _HeldMessage(NamedTuple):
 
 
 class ClientSession:
-    """State of one client over all its connections.
+    """State of one client across all its connections.
 
     Args:
         queue_bytes: size of the send queue; messages that do not fit are dropped and counted.
@@ -403,14 +403,14 @@ class ClientSession:
     # ---- names
 
     def create(self, name: bytes, done: Done) -> None:
-        """Request the number of a topic; a known number calls `done` at once."""
+        """Request the number of a topic; when it is known, call `done` at once."""
         if (number := self.topics.number(name)) is not None:
             done(number)
         else:
             self._request(Type.CREATE, name, done)
 
     def createsub(self, name: bytes, done: Done) -> None:
-        """Request the number of a sub-topic; a known number calls `done` at once."""
+        """Request the number of a sub-topic; when it is known, call `done` at once."""
         if (number := self.subtopics.number(name)) is not None:
             done(number)
         else:
@@ -542,7 +542,7 @@ class ClientSession:
         return True
 
     def _progress(self) -> None:
-        """Send the held messages whose numbers are known, then call the functions that wait for it."""
+        """Send the held messages whose numbers are known, then call the callbacks that are due."""
         denied = self._denied
         while self._held:
             held = self._held[0]

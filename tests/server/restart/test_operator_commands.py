@@ -47,7 +47,7 @@ def test_the_command_says_how_it_went_and_systemd_follows(serve_hot: Serve, tmp_
 
     (app / ".preload").write_text("no Lua")
     ran = smqrt("restart", "--socket", path)
-    assert (ran.returncode, "Restart failed, the old process continues: application app" in ran.stderr) == (1, True)
+    assert (ran.returncode, "Restart failed; the old process continues: application app" in ran.stderr) == (1, True)
     application(app)
     ran = smqrt("restart", "--socket", path)
     served.next_process()

@@ -16,7 +16,7 @@ from smqrt.auth.identity import Action, Identity
 from smqrt.auth.service import (
     IdentityService,
     LoginFailure,
-    LoginRefused,
+    LoginRejected,
     PresentedCredentials,
     server_identity_service,
 )
@@ -198,8 +198,8 @@ class MqttIdentities:
         shown = PresentedCredentials(address.decode("ascii", "replace"), client_id, user, password, token)
         try:
             identity = self._service().login(shown)
-        except LoginRefused as refused:
-            return None, refused.reason in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(refused).encode()
+        except LoginRejected as rejected:
+            return None, rejected.reason in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(rejected).encode()
         number = next(self._numbers)
         self._known[number] = identity
         return number
