@@ -99,12 +99,12 @@ def update_table(journal: Path) -> UpdatedTable:
             shutil.rmtree(location / _LOG, ignore_errors=True)  # a table's columns can't change their types
             os.makedirs(location, exist_ok=True)
             table, known = create_table(deltalake, location, schema), set()
-        fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
-        if fresh or gone:
-            commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
+        fresh, obsolete = sorted(wanted.keys() - known), sorted(known - wanted.keys())
+        if fresh or obsolete:
+            commit_files(table, schema, {path: wanted[path] for path in fresh}, obsolete)
     except (deltalake.exceptions.DeltaError, OSError) as error:
         raise JournalError(f"The Delta table in {location} can't be written: {one_line(error)}.") from None
-    return UpdatedTable(location, len(fresh), len(gone), len(wanted))
+    return UpdatedTable(location, len(fresh), len(obsolete), len(wanted))
 
 
 def table_files(journal: Path) -> dict[str, DataFile]:
@@ -120,8 +120,8 @@ def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) ->
         location: the folder or URI of the table.
         schema: its columns.
     """
-    made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
-    return made
+    table: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
+    return table
 
 
 def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
@@ -242,8 +242,8 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
         for group in (names[at : at + _FILES_PER_COMMIT] for at in range(0, len(names), _FILES_PER_COMMIT)):
             for path in group:
                 _copy(paths[path], system, f"{root}/{path}", makes_folders)
-            gone = [old for path in group for old in replaced.get(path, ())]
-            commit_files(table, schema, {path: fresh[path] for path in group}, gone)
+            obsolete = [old for path in group for old in replaced.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in group}, obsolete)
             on_files(len(group))
         removed = sum(map(len, replaced.values()))
         if removed:

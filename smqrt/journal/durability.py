@@ -234,7 +234,7 @@ class Durability:
         if not is_open_at(self._lock, lock):
             _lock_replacement(lock, self._lock)
         for segment in self._open_segments():
-            if segment.is_there():
+            if segment.is_present():
                 continue
             if not self._missing:
                 raise OSError(errno.ENOENT, f"{segment.path.name} was removed")
@@ -301,14 +301,14 @@ class Durability:
                 self._cleaner.close()
                 closed()
 
-        def settle() -> None:
+        def seal_and_release() -> None:
             self._seal_segments()
             with suppress(OSError):  # not needed: the next hub then continues after the reservation
-                self._numbers.settle(self.segment.next_seq)
+                self._numbers.release(self.segment.next_seq)
 
         self._on_sealed = lambda: None  # for a segment that is being sealed now, it would start another segment
         self._sealed.append((self.segment, dict(txns)))
-        self._disk.submit("seal", settle, finished)
+        self._disk.submit("seal", seal_and_release, finished)
         self._cleaner.join(CLOSE_S)
         return self._disk.join(CLOSE_S)
 

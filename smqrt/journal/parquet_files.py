@@ -31,8 +31,8 @@ from smqrt.journal.segment import REMEDY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GROUP_ROWS = 1 << 16
-GROUP_BYTES = 64 << 20
+MAX_GROUP_ROWS = 1 << 16
+MAX_GROUP_BYTES = 64 << 20
 _HOUR_US = 3_600_000_000
 _ASCENDING = ("seq", "ts")
 _ZSTD_LEVEL = 3
@@ -116,7 +116,7 @@ class CompactedFile:
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
-        while self._rows - self._written_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
+        while self._rows - self._written_rows >= MAX_GROUP_ROWS or self._waiting_bytes >= MAX_GROUP_BYTES:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -124,22 +124,22 @@ class CompactedFile:
         from pyarrow import compute
 
         table = pyarrow.Table.from_batches(self._waiting).combine_chunks()
-        rest = table.slice(GROUP_ROWS)
+        rest = table.slice(MAX_GROUP_ROWS)
         self._waiting, self._waiting_bytes = rest.to_batches(), rest.nbytes
-        group = self._file_columns(table.slice(0, GROUP_ROWS))
+        group = self._file_columns(table.slice(0, MAX_GROUP_ROWS))
         self._payload_bytes += compute.sum(compute.binary_length(group.column("payload"))).as_py()
         times = compute.min_max(group.column("ts").cast("int64"))
         self._ts_min_us = min(self._ts_min_us, times["min"].as_py())
         self._ts_max_us = max(self._ts_max_us, times["max"].as_py())
         self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
-        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+        self._writer.write_table(group, row_group_size=MAX_GROUP_ROWS)
         self._written_rows += group.num_rows
 
     def _file_columns(self, group: Any) -> Any:
         """Return a group of rows with the columns and the order of the file."""
         return group
 
-    def close(self, shred: Shred | None = None) -> Unnamed:
+    def close(self, shred: Shred | None = None) -> FinishedFile:
         """Complete the file, which keeps its temporary name.
 
         Args:
@@ -184,7 +184,7 @@ class CompactedFile:
             self._schemas,
             self._variant,
         )
-        return Unnamed(self._path, entry, self._payload_bytes)
+        return FinishedFile(self._path, entry, self._payload_bytes)
 
     def discard(self) -> None:
         """Remove the incomplete file."""
@@ -241,8 +241,8 @@ class MergedFile(CompactedFile):
         return group.sort_by([("topic", "ascending"), ("seq", "ascending")]) if self._by_topic else group
 
 
-class Unnamed(NamedTuple):
-    """A complete file with its temporary name.
+class FinishedFile(NamedTuple):
+    """A complete file that still has its temporary name.
 
     Attributes:
         path: the file.
@@ -361,7 +361,7 @@ def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
 # ---- merging: writing
 
 
-def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unnamed:
+def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> FinishedFile:
     """Write a file with the rows of other files.
 
     Args:

@@ -579,11 +579,11 @@ class Journal:
                 yield batch
 
     def _read(
-        self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], again: bool = True
+        self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], may_reread: bool = True
     ) -> Iterator[tuple[int, T]]:
         """Yield as `read(chunk)`, and continue in other files when the chunk's file is missing.
 
-        With `again` the same file is read once more, since the journal's folder may have been moved for a moment.
+        With `may_reread` the same file is read once more, since the journal's folder may have been moved for a moment.
         """
         seq = chunk.start
         try:
@@ -595,14 +595,14 @@ class Journal:
         except FileNotFoundError:
             others = [other for part in self.plan({chunk.node: seq}, {chunk.node: chunk.end}) for other in part]
         same = chunk.file in (other.file for other in others)
-        if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
+        if (same and not may_reread) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
                 f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are missing from "
                 f"{self._files.location(chunk.file)}: they have expired; keep more (journal.retain, "
                 "journal.max_bytes), or read from `journal.begin()` on."
             )
         for other in others:
-            yield from self._read(other, read, again and not same)
+            yield from self._read(other, read, may_reread and not same)
 
 
 def _filter(topics: Topics) -> Filter | None:

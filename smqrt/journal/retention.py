@@ -279,14 +279,14 @@ def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
     os.write(lock, _MACHINE)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     beside.rename(folder)
-    made = _HeldFolder(folder, until_s, lock, os.getpid())
-    atexit.register(_remove_hold, made)
-    return made
+    hold = _HeldFolder(folder, until_s, lock, os.getpid())
+    atexit.register(_remove_hold, hold)
+    return hold
 
 
-def _remove_hold(made: _HeldFolder) -> None:
-    if made.process == os.getpid():  # not in a forked process
-        shutil.rmtree(made.folder, ignore_errors=True)
+def _remove_hold(hold: _HeldFolder) -> None:
+    if hold.process == os.getpid():  # not in a forked process
+        shutil.rmtree(hold.folder, ignore_errors=True)
 
 
 def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:

@@ -66,7 +66,7 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 TOKENS_FILE = "tokens"
 TOKENS_CHECK_S = 1.0
 """Time between two checks of the file `tokens` for changes."""
-MAX_BYTES = 64 << 10
+MAX_TOKENS_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
@@ -194,11 +194,11 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise JournalError(f"{path} is readable by other users; run chmod 600 on it.")
-            text = file.read(MAX_BYTES + 1).decode("ascii")
+            text = file.read(MAX_TOKENS_BYTES + 1).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be read: {error}.") from None
-    if len(text) > MAX_BYTES:
-        raise JournalError(f"{path} has more than {MAX_BYTES} bytes.")
+    if len(text) > MAX_TOKENS_BYTES:
+        raise JournalError(f"{path} has more than {MAX_TOKENS_BYTES} bytes.")
     found: dict[bytes, Grant] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -236,11 +236,11 @@ def _parse_line(words: list[str]) -> Grant:
 
 log = logging.getLogger("smqrt.journal")
 
-BODY_BYTES = 4 << 20
+MAX_BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE_BYTES = 1 << 20  # files are read in pieces, so that a large file takes little memory
-_PROGRESS_BYTES = 64 << 10
-_SEAL_BYTES = 512 << 10
+_MAX_PROGRESS_BYTES = 64 << 10
+_MAX_SEAL_BYTES = 512 << 10
 _FILE = re.compile(
     r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
 )
@@ -301,19 +301,19 @@ class JournalService(Directory):
 
     Args:
         opened: the journals by name; read for each request.
-        body_bytes: maximum size of a commit, bytes.
+        max_body_bytes: maximum size of a commit, bytes.
         is_shutting_down: returns whether the server shuts down; then requests don't wait for rows.
     """
 
     def __init__(
         self,
         opened: Mapping[str, OpenJournal],
-        body_bytes: int = BODY_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
         is_shutting_down: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("journal")
         self._opened, self._is_shutting_down = opened, is_shutting_down
-        self._body_bytes = body_bytes
+        self._max_body_bytes = max_body_bytes
         self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
         self._states: dict[str, _ServedState] = {}
         self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, Grant], None]]] = {
@@ -453,7 +453,7 @@ class JournalService(Directory):
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch_of(request)
-        query, body = grant.stored_name(query), request.body(_SEAL_BYTES)
+        query, body = grant.stored_name(query), request.body(_MAX_SEAL_BYTES)
         try:
             names = json.loads(body)
         except (ValueError, RecursionError):
@@ -484,14 +484,14 @@ class JournalService(Directory):
         _send_json(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        report = readers.parse_report(request.body(_PROGRESS_BYTES))
+        report = readers.parse_report(request.body(_MAX_PROGRESS_BYTES))
         report["query"] = grant.stored_name(report["query"])
         in_thread(readers.save_report, journal.path, report)
         _send_json(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
         """Return the rows of a body, and append its pieces to `kept`."""
-        limit = self._body_bytes
+        limit = self._max_body_bytes
         too_large = f"The rows have more than {limit} bytes; commit fewer at once."
         if (request.content_length or 0) > limit:
             raise RequestRejected(413, too_large)

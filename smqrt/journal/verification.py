@@ -357,7 +357,8 @@ def _small_file_faults(journal: Path) -> Iterator[JournalFault]:
         try:
             segment.reserved(folder)
         except JournalError as error:
-            yield JournalFault(folder / segment.FILE, str(error).partition(f"{segment.FILE} ")[2].rstrip("."))
+            what = str(error).partition(f"{segment.NUMBERS_FILE} ")[2].rstrip(".")
+            yield JournalFault(folder / segment.NUMBERS_FILE, what)
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):

@@ -15,7 +15,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, parquet_files, tables
 from smqrt.journal.manifest import MAX_TOPICS, DataFile
-from smqrt.journal.parquet_files import HourFile, Unnamed, merge_files
+from smqrt.journal.parquet_files import FinishedFile, HourFile, merge_files
 from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.planning import WantedTopics
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
@@ -61,7 +61,7 @@ def hour_file(journal: Path, *batches: tuple[str, Any], typed: TypedColumn | Non
     return opened
 
 
-def named(journal: Path, written: Unnamed) -> DataFile:
+def named(journal: Path, written: FinishedFile) -> DataFile:
     written.path.rename(journal / written.file.path)
     return written.file
 

@@ -57,9 +57,9 @@ def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
         first = chance.randint(0, min(last, at))
         wanted = [seq for seq in messages if first <= seq < last]
         found = ResultRows(journal, {"n1": last})
-        assert found.others({"n1": last - 1}) == sum(seq == last - 1 for seq in messages)
-        assert found.others({"n1": first}) == len(wanted), "also when an earlier row is asked for later"
-        assert found.first_others({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
+        assert found.count_other_rows({"n1": last - 1}) == sum(seq == last - 1 for seq in messages)
+        assert found.count_other_rows({"n1": first}) == len(wanted), "also when an earlier row is asked for later"
+        assert found.first_other_rows({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
 
 
 def test_rows_excluded_by_the_index_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,16 @@ def test_rows_excluded_by_the_index_are_not_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(readers, "MAX_READ", 0)
     monkeypatch.setattr(Journal, "tables", None)
     journal = Journal(tmp_path)
-    assert ResultRows(journal, {"n1": 10_000}, 0).others({"n1": 3}) == 0
-    assert ResultRows(journal, {"n1": 10_020}, 0).others({"n1": 3}) == 20
+    assert ResultRows(journal, {"n1": 10_000}, 0).count_other_rows({"n1": 3}) == 0
+    assert ResultRows(journal, {"n1": 10_020}, 0).count_other_rows({"n1": 3}) == 20
 
 
 def test_of_many_rows_without_an_index_all_count(tmp_path: Path) -> None:
     write(tmp_path, "rrr", rows=100, told=False)
     end = {"n1": 300}
-    assert ResultRows(Journal(tmp_path), end, 300).others({}) == 0
-    assert ResultRows(Journal(tmp_path), end, 299).others({}) == 300
-    assert ResultRows(Journal(tmp_path), end, 299).first_others({}) == {"n1": 299}, "as far as it was read"
+    assert ResultRows(Journal(tmp_path), end, 300).count_other_rows({}) == 0
+    assert ResultRows(Journal(tmp_path), end, 299).count_other_rows({}) == 300
+    assert ResultRows(Journal(tmp_path), end, 299).first_other_rows({}) == {"n1": 299}, "as far as it was read"
 
 
 def test_compacted_rows(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_compacted_rows(tmp_path: Path) -> None:
     written.to_parquet(tmp_path, [25, 40])
     written.drop_compacted(tmp_path)
     found = ResultRows(Journal(tmp_path), {"n1": 60})
-    assert found.others({"n1": 0}) == len(messages)
-    assert found.first_others({"n1": 31}) == {"n1": 50}
+    assert found.count_other_rows({"n1": 0}) == len(messages)
+    assert found.first_other_rows({"n1": 31}) == {"n1": 50}
 
 
 def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:
     opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
     written.append(opened, written.rows(0, 4), 128)
     opened.close()
-    assert ResultRows(Journal(tmp_path), {"n1": 4}).others({}) == 4
+    assert ResultRows(Journal(tmp_path), {"n1": 4}).count_other_rows({}) == 4
 
 
 # ---- reports, and readers without reports

@@ -141,7 +141,7 @@ def test_a_damaged_token_is_reported_once(shelf: Shelf, caplog: Any) -> None:
         (f"a {READER} write" + " t" * 33, "line 1: 'a' has more than 32 topics: use wildcards"),
         (f"a {READER} read\nb {READER} read", "the name 'b' or its token occurs twice."),
         (f"a {READER} read\na {WRITER} read", "the name 'a' or its token occurs twice."),
-        ("#" * (service.MAX_BYTES + 1), "has more than 65536 bytes."),
+        ("#" * (service.MAX_TOKENS_BYTES + 1), "has more than 65536 bytes."),
         ("ü", "can't be read: "),
     ],
 )

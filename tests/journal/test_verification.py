@@ -311,9 +311,9 @@ def test_a_file_in_two_places_is_a_fault(journal: Path) -> None:
 
 
 def test_a_damaged_reservation_is_a_fault(segments: list[Path], tmp_path: Path) -> None:
-    (segments[0].parent / segment.FILE).write_text("x")
+    (segments[0].parent / segment.NUMBERS_FILE).write_text("x")
     (fault,) = faults(tmp_path)
-    assert fault.startswith(f"{segments[0].parent / segment.FILE}: is damaged")
+    assert fault.startswith(f"{segments[0].parent / segment.NUMBERS_FILE}: is damaged")
 
 
 def test_a_damaged_manifest_is_told_with_its_remedy(journal: Path) -> None:
