@@ -101,7 +101,7 @@ class Announcer:
             if path not in self._locks:
                 lock = lock_announcement(path)
                 if lock is None:
-                    message = f"{path}: pipelines use another hub of this folder, as long as it runs"
+                    message = f"{path}: pipelines use another hub of this folder while it runs"
                     self._log_once(path, logging.INFO, message)
                     return
                 self._locks[path] = lock
@@ -332,7 +332,7 @@ class JournalEnds:
                 self._read_disk(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Return as `now`, once there are rows after `known`, the time is over, or the journal is closed.
+        """Return the same as `now`, once there are rows after `known`, after `timeout_s`, or when the journal is closed.
 
         Args:
             known: by node, the number of the next row so far.

@@ -108,7 +108,7 @@ def commit_staged(
 
     Args:
         hub, query, batch, retry_s: as for `stage`.
-        parts: their names, at least one.
+        parts: the names of the parts with its rows, at least one.
         before: called before each part except the last one, with its number.
 
     Raises:
@@ -124,7 +124,7 @@ def commit_staged(
     for number, part in enumerate(sealed[1:], 1):
         before(number)
         commit_part(f"{query}.{number}", part)
-    for part in sealed[:1]:  # the query's own name comes last: a hub that has it has all parts
+    for part in sealed[:1]:  # the query's own name comes last: it is committed only after all other parts
         commit_part(query, part)
 
 
@@ -255,10 +255,10 @@ def is_one_part(rows: Sequence[OutRow], max_bytes: int = MAX_PART_BYTES) -> bool
 def sorted_parts(
     query: str, rows: Iterable[OutRow], max_bytes: int = MAX_PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yield as `parts`, from sorted rows (see `sort_key`), without all of them in memory.
+    """Yield the same as `parts`, from sorted rows (see `sort_key`), without all of them in memory.
 
     Rows that fit into one part give the same part as `parts`, so that a micro-batch may be repeated with either
-    function. The part with the query's own name comes last: a hub that has it has all parts.
+    function. The part with the query's own name comes last, so a hub that has stored it has all parts.
 
     Args:
         query, max_bytes: as for `parts`.
@@ -367,7 +367,9 @@ class RowDecoder:
             ArgumentError: the last row is incomplete.
         """
         if self._rest:
-            self._reject("the body ends inside it; send whole rows (topic, subtopic, payload, each with its length)")
+            self._reject(
+                "the body ends within this row; send complete rows (topic, subtopic, payload, each with its length)"
+            )
 
     def _reject(self, what: str) -> NoReturn:
         raise ArgumentError(f"row {self.count + 1}: {what}.")

@@ -99,15 +99,15 @@ class CommittedBatches:
             del self._last[next(iter(self._last))]
             if not self.forgotten:
                 log.warning(
-                    "limit reached: the journal stores commits of %d queries; the least recent ones are dropped, and "
-                    "a micro-batch that they repeat now is published twice",
+                    "limit reached: the journal stores commits of %d queries; the queries with the oldest commits are "
+                    "dropped, and a micro-batch that one of them repeats is published twice",
                     MAX_QUERIES,
                 )
             self.forgotten += 1
 
 
 def last_batches(journal: Path) -> dict[str, int]:
-    """Return the last committed batch of each query. Hubs may write meanwhile.
+    """Return the last committed batch of each query. Hubs may write at the same time.
 
     Args:
         journal: its folder.

@@ -42,7 +42,7 @@ class CompactOptions:
     Attributes:
         after_s: segments are compacted when their last row has this age, seconds.
         grace_s: how long compacted segments stay, seconds, since readers may use them.
-        everything: compact the newest segment, too; no hub may write it.
+        everything: compact the newest segment, too; no hub may write to it.
         schemas: DDL by topic pattern, for the column `json`.
         shred: writes a Parquet file with a VARIANT column from one without.
         max_group_bytes: maximum size of the segments that are compacted together, to one file an hour.
@@ -65,7 +65,8 @@ class CompactResult:
     Attributes:
         segments, rows, files: number of compacted segments, of their rows, and of the new files.
         payload_bytes, file_bytes: size of the payloads, and of the new files.
-        removed, waiting: number of removed segments, and of those whose grace period is not over.
+        removed: number of segments that were removed.
+        waiting: number of compacted segments that stay until their grace period is over.
         merged: number of files that were merged.
     """
 
@@ -122,7 +123,7 @@ def compact(
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
-            "the segments are not changed; solve this and run it again."
+            "the segments are not changed; fix this, then run the compaction again."
         ) from error
     finally:
         os.close(lock)
@@ -154,7 +155,9 @@ def _lock(journal: Path) -> tuple[int, bool]:
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise JournalError(f"{journal} can't be compacted: {error.strerror}; is it the folder of a journal?") from None
+        raise JournalError(
+            f"{journal} can't be compacted: {error.strerror}; name the folder of a journal that this user can write to."
+        ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -268,8 +271,8 @@ class _Compaction:
                     parquet_files.retire_files(self._journal, [self._journal / file.path])
                     self._step("retired")
                 self._result.merged += len(group)
-            except JournalError as fault:  # the other files are still merged
-                self._errors.append(fault)
+            except JournalError as error:  # the other files are still merged
+                self._errors.append(error)
         below = parquet_files.settled_below(files, now_us)
         if not (self._needs_spark or self._errors) and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
@@ -378,7 +381,7 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
         end = entries[-1].next_seq if entries else segment.first_seq(one.path)
         is_followed = end == one.end or segment.is_gap(end, one.end)
         if not is_followed or (entries and entries[0].first_seq != segment.first_seq(one.path)):
-            raise _damaged(one.path, f"its batches end at {end}, the next segment begins at {one.end}")
+            raise _damaged(one.path, f"its batches end at {end}, but the next segment begins at {one.end}")
         if not entries:
             continue
         data = memory_map(str(one.path)).read_buffer()

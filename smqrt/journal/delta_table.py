@@ -262,7 +262,7 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     actions = pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
     names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
     if any(action.get(name) is None for action in actions for name in names):
-        raise JournalError(f"The Delta table in {to} was not created from a journal: choose another place.")
+        raise JournalError(f"The Delta table in {to} was not created from a journal: choose another location.")
     found = {}
     for action in actions:
         node, first, last, *times = (action[name] for name in names)
@@ -280,7 +280,7 @@ def _replaced(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str
         if not all(span.contains(known[old]) for old in overlapping):  # a merged file has all rows of its sources
             raise JournalError(
                 f"The Delta table in {to} has rows of another journal with the same numbers ({file.first} to "
-                f"{file.last} of {file.node}): choose another place."
+                f"{file.last} of {file.node}): choose another location."
             )
         if overlapping:
             found[path] = overlapping
@@ -297,7 +297,7 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
         if new is not None and new != kind:
             raise JournalError(
                 f"The Delta table in {to} has the typed column json as {kind}, and {path.name} has it as {new}: "
-                "compact with the same --schema, or choose another place."
+                "compact with the same --schema, or choose another location."
             )
     return table.schema()
 

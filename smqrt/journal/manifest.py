@@ -407,7 +407,7 @@ class ManifestEdit:
         for name in {page.name for page in before} - names - {""}:  # the grace period of replaced pages begins now
             with suppress(FileNotFoundError):
                 os.utime(folder / name)
-        for path in folder.glob("*"):  # also pages that a crash left over
+        for path in folder.glob("*"):  # also pages that a crash left behind
             with suppress(FileNotFoundError):
                 if path.name not in names and age_s(path) > PAGE_GRACE_S:
                     path.unlink()
@@ -440,7 +440,7 @@ class ManifestEdit:
 
 @contextmanager
 def edit(journal: Path) -> Iterator[ManifestEdit]:
-    """Yield changes to the manifest, and save them at the end. Other processes wait for that.
+    """Yield changes to the manifest, and save them at the end. Other processes that edit it wait until then.
 
     Args:
         journal: the journal's folder.

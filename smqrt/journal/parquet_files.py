@@ -61,7 +61,7 @@ def folder_of(hour: int) -> str:
 
 
 def day_folder_of(hour: int) -> str:
-    """Return the folder for files of several hours of a day. Tools that read folders as columns see null as hour."""
+    """Return the folder for files of several hours of a day. Tools that read names as columns get null for the hour."""
     return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
 
 
@@ -149,7 +149,7 @@ class CompactedFile:
             The file and its entry for the manifest.
 
         Raises:
-            JournalError: the file from `shred` has other rows.
+            JournalError: the file from `shred` doesn't have the same rows.
         """
         if self._waiting:
             self._write_group()
@@ -227,8 +227,8 @@ class MergedFile(CompactedFile):
 
     Args:
         journal, node, folder, first, schema, schemas: as for `CompactedFile`.
-        by_topic: sort each group by topic. False for files that Spark writes again: it makes other groups, whose
-            numbers would then have gaps.
+        by_topic: sort each group by topic. False for files that Spark writes again: Spark forms other groups,
+            whose numbers would then have gaps.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ def _check_same(path: Path, first: int, rows: int) -> None:
     numbers = parquet.ParquetFile(path).read(["seq"]).column("seq").combine_chunks()
     if not numbers.equals(pyarrow.array(range(first, first + rows), pyarrow.int64())):
         raise JournalError(
-            f"{path} has other rows than its source; nothing is changed: compact without --json variant."
+            f"{path} doesn't have the rows of its source; nothing is changed: compact without --json variant."
         )
 
 

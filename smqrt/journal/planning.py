@@ -103,7 +103,7 @@ class Filter:
         self._excluded = re.compile(self.exclude_regex(), re.DOTALL) if self.exclude else None
 
     def matches_uncached(self, name: str) -> bool:
-        """Return as `matches`, without a cache, for long names from unauthenticated clients."""
+        """Return the same as `matches`, without a cache, for long names from unauthenticated clients."""
         if not self._included.fullmatch(name):
             return False
         return self._excluded is None or not self._excluded.fullmatch(name)

@@ -26,7 +26,7 @@ from smqrt.journal.record import Flag, iso, now_us
 from smqrt.journal.settings import JournalSettings
 
 STALE_S = 86400.0
-"""A reader with a backlog is stale after this time without a report: its pipeline has probably been given up."""
+"""A reader with a backlog is stale after this time without a report: its pipeline has probably been abandoned."""
 MAX_READ = 5000
 """Maximum number of rows that are read where no index marks the results. In a larger range all rows count as messages.
 """
@@ -145,7 +145,7 @@ def stale_clause(reader: Reader, behind: int, now_us: int) -> str:
     """
     if not behind or reader.silent_s(now_us) <= STALE_S:
         return ""
-    return f"has read nothing since {iso(reader.seen_us)}, and {behind:,} messages wait for it"
+    return f"has read nothing since {iso(reader.seen_us)}, and {behind:,} messages are unread"
 
 
 def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
@@ -202,11 +202,11 @@ class ReaderWatch:
             if self._logged.get(each.name) == given_up:
                 continue
             if given_up:
-                result = "it is given up: they are kept no longer than other messages"
+                result = "it is given up, so they are kept no longer than other messages"
             else:
                 until = "hard_bytes are reached" if timeout_s is None else iso(each.seen_us + int(timeout_s * 1e6))
                 query = each.name.partition(".")[0]
-                result = f"they are kept until {until}; run it, or smqrt pipeline reset {query}"
+                result = f"they are kept until {until}; run it, or run `smqrt pipeline reset {query}`"
             new.append(f"the pipeline {each.name} {clause}: {result}")
         self._logged, self.stale, self.given_up = stale, len(stale), sum(stale.values())
         more = len(new) - _MAX_LOGGED
@@ -243,7 +243,7 @@ class _ResultBatches(NamedTuple):
 
 
 class ResultRows:
-    """The rows that pipelines have published, at present. Create it for a few calls: it caches what it read.
+    """The rows that pipelines have published. It caches what it reads, so create a new object after a few calls.
 
     Args:
         journal: the journal.
@@ -323,7 +323,7 @@ class ResultRows:
 
 
 def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield a range in growing pieces: often the first row is the result, and a hub sends whole pieces."""
+    """Yield a range in growing pieces: the wanted row is often the first one, and a hub sends whole pieces."""
     rows = 1
     while start < end:
         yield start, min(end, start + rows)

@@ -123,7 +123,7 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
                 os.fsync(file.fileno())
     for entry in found.damaged:
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
-        faults.append(f"{path}: {rows} are damaged, the rows after them are valid; {REMEDY}")
+        faults.append(f"{path}: {rows} are damaged, but the rows after them are valid; {REMEDY}")
     indexed, correct_size = path.with_suffix(INDEXED), len(found.entries) * INDEX.size
     size, index_size = path.stat().st_size, indexed.stat().st_size if indexed.exists() else 0
     removed_bytes = size - found.end + max(0, index_size - correct_size)

@@ -101,11 +101,11 @@ class RemoteJournal(Journal):
         self._link.close()
 
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
-        """Return as `Journal.end`, by one short request."""
+        """Return the same as `Journal.end`, with one short request."""
         return {node: last for node, last in self._hub.ends("end").items() if node not in known}
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
-        """Return as `Journal.wait`: the hub answers once there are more rows."""
+        """Return the same as `Journal.wait`: the hub answers once there are more rows."""
         seconds = min(timeout_s, MAX_WAIT_S)
         return self._hub.ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
 
@@ -140,7 +140,7 @@ class HubFiles:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(
-                f"{self._url}/end is not a journal on a hub: its answer is invalid ({error!r})."
+                f"{self._url}/end is not a journal on a hub: its response is invalid ({error!r})."
             ) from None
 
     def location(self, file: str) -> str:
@@ -235,7 +235,7 @@ class HubFiles:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the answer is not JSON.") from None
+            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the response is not JSON.") from None
 
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
         """Return a part of a file; without a length, all bytes from `offset` on. Less when the file is shorter."""
@@ -443,7 +443,7 @@ def _exchange(
         names = {name.lower(): value for name, value in response.getheaders()}
         body = response.read(MAX_RESPONSE_BYTES + 1)
         if len(body) > MAX_RESPONSE_BYTES:
-            raise JournalError(f"{address.url}/{path}: the answer has more than {MAX_RESPONSE_BYTES} bytes.")
+            raise JournalError(f"{address.url}/{path}: the response has more than {MAX_RESPONSE_BYTES} bytes.")
         if response.length:  # it ended early, which http.client reports only for reads without a size
             raise http.client.IncompleteRead(body, response.length)
         return HubResponse(response.status, names, body)

@@ -70,7 +70,7 @@ MAX_TOKENS_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
-"""Maximum number of query names of a token, also from earlier runs of hubs: each is in memory and on disk."""
+"""Maximum number of query names of a token, including stored ones: each is in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _FileVersion = tuple[int, int, int]
@@ -108,8 +108,8 @@ class Grant:
             return query
         if query not in self.queries and len(self.queries) >= MAX_QUERIES:
             raise ArgumentError(
-                f"query: the token {self.name!r} has created {MAX_QUERIES} query names already; use one of them, or "
-                "a line with another name."
+                f"query: limit reached: the token {self.name!r} has created {MAX_QUERIES} query names; use one of "
+                f"them, or add a line with another name to the file {TOKENS_FILE}."
             )
         self.queries.add(query)
         return f"{query}@{self.name}"
@@ -123,7 +123,7 @@ class Tokens:
         queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: a sentence about an invalid file; empty when both are valid. Earlier tokens stay valid until then.
+        fault: a sentence about an invalid file; empty when both are valid. Until then the earlier tokens remain in use.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -175,7 +175,7 @@ _ALL_RIGHTS = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token. The time of a comparison of digests reveals nothing about the token."""
+    """Return the digest of a token. How long a comparison of digests takes reveals nothing about the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
@@ -198,7 +198,7 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be read: {error}.") from None
     if len(text) > MAX_TOKENS_BYTES:
-        raise JournalError(f"{path} has more than {MAX_TOKENS_BYTES} bytes.")
+        raise JournalError(f"{path} has more than {MAX_TOKENS_BYTES} bytes; remove unused tokens.")
     found: dict[bytes, Grant] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -210,7 +210,9 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
             raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
         token = words[1]
         if grant.name in {each.name for each in found.values()} or _digest(token) in found:
-            raise JournalError(f"{path}: the name {grant.name!r} or its token occurs twice.")
+            raise JournalError(
+                f"{path}, line {number}: the name {grant.name!r} or its token occurs twice; each line needs its own."
+            )
         grant.queries = queries.get(grant.name, set())
         found[_digest(token)] = grant
     return found
@@ -518,7 +520,7 @@ def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
                 raise RequestRejected(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
             if not grant.may_write(row[0]):
                 shown = repr(row[0][:100].decode("utf-8", "replace"))
-                rule = f"the file {TOKENS_FILE} gives it other topics"
+                rule = f"its line in the file {TOKENS_FILE} doesn't have this topic"
                 raise RequestRejected(403, f"The token {grant.name!r} may not write to {shown}: {rule}.")
             yield row
             turn.yield_if_due()
@@ -620,7 +622,7 @@ def _finish(request: Request, kind: str, body: bytes) -> None:
 
 
 def _send_file(request: Request, fd: int) -> None:
-    """Send a file, or one span of it. The file may grow meanwhile."""
+    """Send a file, or one span of it. The file may grow while it is sent."""
     headers, size = request.response.headers, os.fstat(fd).st_size
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None

@@ -54,11 +54,11 @@ CLOCK_CHECK_S = 1.0
 COMMITS_LOCK = "commits.lock"
 """A file in the journal's folder. When several hubs share the folder, the hub that stores a commit locks it."""
 BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
-"""Time for which a commit waits for slow subscribers and handlers, and between checks. After that, messages that don't
-fit into their queues are dropped and counted.
+"""Time for which a commit waits for slow subscribers and handlers, and the time between two checks. After that,
+messages that don't fit into their queues are dropped and counted.
 """
 COMMITS_LOCK_S, COMMITS_LOCK_POLL_S = 5.0, 0.005
-"""Time for which a commit waits for commits to other hubs of the folder, and between checks."""
+"""Time for which a commit waits for commits to other hubs of the folder, and the time between two checks."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 

@@ -283,7 +283,7 @@ def test_a_row_that_is_not_whole_is_refused() -> None:
         if size == len(body) // 2:
             decoder.finish()
         else:
-            with pytest.raises(ArgumentError, match=f"row {count + 1}: the body ends inside it"):
+            with pytest.raises(ArgumentError, match=f"row {count + 1}: the body ends within this row"):
                 decoder.finish()
 
 

@@ -297,7 +297,7 @@ def test_a_damaged_segment_stays_and_is_named(tmp_path: Path, part: str) -> None
 
 
 def test_a_folder_that_is_no_journal(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="is it the folder of a journal"):
+    with pytest.raises(JournalError, match="name the folder of a journal"):
         compact.compact(tmp_path / "nowhere")
 
 

@@ -133,7 +133,7 @@ def test_a_flip_loses_its_own_batch_only(whole: tuple[bytes, bytes], tmp_path: P
     assert (found.next_seq, found.removed_bytes) == (END, 0)
     assert list(readable(tmp_path)) == [*range(20), *range(31, END)]
     [told] = found.faults
-    assert told.startswith(f"{path}: rows 20 to 30 are damaged, the rows after them are valid; ")
+    assert told.startswith(f"{path}: rows 20 to 30 are damaged, but the rows after them are valid; ")
     [fault] = verify(tmp_path).faults
     assert "the batch with rows 20 to 30 at offset" in str(fault)
     assert not fault.torn
@@ -145,7 +145,7 @@ def test_a_hub_starts_with_a_damaged_journal_and_reports(
     damaged(whole, tmp_path / "wal/n1" / SEGMENT, index.parse_index(whole[1])[0].end - 20)
     smq = hub.create(journal=str(tmp_path))
     assert smq.journal.stats()["next_seq"] == END
-    assert "rows 0 to 6 are damaged, the rows after them are valid" in caplog.text
+    assert "rows 0 to 6 are damaged, but the rows after them are valid" in caplog.text
     smq.journal.close()
 
 

@@ -141,7 +141,7 @@ def test_a_file_that_was_written_again_replaces_the_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize("wrong", [[3, 4], [3, 5, 4], [4, 5, 6]])
 def test_a_file_with_other_rows_is_refused(tmp_path: Path, wrong: list[int]) -> None:
     opened = hour_file(tmp_path, ("hub", batch_of(rows(3, 6))))
-    with pytest.raises(JournalError, match="has other rows than its source; nothing is changed"):
+    with pytest.raises(JournalError, match="doesn't have the rows of its source; nothing is changed"):
         opened.close(lambda source, target: pq.write_table(pa.table({"seq": wrong}), target))
 
 

@@ -162,8 +162,8 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
     [told] = watch.check(time.time_ns() // 1000)
     assert told.startswith("the pipeline forgotten has read nothing since 2")
-    assert ", and 300 messages wait for it: they are kept until 2" in told
-    assert told.endswith("run it, or smqrt pipeline reset forgotten")
+    assert ", and 300 messages are unread: they are kept until 2" in told
+    assert told.endswith("run it, or run `smqrt pipeline reset forgotten`")
     assert (watch.check(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
     silent(journal, "forgotten", 8)
     [told] = watch.check(time.time_ns() // 1000)
@@ -213,7 +213,7 @@ def test_a_reader_with_a_backlog_is_stale_after_a_day() -> None:
     assert readers.stale_clause(reader, 1234, written.START_US + day_us) == ""
     assert readers.stale_clause(reader, 0, written.START_US + day_us + 1) == ""
     assert readers.stale_clause(reader, 1234, written.START_US + day_us + 1) == (
-        "has read nothing since 2025-11-21T14:00:00.000000Z, and 1,234 messages wait for it"
+        "has read nothing since 2025-11-21T14:00:00.000000Z, and 1,234 messages are unread"
     )
 
 

@@ -312,7 +312,7 @@ def test_an_answer_without_end(head: str, monkeypatch: pytest.MonkeyPatch) -> No
     answer = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + bytes(5000)
     with (
         ScriptedHttp([[answer]]) as server,
-        pytest.raises(JournalError, match="/x/end: the answer has more than 1000 bytes"),
+        pytest.raises(JournalError, match="/x/end: the response has more than 1000 bytes"),
     ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 

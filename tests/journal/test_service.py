@@ -269,8 +269,8 @@ def test_the_clients_of_pipelines(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (record(b"t", b"x")[:-1], "row 1: the body ends inside it; send whole rows"),
-        (record(b"t", b"x") + b"\0", "row 2: the body ends inside it"),
+        (record(b"t", b"x")[:-1], "row 1: the body ends within this row; send complete rows"),
+        (record(b"t", b"x") + b"\0", "row 2: the body ends within this row"),
         (record(b"t", b"x") + record(b"", b"x"), "row 2: the topic is empty; every row needs one."),
         (
             record(b"t", b"x" * 65521),
