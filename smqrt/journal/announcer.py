@@ -332,7 +332,7 @@ class JournalEnds:
                 self._read_disk(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Return the same as `now`, once there are rows after `known`, after `timeout_s`, or when the journal is closed.
+        """Return `now()` once there are rows after `known`, after `timeout_s`, or when the journal is closed.
 
         Args:
             known: by node, the number of the next row so far.
