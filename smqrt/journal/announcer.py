@@ -101,7 +101,7 @@ class Announcer:
             if path not in self._locks:
                 lock = lock_announcement(path)
                 if lock is None:
-                    message = f"{path}: pipelines use another hub of this folder, as long as it runs"
+                    message = f"{path}: pipelines use another hub of this folder while it runs"
                     self._log_once(path, logging.INFO, message)
                     return
                 self._locks[path] = lock
@@ -191,7 +191,7 @@ def withdraw(journal: Path) -> None:
 _MTIME_STEP_S = 0.1
 """Two changes within a tick of the kernel's clock have the same modification time."""
 
-OTHERS_S = 0.2
+OTHER_ENDS_S = 0.2
 """Time for which the ends of other nodes are cached, seconds."""
 TICK_S = 0.02
 """Time between two checks of new rows for waiting requests, seconds."""
@@ -299,7 +299,7 @@ class JournalEnds:
         self._other_ends: Mapping[str, int] = {}
         self._read_s = float("-inf")
         self._reading: AsyncResult[None] | None = None
-        self._more = Event()
+        self._new_rows = Event()
         self._waiting, self._watching = 0, False
 
     def now(self) -> dict[str, int]:
@@ -309,7 +309,7 @@ class JournalEnds:
             JournalError: the journal can't be read.
         """
         own = self._journal.end()
-        if not own or time.monotonic() - self._read_s > OTHERS_S:
+        if not own or time.monotonic() - self._read_s > OTHER_ENDS_S:
             self._read_disk(own)
         return {**self._other_ends, **self._journal.end()}
 
@@ -332,7 +332,7 @@ class JournalEnds:
                 self._read_disk(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Return as `now`, once there are rows after `known`, the time is over, or the journal is closed.
+        """Return `now()` once there are rows after `known`, after `timeout_s`, or when the journal is closed.
 
         Args:
             known: by node, the number of the next row so far.
@@ -345,14 +345,14 @@ class JournalEnds:
         while True:
             found = self.now()
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._waiting >= MAX_WAITING or not self._is_open() or _is_more(found, known):
+            if left_s <= 0 or self._waiting >= MAX_WAITING or not self._is_open() or _has_new_rows(found, known):
                 return found
             self._waiting += 1
             if not self._watching:
                 self._watching = True
                 gevent.spawn(self._watch, found)
             try:
-                self._more.wait(left_s)
+                self._new_rows.wait(left_s)
             finally:
                 self._waiting -= 1
 
@@ -361,15 +361,15 @@ class JournalEnds:
         while self._waiting:
             gevent.sleep(TICK_S)
             try:
-                is_more = not self._is_open() or _is_more(self.now(), seen)
+                must_wake = not self._is_open() or _has_new_rows(self.now(), seen)
             except Exception:
-                is_more = True  # each request gets the error itself
-            if is_more:
+                must_wake = True  # each request gets the error itself
+            if must_wake:
                 break
         # A new event before the old one is set: a woken request may wait again.
-        woken, self._more, self._watching = self._more, Event(), False
+        woken, self._new_rows, self._watching = self._new_rows, Event(), False
         woken.set()
 
 
-def _is_more(found: Mapping[str, int], known: Mapping[str, int]) -> bool:
+def _has_new_rows(found: Mapping[str, int], known: Mapping[str, int]) -> bool:
     return any(seq > known.get(node, -1) for node, seq in found.items())

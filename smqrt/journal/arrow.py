@@ -386,7 +386,7 @@ def read_header(batch: bytes | memoryview) -> BatchHeader:
         ValueError: the bytes are not a batch of a segment.
     """
     if len(batch) < HEADER_BYTES:
-        raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
+        raise ValueError(f"{len(batch)} bytes are too few for the header of a batch")
     start, body_size, middle, rows, before_nodes, *numbers = _HEADER.unpack_from(batch)
     nodes, (before_buffers, *spans, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
     if [start, middle, before_nodes, before_buffers, end] != _PARTS:

@@ -48,7 +48,7 @@ local function stamp_ahead(p, at, n)
   if at < n then stamp(p, at) end
 end
 
--- Marks that a row has a name. The bitmap is used only if a row has none.
+-- Marks that a row has a name. The bitmap is used only if some row has no name.
 local function mark(column, row)
   local byte = rshift(row, 3)
   column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))

@@ -25,7 +25,7 @@ PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _NAME_LENGTH, _PAYLOAD_LENGTH = 2, 4  # sizes of the length fields, bytes
 _MAX_NAME_BYTES = 0xFFFF
-PART_BYTES = 1 << 20
+MAX_PART_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES, MAX_NAME_BYTES = 0xFFF0, 0xFFF7
 """Limits of a message's payload, and of a topic or subtopic, which come from the size of a frame (`smqrt.wire.smq`)."""
 MAX_COMMIT_ROWS = 4096
@@ -69,7 +69,7 @@ def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -
         ArgumentError, JournalError: as `commit`; also when the connection breaks, so that the result is not known.
     """
     for part in split(rows):
-        _hub_link(hub, retry_s).post("publish", encode(part), again=False)
+        _hub_link(hub, retry_s).post("publish", encode(part), may_repeat=False)
 
 
 def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float) -> list[str]:
@@ -108,7 +108,7 @@ def commit_staged(
 
     Args:
         hub, query, batch, retry_s: as for `stage`.
-        parts: their names, at least one.
+        parts: the names of the parts with its rows, at least one.
         before: called before each part except the last one, with its number.
 
     Raises:
@@ -124,7 +124,7 @@ def commit_staged(
     for number, part in enumerate(sealed[1:], 1):
         before(number)
         commit_part(f"{query}.{number}", part)
-    for part in sealed[:1]:  # the query's own name comes last: a hub that has it has all parts
+    for part in sealed[:1]:  # the query's own name comes last: it is committed only after all other parts
         commit_part(query, part)
 
 
@@ -228,7 +228,9 @@ def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
 # ---- rows in parts
 
 
-def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
+def parts(
+    query: str, rows: Sequence[OutRow], max_bytes: int = MAX_PART_BYTES
+) -> Iterator[tuple[str, Sequence[OutRow]]]:
     """Yield the rows of a micro-batch in parts, each for a commit under a separate name: `(query, rows)`.
 
     When there are several parts, the rows are sorted first: Spark may return the rows in another order when it repeats
@@ -245,18 +247,18 @@ def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> It
     yield from sorted_parts(query, sorted(rows, key=sort_key), max_bytes)
 
 
-def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
+def is_one_part(rows: Sequence[OutRow], max_bytes: int = MAX_PART_BYTES) -> bool:
     """Return whether rows are few enough for one commit."""
     return len(rows) <= MAX_COMMIT_ROWS and sum(map(size_bytes, rows)) <= max_bytes
 
 
 def sorted_parts(
-    query: str, rows: Iterable[OutRow], max_bytes: int = PART_BYTES
+    query: str, rows: Iterable[OutRow], max_bytes: int = MAX_PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yield as `parts`, from sorted rows (see `sort_key`), without all of them in memory.
+    """Yield the same as `parts`, from sorted rows (see `sort_key`), without all of them in memory.
 
     Rows that fit into one part give the same part as `parts`, so that a micro-batch may be repeated with either
-    function. The part with the query's own name comes last: a hub that has it has all parts.
+    function. The part with the query's own name comes last, so a hub that has stored it has all parts.
 
     Args:
         query, max_bytes: as for `parts`.
@@ -274,7 +276,7 @@ def sort_key(row: OutRow) -> tuple[bytes, bytes, bytes]:
     return row[0], row[1] or b"", row[2]
 
 
-def split(rows: Iterable[OutRow], max_bytes: int = PART_BYTES) -> Iterator[list[OutRow]]:
+def split(rows: Iterable[OutRow], max_bytes: int = MAX_PART_BYTES) -> Iterator[list[OutRow]]:
     """Yield rows in lists that fit into one commit; at least one list."""
     part: list[OutRow] = []
     size_of_part = 0
@@ -303,10 +305,11 @@ def encode(rows: Iterable[OutRow]) -> bytes:
     """
     pieces: list[bytes] = []
     for number, (topic, subtopic, payload) in enumerate(rows, 1):
-        below = subtopic or b""
-        if not topic or max(len(topic), len(below)) > _MAX_NAME_BYTES:
+        subtopic_name = subtopic or b""
+        if not topic or max(len(topic), len(subtopic_name)) > _MAX_NAME_BYTES:
             raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_MAX_NAME_BYTES} bytes.")
-        pieces += _U16.pack(len(topic)), topic, _U16.pack(len(below)), below, _U32.pack(len(payload)), payload
+        pieces += _U16.pack(len(topic)), topic, _U16.pack(len(subtopic_name)), subtopic_name
+        pieces += _U32.pack(len(payload)), payload
     return b"".join(pieces)
 
 
@@ -314,14 +317,14 @@ class RowDecoder:
     """Decodes rows of a commit from pieces of any size.
 
     Args:
-        payload_bytes: maximum size of a payload.
+        max_payload_bytes: maximum size of a payload.
 
     Attributes:
         count: number of decoded rows.
     """
 
-    def __init__(self, payload_bytes: int) -> None:
-        self._payload_bytes = payload_bytes
+    def __init__(self, max_payload_bytes: int) -> None:
+        self._max_payload_bytes = max_payload_bytes
         self._rest = b""
         self.count = 0
 
@@ -346,8 +349,8 @@ class RowDecoder:
             if size < payload_at:
                 break
             payload_bytes = int(_U32.unpack_from(data, subtopic_end)[0])
-            if payload_bytes > self._payload_bytes:  # before the rest of the payload is received
-                limit = self._payload_bytes
+            if payload_bytes > self._max_payload_bytes:  # before the rest of the payload is received
+                limit = self._max_payload_bytes
                 self._reject(f"the payload has {payload_bytes} bytes; a message carries at most {limit}, split it")
             end = payload_at + payload_bytes
             if size < end:
@@ -364,7 +367,9 @@ class RowDecoder:
             ArgumentError: the last row is incomplete.
         """
         if self._rest:
-            self._reject("the body ends inside it; send whole rows (topic, subtopic, payload, each with its length)")
+            self._reject(
+                "the body ends within this row; send complete rows (topic, subtopic, payload, each with its length)"
+            )
 
     def _reject(self, what: str) -> NoReturn:
         raise ArgumentError(f"row {self.count + 1}: {what}.")

@@ -70,7 +70,7 @@ class CommittedBatches:
     def __init__(self, found: Mapping[str, int]) -> None:
         self._last = dict(found)
         self.forgotten = 0
-        self._shorten()
+        self._drop_oldest()
 
     def __len__(self) -> int:
         return len(self._last)
@@ -79,35 +79,35 @@ class CommittedBatches:
         """Return the last batch of a query; -1 without one."""
         return self._last.get(query, -1)
 
-    def note(self, query: str, batch: int) -> None:
+    def add(self, query: str, batch: int) -> None:
         """Add a commit."""
         self._last.pop(query, None)  # the new entry is at the end: the order is that of the commits
         self._last[query] = batch
-        self._shorten()
+        self._drop_oldest()
 
     def merge(self, more: Mapping[str, int]) -> None:
         """Add the commits of other hubs."""
         add_later(self._last, more)
-        self._shorten()
+        self._drop_oldest()
 
     def all(self) -> dict[str, int]:
         """Return a copy: the last batch of each query, in the order of the commits."""
         return dict(self._last)
 
-    def _shorten(self) -> None:
+    def _drop_oldest(self) -> None:
         while len(self._last) > MAX_QUERIES:
             del self._last[next(iter(self._last))]
             if not self.forgotten:
                 log.warning(
-                    "limit reached: the journal stores commits of %d queries; the least recent ones are dropped, and "
-                    "a micro-batch that they repeat now is published twice",
+                    "limit reached: the journal stores commits of %d queries; the queries with the oldest commits are "
+                    "dropped, and a micro-batch that one of them repeats is published twice",
                     MAX_QUERIES,
                 )
             self.forgotten += 1
 
 
 def last_batches(journal: Path) -> dict[str, int]:
-    """Return the last committed batch of each query. Hubs may write meanwhile.
+    """Return the last committed batch of each query. Hubs may write at the same time.
 
     Args:
         journal: its folder.

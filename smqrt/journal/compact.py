@@ -21,7 +21,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import committed, files, manifest, parquet_files, recovery, retention, segment
 from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
 from smqrt.journal.manifest import DataFile, Manifest
-from smqrt.journal.parquet_files import HourFile, Shred, Unnamed, hour_of
+from smqrt.journal.parquet_files import FinishedFile, HourFile, Shred, hour_of
 from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.segment import remove_summary
 from smqrt.journal.settings import CompactSettings, JournalSettings
@@ -42,7 +42,7 @@ class CompactOptions:
     Attributes:
         after_s: segments are compacted when their last row has this age, seconds.
         grace_s: how long compacted segments stay, seconds, since readers may use them.
-        everything: compact the newest segment, too; no hub may write it.
+        everything: compact the newest segment, too; no hub may write to it.
         schemas: DDL by topic pattern, for the column `json`.
         shred: writes a Parquet file with a VARIANT column from one without.
         max_group_bytes: maximum size of the segments that are compacted together, to one file an hour.
@@ -65,7 +65,8 @@ class CompactResult:
     Attributes:
         segments, rows, files: number of compacted segments, of their rows, and of the new files.
         payload_bytes, file_bytes: size of the payloads, and of the new files.
-        removed, waiting: number of removed segments, and of those whose grace period is not over.
+        removed: number of segments that were removed.
+        waiting: number of compacted segments that stay until their grace period is over.
         merged: number of files that were merged.
     """
 
@@ -116,13 +117,13 @@ def compact(
     try:
         if was_unfinished:
             remove_leftovers(journal, manifest.load(journal))
-        done = _Compaction(journal, options, on_step, on_rows).run()
+        result = _Compaction(journal, options, on_step, on_rows).run()
         os.pwrite(lock, _DONE.ljust(_STATE_BYTES), 0)
-        return done
+        return result
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
-            "the segments are not changed; solve this and run it again."
+            "the segments are not changed; fix this, then run the compaction again."
         ) from error
     finally:
         os.close(lock)
@@ -154,7 +155,9 @@ def _lock(journal: Path) -> tuple[int, bool]:
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise JournalError(f"{journal} can't be compacted: {error.strerror}; is it the folder of a journal?") from None
+        raise JournalError(
+            f"{journal} can't be compacted: {error.strerror}; name the folder of a journal that this user can write to."
+        ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -172,7 +175,7 @@ class _Compaction:
     def __init__(self, journal: Path, options: CompactOptions, on_step: Step, on_rows: Callable[[int], None]) -> None:
         self._journal, self._options, self._step, self._on_rows = journal, options, on_step, on_rows
         self._typed_column = TypedColumn(options.schemas) if options.schemas else None
-        self._done = CompactResult()
+        self._result = CompactResult()
         self._needs_spark = False
         self._errors: list[JournalError] = []
 
@@ -191,7 +194,7 @@ class _Compaction:
         retention.release_links(self._journal, time.time())
         if self._errors:
             raise self._errors[0]
-        return self._done
+        return self._result
 
     # ---- segments to files
 
@@ -209,19 +212,19 @@ class _Compaction:
         for group in groups:
             written = self._write_files(folder.name, group)
             self._step("written")
-            self._name_files(written)
+            self._rename_files(written)
             with manifest.edit(self._journal) as state:
                 state.nodes[folder.name] = max(group[-1].end, state.nodes.get(folder.name, 0))
                 state.add(new.file for new in written)
             self._step("switched")
-            self._done.segments += len(group)
-            self._done.files += len(written)
+            self._result.segments += len(group)
+            self._result.files += len(written)
             for new in written:
-                self._done.rows += new.file.rows
-                self._done.file_bytes += new.file.bytes
-                self._done.payload_bytes += new.payload_bytes
+                self._result.rows += new.file.rows
+                self._result.file_bytes += new.file.bytes
+                self._result.payload_bytes += new.payload_bytes
 
-    def _name_files(self, files: Sequence[Unnamed]) -> None:
+    def _rename_files(self, files: Sequence[FinishedFile]) -> None:
         for new in files:
             os.utime(new.path)  # the grace period of the segments begins now
             path = self._journal / new.file.path
@@ -229,8 +232,8 @@ class _Compaction:
             sync_folder(path.parent)
             self._step("named")
 
-    def _write_files(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
-        files: list[Unnamed] = []
+    def _write_files(self, node: str, group: Sequence[_Sealed]) -> list[FinishedFile]:
+        files: list[FinishedFile] = []
         open_file: HourFile | None = None
         try:
             for piece in _by_hour(group):
@@ -259,7 +262,7 @@ class _Compaction:
             try:
                 merged = parquet_files.merge_files(self._journal, group, self._options.shred)
                 self._step("merged")
-                self._name_files([merged])
+                self._rename_files([merged])
                 with manifest.edit(self._journal) as changes:
                     changes.remove(group)
                     changes.add([merged.file])
@@ -267,9 +270,9 @@ class _Compaction:
                 for file in group:
                     parquet_files.retire_files(self._journal, [self._journal / file.path])
                     self._step("retired")
-                self._done.merged += len(group)
-            except JournalError as fault:  # the other files are still merged
-                self._errors.append(fault)
+                self._result.merged += len(group)
+            except JournalError as error:  # the other files are still merged
+                self._errors.append(error)
         below = parquet_files.settled_below(files, now_us)
         if not (self._needs_spark or self._errors) and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
@@ -292,14 +295,14 @@ class _Compaction:
             if one.end > through:
                 break
             # The grace period begins when the files with the segment's rows are renamed.
-            holders = state.files(folder.name, segment.first_seq(one.path), one.end)
-            is_removable = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
+            data_files = state.files(folder.name, segment.first_seq(one.path), one.end)
+            is_removable = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in data_files)
             if is_removable:
                 # The snapshot must have each commit of the segment: else the hub would accept such a batch again.
                 known, batches = committed.load_snapshot(folder), committed.batches_of_segment(one.path)
                 is_removable = all(known.get(query, -1) >= batch for query, batch in batches.items())
             if not is_removable:
-                self._done.waiting += 1
+                self._result.waiting += 1
                 continue
             # The index first: after a kill, a segment without an index is still removed by the next run.
             one.path.with_suffix(segment.INDEXED).unlink(missing_ok=True)
@@ -307,7 +310,7 @@ class _Compaction:
             one.path.unlink(missing_ok=True)
             remove_summary(one.path)
             self._step("removed")
-            self._done.removed += 1
+            self._result.removed += 1
         files.sync_folder(folder)
 
 
@@ -374,11 +377,11 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
 
     for one in group:
         entries = segment.read_index(one.path)
-        segment.check(entries, one.path)
+        segment.check_index(entries, one.path)
         end = entries[-1].next_seq if entries else segment.first_seq(one.path)
         is_followed = end == one.end or segment.is_gap(end, one.end)
         if not is_followed or (entries and entries[0].first_seq != segment.first_seq(one.path)):
-            raise _damaged(one.path, f"its batches end at {end}, the next segment begins at {one.end}")
+            raise _damaged(one.path, f"its batches end at {end}, but the next segment begins at {one.end}")
         if not entries:
             continue
         data = memory_map(str(one.path)).read_buffer()

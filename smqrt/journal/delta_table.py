@@ -99,12 +99,12 @@ def update_table(journal: Path) -> UpdatedTable:
             shutil.rmtree(location / _LOG, ignore_errors=True)  # a table's columns can't change their types
             os.makedirs(location, exist_ok=True)
             table, known = create_table(deltalake, location, schema), set()
-        fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
-        if fresh or gone:
-            commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
+        fresh, obsolete = sorted(wanted.keys() - known), sorted(known - wanted.keys())
+        if fresh or obsolete:
+            commit_files(table, schema, {path: wanted[path] for path in fresh}, obsolete)
     except (deltalake.exceptions.DeltaError, OSError) as error:
         raise JournalError(f"The Delta table in {location} can't be written: {one_line(error)}.") from None
-    return UpdatedTable(location, len(fresh), len(gone), len(wanted))
+    return UpdatedTable(location, len(fresh), len(obsolete), len(wanted))
 
 
 def table_files(journal: Path) -> dict[str, DataFile]:
@@ -120,8 +120,8 @@ def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) ->
         location: the folder or URI of the table.
         schema: its columns.
     """
-    made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
-    return made
+    table: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
+    return table
 
 
 def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
@@ -242,8 +242,8 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
         for group in (names[at : at + _FILES_PER_COMMIT] for at in range(0, len(names), _FILES_PER_COMMIT)):
             for path in group:
                 _copy(paths[path], system, f"{root}/{path}", makes_folders)
-            gone = [old for path in group for old in replaced.get(path, ())]
-            commit_files(table, schema, {path: fresh[path] for path in group}, gone)
+            obsolete = [old for path in group for old in replaced.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in group}, obsolete)
             on_files(len(group))
         removed = sum(map(len, replaced.values()))
         if removed:
@@ -262,7 +262,7 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     actions = pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
     names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
     if any(action.get(name) is None for action in actions for name in names):
-        raise JournalError(f"The Delta table in {to} was not created from a journal: choose another place.")
+        raise JournalError(f"The Delta table in {to} was not created from a journal: choose another location.")
     found = {}
     for action in actions:
         node, first, last, *times = (action[name] for name in names)
@@ -280,7 +280,7 @@ def _replaced(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str
         if not all(span.contains(known[old]) for old in overlapping):  # a merged file has all rows of its sources
             raise JournalError(
                 f"The Delta table in {to} has rows of another journal with the same numbers ({file.first} to "
-                f"{file.last} of {file.node}): choose another place."
+                f"{file.last} of {file.node}): choose another location."
             )
         if overlapping:
             found[path] = overlapping
@@ -297,7 +297,7 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
         if new is not None and new != kind:
             raise JournalError(
                 f"The Delta table in {to} has the typed column json as {kind}, and {path.name} has it as {new}: "
-                "compact with the same --schema, or choose another place."
+                "compact with the same --schema, or choose another location."
             )
     return table.schema()
 

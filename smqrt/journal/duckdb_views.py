@@ -191,7 +191,7 @@ class _Stream:
     Attributes:
         rows: number of rows.
         read_rows: number of rows that were read.
-        stopped: whether reading was cancelled.
+        stopped: whether reading was canceled.
         error: an error of the journal.
     """
 

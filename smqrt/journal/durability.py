@@ -149,7 +149,7 @@ class Durability:
 
     def _on_sync_done(self, error: Exception | None) -> None:
         self.syncs += error is None
-        self._report_failure("can't be synced", error)
+        self._report_failure("sync", error)
         if error is None:
             self._on_synced(self._open_segments()[0].synced_seq)
 
@@ -161,7 +161,7 @@ class Durability:
 
     def _on_reserve_done(self, error: Exception | None) -> None:
         self._is_reserving = error is not None  # a failed job is repeated
-        self._report_failure("can't reserve numbers", error)
+        self._report_failure("reservation of numbers", error)
 
     def seal(self, following: SegmentFile, txns: Mapping[str, int]) -> None:
         """Start sealing the segment, and use the next one.
@@ -185,7 +185,7 @@ class Durability:
             segment.close()
 
     def _on_seal_done(self, error: Exception | None) -> None:
-        self._report_failure("can't finish a segment", error)
+        self._report_failure("sealing of a segment", error)
         if error is None:
             self._on_synced(self._open_segments()[0].synced_seq)
             self._on_sealed()
@@ -194,10 +194,10 @@ class Durability:
         """Log a failure when it begins and when it ends."""
         if error is not None and what not in self._failing:
             self._failing.add(what)
-            log.error("the journal %s %s: %s; retrying", self._settings.path, what, error)
+            log.error("the journal %s: %s failed: %s; retrying", self._settings.path, what, error)
         elif error is None and what in self._failing:
             self._failing.discard(what)
-            log.warning("the journal %s: disk writes recovered (it %s)", self._settings.path, what)
+            log.warning("the journal %s: %s succeeded after a failure", self._settings.path, what)
         while self._lost:
             segment, lost = self._lost.popleft()
             rows = f"rows {lost.first_seq} to {lost.next_seq - 1}"
@@ -215,7 +215,7 @@ class Durability:
         self._is_slow = is_slow
         is_overloaded = is_slow and self.unsynced_bytes > MAX_UNSYNCED_BYTES
         if is_overloaded and not self._overload:
-            what = f"{self.unsynced_bytes >> 20} MiB wait for the disk"
+            what = f"{self.unsynced_bytes >> 20} MiB are not synced"
             self._overload = OSError(errno.ETIMEDOUT, what)
             log.error("the journal %s can't be written (%s); publishers wait until the disk recovers", path, what)
         elif not is_overloaded:
@@ -234,7 +234,7 @@ class Durability:
         if not is_open_at(self._lock, lock):
             _lock_replacement(lock, self._lock)
         for segment in self._open_segments():
-            if segment.is_there():
+            if segment.is_present():
                 continue
             if not self._missing:
                 raise OSError(errno.ENOENT, f"{segment.path.name} was removed")
@@ -275,7 +275,7 @@ class Durability:
             log.info("the journal %s: removed %d expired files (%d bytes)", path, len(files), freed)
 
     def _on_retention_done(self, error: Exception | None) -> None:
-        self._report_failure("has expired files that can't be removed", error)
+        self._report_failure("removal of expired files", error)
 
     def join(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until all jobs are done; return whether they are. Blocks."""
@@ -301,14 +301,14 @@ class Durability:
                 self._cleaner.close()
                 closed()
 
-        def settle() -> None:
+        def seal_and_release() -> None:
             self._seal_segments()
             with suppress(OSError):  # not needed: the next hub then continues after the reservation
-                self._numbers.settle(self.segment.next_seq)
+                self._numbers.release(self.segment.next_seq)
 
         self._on_sealed = lambda: None  # for a segment that is being sealed now, it would start another segment
         self._sealed.append((self.segment, dict(txns)))
-        self._disk.submit("seal", settle, finished)
+        self._disk.submit("seal", seal_and_release, finished)
         self._cleaner.join(CLOSE_S)
         return self._disk.join(CLOSE_S)
 
@@ -320,7 +320,7 @@ def _every(seconds: float, function: Callable[[], None]) -> Any:
 
 
 def _lock_replacement(path: Path, lock: int) -> None:
-    """Lock a copy that has replaced the folder. Raise OSError without a copy."""
+    """Lock the copy that has replaced the folder. Raise OSError if there is none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -355,7 +355,7 @@ class DiskThread:
     """
 
     def __init__(self) -> None:
-        # Gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop.
+        # It gets one job at a time: while its thread is busy, `submit` would block, or raise in the event loop.
         self._pool = DedicatedThreads()
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None

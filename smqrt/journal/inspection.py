@@ -25,7 +25,7 @@ from smqrt.printable import json_line, printable
 _FIRST_WINDOW_ROWS = 4096
 _WAIT_S = 10.0
 """Maximum time of one wait for rows in `follow`, seconds."""
-_FLAG_WORDS = {
+_FLAG_NAMES = {
     Flag.DIRECT: "direct",
     Flag.UNROUTED: "unrouted",
     Flag.ASSEMBLED: "assembled",
@@ -120,9 +120,9 @@ def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None
 # ---- text and JSON
 
 
-def words(flags: int) -> list[str]:
+def flag_names(flags: int) -> list[str]:
     """Return the names of the flags that are set, such as ["direct", "assembled"]."""
-    return [word for flag, word in _FLAG_WORDS.items() if flags & flag]
+    return [name for flag, name in _FLAG_NAMES.items() if flags & flag]
 
 
 def as_line(recorded: RecordedRow) -> str:
@@ -137,7 +137,7 @@ def as_line(recorded: RecordedRow) -> str:
     except UnicodeDecodeError:
         payload = f"0x{row.payload.hex()}"
     parts = [iso(row.ts_us), printable(target), printable(row.uid or "-"), payload]
-    return "  ".join(parts + [f"[{word}]" for word in words(row.flags)])
+    return "  ".join(parts + [f"[{name}]" for name in flag_names(row.flags)])
 
 
 def as_fields(recorded: RecordedRow) -> dict[str, object]:
@@ -145,7 +145,7 @@ def as_fields(recorded: RecordedRow) -> dict[str, object]:
     row = recorded.row
     fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
-    fields |= {"flags": words(row.flags), "txn": row.txn}
+    fields |= {"flags": flag_names(row.flags), "txn": row.txn}
     try:
         fields["payload"] = row.payload.decode()
     except UnicodeDecodeError:

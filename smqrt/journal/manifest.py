@@ -30,9 +30,9 @@ from smqrt.journal.files import FILE_MODE, JsonObject, age_s, make_folder, sync_
 FILE = "manifest.json"
 VERSION = 2
 PAGES_FOLDER = "manifest"
-PAGE_FILES = 256
+MAX_PAGE_FILES = 256
 """Maximum number of files of a page, so that a page is read in a millisecond or two."""
-PAGE_BYTES = 512 << 10
+MAX_PAGE_BYTES = 512 << 10
 """Maximum size of a page, unless it has one file: entries of files with many topics are long."""
 MAX_TOPICS = 64
 """The entry of a file with more topics has a Bloom filter instead of the list."""
@@ -140,7 +140,7 @@ def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, 
         fields = ((name, getattr(file, name)) for name in _FILE_FIELDS)
         given = {name: value for name, value in fields if value is not None and value != () and value is not False}
         text = json.dumps(given, ensure_ascii=False)
-        if page_files and (len(page_files) == PAGE_FILES or size + len(text) > PAGE_BYTES):
+        if page_files and (len(page_files) == MAX_PAGE_FILES or size + len(text) > MAX_PAGE_BYTES):
             yield _encode_page(page_files, texts)
             page_files, texts, size = [], [], 0
         page_files.append(file)
@@ -310,8 +310,8 @@ def _in_memory(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     found: dict[ManifestPage, Sequence[DataFile]] = {}
     for _, group in groupby(ordered, lambda file: file.node):
         node_files = list(group)
-        for at in range(0, len(node_files), PAGE_FILES):
-            page_files = node_files[at : at + PAGE_FILES]
+        for at in range(0, len(node_files), MAX_PAGE_FILES):
+            page_files = node_files[at : at + MAX_PAGE_FILES]
             found[page_of("", page_files)] = page_files
     return Manifest(nodes, found, found.__getitem__)
 
@@ -407,7 +407,7 @@ class ManifestEdit:
         for name in {page.name for page in before} - names - {""}:  # the grace period of replaced pages begins now
             with suppress(FileNotFoundError):
                 os.utime(folder / name)
-        for path in folder.glob("*"):  # also pages that a crash left over
+        for path in folder.glob("*"):  # also pages that a crash left behind
             with suppress(FileNotFoundError):
                 if path.name not in names and age_s(path) > PAGE_GRACE_S:
                     path.unlink()
@@ -440,7 +440,7 @@ class ManifestEdit:
 
 @contextmanager
 def edit(journal: Path) -> Iterator[ManifestEdit]:
-    """Yield changes to the manifest, and save them at the end. Other processes wait for that.
+    """Yield changes to the manifest, and save them at the end. Other processes that edit it wait until then.
 
     Args:
         journal: the journal's folder.

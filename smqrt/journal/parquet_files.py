@@ -31,8 +31,8 @@ from smqrt.journal.segment import REMEDY
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GROUP_ROWS = 1 << 16
-GROUP_BYTES = 64 << 20
+MAX_GROUP_ROWS = 1 << 16
+MAX_GROUP_BYTES = 64 << 20
 _HOUR_US = 3_600_000_000
 _ASCENDING = ("seq", "ts")
 _ZSTD_LEVEL = 3
@@ -61,7 +61,7 @@ def folder_of(hour: int) -> str:
 
 
 def day_folder_of(hour: int) -> str:
-    """Return the folder for files of several hours of a day. Tools that read folders as columns see null as hour."""
+    """Return the folder for files of several hours of a day. Tools that read names as columns get null for the hour."""
     return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
 
 
@@ -116,7 +116,7 @@ class CompactedFile:
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
-        while self._rows - self._written_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
+        while self._rows - self._written_rows >= MAX_GROUP_ROWS or self._waiting_bytes >= MAX_GROUP_BYTES:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -124,22 +124,22 @@ class CompactedFile:
         from pyarrow import compute
 
         table = pyarrow.Table.from_batches(self._waiting).combine_chunks()
-        rest = table.slice(GROUP_ROWS)
+        rest = table.slice(MAX_GROUP_ROWS)
         self._waiting, self._waiting_bytes = rest.to_batches(), rest.nbytes
-        group = self._file_columns(table.slice(0, GROUP_ROWS))
+        group = self._file_columns(table.slice(0, MAX_GROUP_ROWS))
         self._payload_bytes += compute.sum(compute.binary_length(group.column("payload"))).as_py()
         times = compute.min_max(group.column("ts").cast("int64"))
         self._ts_min_us = min(self._ts_min_us, times["min"].as_py())
         self._ts_max_us = max(self._ts_max_us, times["max"].as_py())
         self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
-        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+        self._writer.write_table(group, row_group_size=MAX_GROUP_ROWS)
         self._written_rows += group.num_rows
 
     def _file_columns(self, group: Any) -> Any:
         """Return a group of rows with the columns and the order of the file."""
         return group
 
-    def close(self, shred: Shred | None = None) -> Unnamed:
+    def close(self, shred: Shred | None = None) -> FinishedFile:
         """Complete the file, which keeps its temporary name.
 
         Args:
@@ -149,7 +149,7 @@ class CompactedFile:
             The file and its entry for the manifest.
 
         Raises:
-            JournalError: the file from `shred` has other rows.
+            JournalError: the file from `shred` doesn't have the same rows.
         """
         if self._waiting:
             self._write_group()
@@ -184,7 +184,7 @@ class CompactedFile:
             self._schemas,
             self._variant,
         )
-        return Unnamed(self._path, entry, self._payload_bytes)
+        return FinishedFile(self._path, entry, self._payload_bytes)
 
     def discard(self) -> None:
         """Remove the incomplete file."""
@@ -227,8 +227,8 @@ class MergedFile(CompactedFile):
 
     Args:
         journal, node, folder, first, schema, schemas: as for `CompactedFile`.
-        by_topic: sort each group by topic. False for files that Spark writes again: it makes other groups, whose
-            numbers would then have gaps.
+        by_topic: sort each group by topic. False for files that Spark writes again: Spark forms other groups,
+            whose numbers would then have gaps.
     """
 
     def __init__(
@@ -241,8 +241,8 @@ class MergedFile(CompactedFile):
         return group.sort_by([("topic", "ascending"), ("seq", "ascending")]) if self._by_topic else group
 
 
-class Unnamed(NamedTuple):
-    """A complete file with its temporary name.
+class FinishedFile(NamedTuple):
+    """A complete file that still has its temporary name.
 
     Attributes:
         path: the file.
@@ -263,7 +263,7 @@ def _check_same(path: Path, first: int, rows: int) -> None:
     numbers = parquet.ParquetFile(path).read(["seq"]).column("seq").combine_chunks()
     if not numbers.equals(pyarrow.array(range(first, first + rows), pyarrow.int64())):
         raise JournalError(
-            f"{path} has other rows than its source; nothing is changed: compact without --json variant."
+            f"{path} doesn't have the rows of its source; nothing is changed: compact without --json variant."
         )
 
 
@@ -361,7 +361,7 @@ def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
 # ---- merging: writing
 
 
-def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unnamed:
+def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> FinishedFile:
     """Write a file with the rows of other files.
 
     Args:

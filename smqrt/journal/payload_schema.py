@@ -134,7 +134,7 @@ class _Parser:
     def parse(self) -> StructType:
         struct = self._fields(end="", depth=0)
         if self._peek():
-            raise self._wrong(f"{self._peek()!r} is unexpected")
+            raise self._error(f"{self._peek()!r} is unexpected")
         return struct
 
     def _fields(self, end: str, depth: int) -> StructType:
@@ -142,12 +142,12 @@ class _Parser:
         while True:
             kind, name = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
             if kind not in ("word", "quoted"):
-                raise self._wrong(f"a name is missing before {name or 'the end'!r}")
+                raise self._error(f"a name is missing before {name or 'the end'!r}")
             self._at += 1
             if self._peek() == ":":
                 self._next()
             if name.lower() in map(str.lower, fields):
-                raise self._wrong(f"the name {name!r} occurs twice (Spark ignores case)")
+                raise self._error(f"the name {name!r} occurs twice (Spark ignores case)")
             fields[name] = self._type(depth + 1)
             if self._peek() != ",":
                 break
@@ -159,7 +159,7 @@ class _Parser:
     def _type(self, depth: int) -> PayloadType:
         word = self._next().lower()
         if depth > _MAX_DEPTH:
-            raise self._wrong(f"it is nested deeper than {_MAX_DEPTH}")
+            raise self._error(f"it is nested deeper than {_MAX_DEPTH}")
         if word == "array":
             self._expect("<")
             item = self._type(depth + 1)
@@ -170,14 +170,14 @@ class _Parser:
             return self._fields(">", depth)
         if word not in _ALIASES:
             known = ", ".join(dict.fromkeys(_ALIASES.values()))
-            raise self._wrong(
+            raise self._error(
                 f"{word or 'the end'!r} is not a type of JSON; the types are {known}, array<…>, struct<…: …>"
             )
         return ScalarType(_ALIASES[word])
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
-            raise self._wrong(f"{sign!r} is missing before {self._peek() or 'the end'!r}")
+            raise self._error(f"{sign!r} is missing before {self._peek() or 'the end'!r}")
         self._next()
 
     def _peek(self) -> str:
@@ -188,7 +188,7 @@ class _Parser:
         self._at += 1
         return word
 
-    def _wrong(self, what: str) -> ArgumentError:
+    def _error(self, what: str) -> ArgumentError:
         return ArgumentError(f"schema {self._text!r}: {what}; it must look like 'device string, temp double'")
 
 
@@ -511,7 +511,7 @@ def arrow_type(kind: PayloadType) -> pa.DataType:
         return pyarrow.struct([pyarrow.field(name, arrow_type(inner)) for name, inner in kind.fields])
     if isinstance(kind, ArrayType):
         return pyarrow.list_(pyarrow.field("element", arrow_type(kind.item)))
-    made = {
+    types = {
         "boolean": pyarrow.bool_(),
         "tinyint": pyarrow.int8(),
         "smallint": pyarrow.int16(),
@@ -523,7 +523,7 @@ def arrow_type(kind: PayloadType) -> pa.DataType:
         "date": pyarrow.date32(),
         "timestamp": pyarrow.timestamp("us", "UTC"),
     }
-    return made[kind.name]
+    return types[kind.name]
 
 
 def _blocks(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from smqrt.errors import ArgumentError
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
-from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, result_ranges
+from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check_index, parse_index, result_ranges
 
 # ---- Topic filters and Bloom filters
 #
@@ -25,7 +25,7 @@ from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, 
 # `site1/a/`, too, so that it can be searched for `site1/#`.
 
 _CACHED_NAMES = 8192
-BLOOM_BYTES = 8 << 10
+MAX_BLOOM_BYTES = 8 << 10
 """Maximum size of a Bloom filter. It has one false positive in a hundred for 6,500 topics, one in two for 30,000."""
 _BITS_PER_NAME = 10
 _HASHES = 4
@@ -103,7 +103,7 @@ class Filter:
         self._excluded = re.compile(self.exclude_regex(), re.DOTALL) if self.exclude else None
 
     def matches_uncached(self, name: str) -> bool:
-        """Return as `matches`, without a cache, for long names from unauthenticated clients."""
+        """Return the same as `matches`, without a cache, for long names from unauthenticated clients."""
         if not self._included.fullmatch(name):
             return False
         return self._excluded is None or not self._excluded.fullmatch(name)
@@ -143,7 +143,7 @@ def bloom_filter(topics: Iterable[str]) -> str:
     for topic in topics:
         names.add(topic)
         names.update(topic[: found.end()] for found in re.finditer("/", topic))  # parent levels: site1/, site1/a/
-    bits = bytearray(min(BLOOM_BYTES, max(8, len(names) * _BITS_PER_NAME // 8)))
+    bits = bytearray(min(MAX_BLOOM_BYTES, max(8, len(names) * _BITS_PER_NAME // 8)))
     for name in names:
         for at in _bit_positions(name, len(bits) * 8):
             bits[at >> 3] |= 1 << (at & 7)
@@ -332,7 +332,7 @@ class SegmentIndex:
         """
         found = self._positions(start, end)
         entries = parse_index(self._records(found))
-        check(entries, self._path, found.start * INDEX.size)
+        check_index(entries, self._path, found.start * INDEX.size)
         return entries
 
     def spans(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[BatchEntry, BatchEntry]]:

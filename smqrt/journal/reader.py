@@ -285,7 +285,7 @@ Topics = Filter | Sequence[str] | None
 
 
 class Journal:
-    """A journal in a folder. A hub may write it meanwhile.
+    """A journal in a folder. A hub may write to it at the same time.
 
     Rows are found by number: a range means the same rows before and after compaction. Objects can be pickled.
 
@@ -343,7 +343,7 @@ class Journal:
         return self._retry(ends)
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
-        """Return as `end`, once there are rows after `after`, or when the time is over.
+        """Return the same as `end`, once there are rows after `after`, or after `timeout_s`.
 
         Args:
             after: by node, the number of the next row so far.
@@ -379,7 +379,7 @@ class Journal:
         return self.row_counter()(start, end)
 
     def row_counter(self) -> Callable[[Offsets, Offsets], int]:
-        """Return a function that counts the rows between two offsets at present.
+        """Return a function that counts the rows that are now between two offsets.
 
         It reads the journal once, and only for a range that may have a gap in its numbers, as after a crash.
         """
@@ -579,11 +579,11 @@ class Journal:
                 yield batch
 
     def _read(
-        self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], again: bool = True
+        self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], may_reread: bool = True
     ) -> Iterator[tuple[int, T]]:
-        """Yield as `read(chunk)`, and continue in other files when the chunk's file is missing.
+        """Yield the same as `read(chunk)`, and continue in other files when the chunk's file is missing.
 
-        With `again` the same file is read once more, since the journal's folder may have been moved for a moment.
+        With `may_reread` the same file is read once more, since the journal's folder may have been moved for a moment.
         """
         seq = chunk.start
         try:
@@ -595,14 +595,14 @@ class Journal:
         except FileNotFoundError:
             others = [other for part in self.plan({chunk.node: seq}, {chunk.node: chunk.end}) for other in part]
         same = chunk.file in (other.file for other in others)
-        if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
+        if (same and not may_reread) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
                 f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are missing from "
-                f"{self._files.location(chunk.file)}: they have expired; keep more (journal.retain, "
-                "journal.max_bytes), or read from `journal.begin()` on."
+                f"{self._files.location(chunk.file)}: they have expired; increase journal.retain "
+                "or journal.max_bytes, or read from `journal.begin()` on."
             )
         for other in others:
-            yield from self._read(other, read, again and not same)
+            yield from self._read(other, read, may_reread and not same)
 
 
 def _filter(topics: Topics) -> Filter | None:

@@ -26,7 +26,7 @@ from smqrt.journal.record import Flag, iso, now_us
 from smqrt.journal.settings import JournalSettings
 
 STALE_S = 86400.0
-"""A reader with a backlog is stale after this time without a report: its pipeline has probably been given up."""
+"""A reader with a backlog is stale after this time without a report: its pipeline has probably been abandoned."""
 MAX_READ = 5000
 """Maximum number of rows that are read where no index marks the results. In a larger range all rows count as messages.
 """
@@ -116,7 +116,7 @@ class Backlog:
             JournalError: the journal can't be read.
         """
         start = {**self._begin, **reader.offset}
-        return self._count(start, self._end) if reader.results else self._results.others(start)
+        return self._count(start, self._end) if reader.results else self._results.count_other_rows(start)
 
 
 def backlogs(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
@@ -145,7 +145,7 @@ def stale_clause(reader: Reader, behind: int, now_us: int) -> str:
     """
     if not behind or reader.silent_s(now_us) <= STALE_S:
         return ""
-    return f"has read nothing since {iso(reader.seen_us)}, and {behind:,} messages wait for it"
+    return f"has read nothing since {iso(reader.seen_us)}, and {behind:,} messages are unread"
 
 
 def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
@@ -202,11 +202,11 @@ class ReaderWatch:
             if self._logged.get(each.name) == given_up:
                 continue
             if given_up:
-                result = "it is given up: they are kept no longer than other messages"
+                result = "it is given up, so they are kept no longer than other messages"
             else:
                 until = "hard_bytes are reached" if timeout_s is None else iso(each.seen_us + int(timeout_s * 1e6))
                 query = each.name.partition(".")[0]
-                result = f"they are kept until {until}; run it, or smqrt pipeline reset {query}"
+                result = f"they are kept until {until}; run it, or run `smqrt pipeline reset {query}`"
             new.append(f"the pipeline {each.name} {clause}: {result}")
         self._logged, self.stale, self.given_up = stale, len(stale), sum(stale.values())
         more = len(new) - _MAX_LOGGED
@@ -216,7 +216,7 @@ class ReaderWatch:
 # ---- rows that pipelines have published
 
 
-class _Known(NamedTuple):
+class _ResultBatches(NamedTuple):
     """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulative rows."""
 
     start: int
@@ -243,7 +243,7 @@ class _Known(NamedTuple):
 
 
 class ResultRows:
-    """The rows that pipelines have published, at present. Create it for a few calls: it caches what it read.
+    """The rows that pipelines have published. It caches what it reads, so create a new object after a few calls.
 
     Args:
         journal: the journal.
@@ -257,9 +257,9 @@ class ResultRows:
     def __init__(self, journal: Journal, end: Offsets, max_read: int = MAX_READ) -> None:
         self._journal, self._end, self._max_read = journal, end, max_read
         self._count = journal.row_counter()
-        self._nodes: dict[str, _Known] = {}
+        self._nodes: dict[str, _ResultBatches] = {}
 
-    def others(self, start: Offsets) -> int:
+    def count_other_rows(self, start: Offsets) -> int:
         """Return the number of rows from `start` on that were not published by pipelines."""
         found = 0
         for node, end in self._end.items():
@@ -274,15 +274,15 @@ class ResultRows:
                 found += max(0, rows)
         return found
 
-    def first_others(self, start: Offsets) -> dict[str, int]:
+    def first_other_rows(self, start: Offsets) -> dict[str, int]:
         """Return, by node, the number of the first row from `start` on that was not published by pipelines.
 
         A node without such a row is left out.
         """
-        found = {node: self._first_other(node, start.get(node, 0), end) for node, end in self._end.items()}
+        found = {node: self._first_other_row(node, start.get(node, 0), end) for node, end in self._end.items()}
         return {node: first for node, first in found.items() if first is not None}
 
-    def _first_other(self, node: str, start: int, end: int) -> int | None:
+    def _first_other_row(self, node: str, start: int, end: int) -> int | None:
         known, left = self._known(node, start), self._max_read
         pieces = (piece for first, last in known.between(start, end) for piece in _growing(first, last))
         for chunk in (chunk for first, last in pieces for chunk in self._chunks(node, first, last)):
@@ -308,22 +308,22 @@ class ResultRows:
         flags = (flag for batch in batches for flag in batch.column("flags").to_pylist())
         yield from enumerate(flags, chunk.start)
 
-    def _known(self, node: str, start: int) -> _Known:
+    def _known(self, node: str, start: int) -> _ResultBatches:
         """Return the batches of results of a node from `start` on; indexes are read once."""
         known = self._nodes.get(node)
         if known is None or start < known.start:
             until = self._end[node] if known is None else known.start
             found = self._journal.result_batches(node, start, until)
-            older = _Known(start, [], [], []) if known is None else known
+            older = _ResultBatches(start, [], [], []) if known is None else known
             firsts = [first for first, _ in found] + older.firsts
             ends = [end for _, end in found] + older.ends
             sums = [0, *accumulate(end - first for first, end in zip(firsts, ends, strict=True))]
-            known = self._nodes[node] = _Known(start, firsts, ends, sums)
+            known = self._nodes[node] = _ResultBatches(start, firsts, ends, sums)
         return known
 
 
 def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield a range in growing pieces: often the first row is the result, and a hub sends whole pieces."""
+    """Yield a range in growing pieces: the wanted row is often the first one, and a hub sends whole pieces."""
     rows = 1
     while start < end:
         yield start, min(end, start + rows)

@@ -30,7 +30,7 @@ FEED_BATCHES = 512
 """This many frame batches, with their time stamps, become columns at once: they fit into the processor's cache, and
 joining them takes no new memory from the system.
 """
-SERVER_UNSENT_BYTES = 16 << 20
+MAX_SERVER_UNSENT_BYTES = 16 << 20
 """When more bytes of the server's own messages wait for the disk, its publish queue waits, too."""
 _ROWS_WITHOUT_STAMP = -1
 """Value of `_stamped` when rows have no stamp yet, even if no frame batch is in the list."""
@@ -95,8 +95,8 @@ class HubRecorder:
         self._columns.server(broker.server.etid)
         self._frame_batches: list[bytes] = []
         self._stamped = 0
-        self._guesses: list[tuple[int, int]] = []  # (kind, number) of unknown names, which are looked up again later
-        self._departed: dict[int, bytes] = {}  # uid by ETID, of clients that have disconnected since the last flush
+        self._unknown_names: list[tuple[int, int]] = []  # (kind, number), looked up again after the next write
+        self._disconnected_uids: dict[int, bytes] = {}  # by ETID, of clients that disconnected since the last flush
         self._waiting_outboxes: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
         self._timer: Any = None
@@ -155,14 +155,14 @@ class HubRecorder:
 
     def left(self, client: BrokerPeer) -> None:
         """See `Recorder`."""
-        self._departed[client.etid] = client.uid
+        self._disconnected_uids[client.etid] = client.uid
 
     # ---- delivery after a sync
 
     def send_later(self, deliver: Deliver, batch: bytes, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
         self._unsent_bytes += len(batch)
-        holds = publisher is not self._broker.server or self._unsent_bytes > SERVER_UNSENT_BYTES
+        holds = publisher is not self._broker.server or self._unsent_bytes > MAX_SERVER_UNSENT_BYTES
         self._unsent.append(_Unsent(None if self.full else self._next_seq(), deliver, batch, publisher, holds))
         self._sync()
         return holds
@@ -199,7 +199,7 @@ class HubRecorder:
                 self._timer.start(self._tick)
 
     def _tick(self) -> None:
-        if self._recorded or self._departed:
+        if self._recorded or self._disconnected_uids:
             self.flush()
         else:
             self._timer.stop()
@@ -217,7 +217,7 @@ class HubRecorder:
         if not self.full:
             self._take()
         if not self.full:
-            self._forget_guesses()
+            self._forget_unknown_names()
             self._recorded = False
 
     def _feed(self) -> None:
@@ -264,14 +264,14 @@ class HubRecorder:
             return self._uid(number)
         topic = self._broker.topic_table.get(number)
         if topic is None or topic.name is None:
-            self._guesses.append((TOPIC, number))
+            self._unknown_names.append((TOPIC, number))
         return topic.name if topic else None
 
     def _uid(self, etid: int) -> bytes | None:
         session = self._broker.server if etid == self._broker.server.etid else self._broker.sessions.get(etid)
-        uid = session.uid if session else self._departed.get(etid)
+        uid = session.uid if session else self._disconnected_uids.get(etid)
         if uid is None:
-            self._guesses.append((UID, etid))
+            self._unknown_names.append((UID, etid))
             return None
         try:
             uid.decode()
@@ -279,14 +279,14 @@ class HubRecorder:
             return uid.hex().encode()
         return uid
 
-    def _forget_guesses(self) -> None:
-        for kind, number in self._guesses:
+    def _forget_unknown_names(self) -> None:
+        for kind, number in self._unknown_names:
             self._columns.forget(kind, number)
-        self._guesses.clear()
-        for etid in self._departed:
+        self._unknown_names.clear()
+        for etid in self._disconnected_uids:
             self._columns.forget(UID, etid)
             self._columns.forget(TOPIC, etid)
-        self._departed.clear()
+        self._disconnected_uids.clear()
 
     # ---- backpressure
 

@@ -32,21 +32,21 @@ class Recovered(NamedTuple):
         next_seq: the number of the next row.
         removed_bytes: number of bytes that were cut off.
         txns: the last committed batch of each query, from all nodes of the journal.
-        damages: a sentence for each part of a segment that can't be read.
+        faults: a sentence for each part of a segment that can't be read.
         end: the number after the last row; the numbers from it up to `next_seq` are skipped.
     """
 
     next_seq: int
     removed_bytes: int
     txns: dict[str, int]
-    damages: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     end: int = 0
 
 
 class _Repaired(NamedTuple):
     entries: list[BatchEntry]
     removed_bytes: int
-    damages: list[str]
+    faults: list[str]
 
 
 def recover(folder: Path, schema: bytes = b"") -> Recovered:
@@ -65,12 +65,12 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
     """
     journal, node = folder.parent.parent, folder.name
     end = removed_bytes = filled = 0
-    damages: list[str] = []
+    faults: list[str] = []
     try:
         for path in reversed(segment.paths(folder)):
             repaired = _repair(path, schema)
             removed_bytes += repaired.removed_bytes
-            damages += repaired.damages
+            faults += repaired.faults
             filled += bool(repaired.entries)
             end = max([end, segment.first_seq(path), *(entry.next_seq for entry in repaired.entries)])
             if filled == _NEWEST:
@@ -82,9 +82,9 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
             used = max(segment.reserved(folder), seen)
         except JournalError as error:
             used = max(end, seen) + segment.MAX_LOST_ROWS  # the reservation is unknown
-            damages.append(str(error))
+            faults.append(str(error))
         next_seq = end if used <= end else segment.next_step(used)
-        return Recovered(next_seq, removed_bytes, committed.last_batches(journal), tuple(damages), end)
+        return Recovered(next_seq, removed_bytes, committed.last_batches(journal), tuple(faults), end)
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user access to the files.") from None
 
@@ -114,16 +114,16 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
     recorded, found = segment.read_index(path), salvage(path)
     if not found.is_consistent:  # no automatic repair is possible: the segment stays, and its numbers stay in use
         return _Repaired(found.entries, 0, [f"{path}: its batches contradict each other; {REMEDY}"])
-    damages = []
+    faults = []
     if found.entries and not found.schema_bytes:
-        damages.append(f"{path}: its beginning is damaged; {REMEDY}")
+        faults.append(f"{path}: its beginning is damaged; {REMEDY}")
         if almost_begins_with(path, schema, found.entries[0].offset):
             with path.open("r+b") as file:
                 file.write(schema)
                 os.fsync(file.fileno())
     for entry in found.damaged:
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
-        damages.append(f"{path}: {rows} are damaged, the rows after them are valid; {REMEDY}")
+        faults.append(f"{path}: {rows} are damaged, but the rows after them are valid; {REMEDY}")
     indexed, correct_size = path.with_suffix(INDEXED), len(found.entries) * INDEX.size
     size, index_size = path.stat().st_size, indexed.stat().st_size if indexed.exists() else 0
     removed_bytes = size - found.end + max(0, index_size - correct_size)
@@ -139,7 +139,7 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
             os.fsync(file.fileno())  # before the next batch is appended
     if not is_correct:
         _write_index(indexed, found.entries)
-    return _Repaired(found.entries, removed_bytes, damages)
+    return _Repaired(found.entries, removed_bytes, faults)
 
 
 def _store_copy(path: Path) -> None:

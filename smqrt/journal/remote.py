@@ -101,11 +101,11 @@ class RemoteJournal(Journal):
         self._link.close()
 
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
-        """Return as `Journal.end`, by one short request."""
+        """Return the same as `Journal.end`, with one short request."""
         return {node: last for node, last in self._hub.ends("end").items() if node not in known}
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
-        """Return as `Journal.wait`: the hub answers once there are more rows."""
+        """Return the same as `Journal.wait`: the hub answers once there are more rows."""
         seconds = min(timeout_s, MAX_WAIT_S)
         return self._hub.ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
 
@@ -140,7 +140,7 @@ class HubFiles:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(
-                f"{self._url}/end is not a journal on a hub: its answer is invalid ({error!r})."
+                f"{self._url}/end is not a journal on a hub: its response is invalid ({error!r})."
             ) from None
 
     def location(self, file: str) -> str:
@@ -150,10 +150,10 @@ class HubFiles:
     def snapshot(self) -> JournalSnapshot:
         """See `JournalFiles`. The hub sends the listing only if it has changed."""
         known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
-        answer = self._link.get("manifest", headers)
-        if answer.status == 304 and known:
+        response = self._link.get("manifest", headers)
+        if response.status == 304 and known:
             return known[1]
-        values = self._json("manifest", answer.body)
+        values = self._json("manifest", response.body)
         try:
             listed: dict[tuple[str, int], _Listed] = {}
             for node, segments in values["wal"].items():
@@ -169,7 +169,7 @@ class HubFiles:
             snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"{self._url} is not a journal on a hub: its manifest is invalid ({error!r}).") from None
-        self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
+        self._listing = (response.headers.get("etag", ""), snapshot) if response.headers.get("etag") else None
         return snapshot
 
     def gaps(self, node: str) -> list[tuple[int, int]]:
@@ -235,23 +235,23 @@ class HubFiles:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the answer is not JSON.") from None
+            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the response is not JSON.") from None
 
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
         """Return a part of a file; without a length, all bytes from `offset` on. Less when the file is shorter."""
         end = offset + length - 1 if length else ""
         try:
-            answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
+            response = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
         except HubRejected as rejection:
             if rejection.status == 404:
                 raise FileNotFoundError(errno.ENOENT, "missing on the hub", self.location(file)) from None
             if rejection.status == 416:  # the file ends at or before the offset
                 return b""
             raise
-        if answer.status == 206:
-            return answer.body
+        if response.status == 206:
+            return response.body
         # 200: a proxy may ignore the range, and then sends the whole file
-        return answer.body[offset : offset + length if length else None]
+        return response.body[offset : offset + length if length else None]
 
 
 class _RemoteFile(io.RawIOBase):
@@ -286,13 +286,13 @@ def _reopen(url: str, token: str, certificates: str | None, retry_s: float, veri
 
 
 TIMEOUT_S = 30.0
-ANSWER_BYTES = 256 << 20
+MAX_RESPONSE_BYTES = 256 << 20
 """Maximum size of a response: more than any requested part of a journal."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0  # between attempts; each pause is twice the one before
 _RETRY_STATUSES = (429, 502, 503, 504)
 
 
-class HubAnswer(NamedTuple):
+class HubResponse(NamedTuple):
     """A response of the hub; names of headers are in lower case."""
 
     status: int
@@ -332,7 +332,7 @@ class HubLink:
         self._lock = threading.Lock()
         self._open: tuple[Endpoint, http.client.HTTPConnection] | None = None
 
-    def get(self, path: str, headers: Mapping[str, str] | None = None) -> HubAnswer:
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> HubResponse:
         """Return the response to a GET of a path below the journal's address.
 
         Raises:
@@ -341,18 +341,18 @@ class HubLink:
         """
         return self._repeat("GET", path, None, headers or {})
 
-    def post(self, path: str, body: bytes, again: bool = True) -> HubAnswer:
+    def post(self, path: str, body: bytes, may_repeat: bool = True) -> HubResponse:
         """Return the response to a POST.
 
         Args:
             path: a path below the journal's address.
             body: the body of the request.
-            again: whether it may be sent twice. If not, it is repeated only while no connection can be opened.
+            may_repeat: whether it may be sent twice. If not, it is repeated only while no connection can be opened.
 
         Raises:
             HubRejected, JournalError: as `get`.
         """
-        return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, again)
+        return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, may_repeat)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -361,13 +361,13 @@ class HubLink:
             opened[1].close()
 
     def _repeat(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool = True
-    ) -> HubAnswer:
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], may_repeat: bool = True
+    ) -> HubResponse:
         deadline, pause_s = time.monotonic() + self.retry_s, _FIRST_PAUSE_S
         with self._lock:  # http.client handles one request at a time
             while True:
                 try:
-                    return self._once(method, path, body, headers, again)
+                    return self._once(method, path, body, headers, may_repeat)
                 except _NoAnswer as failure:
                     self.close()
                     if time.monotonic() + pause_s > deadline:
@@ -381,24 +381,26 @@ class HubLink:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
-    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool) -> HubAnswer:
-        is_reused = self._open is not None and again
+    def _once(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], may_repeat: bool
+    ) -> HubResponse:
+        is_reused = self._open is not None and may_repeat
         if not is_reused:  # a request that may not be repeated gets a new connection, which is not idle
             self.close()
         address, connection = self._open or self._connect()
         try:
-            answer = _exchange(address, connection, method, path, body, headers)
+            response = _exchange(address, connection, method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            if not again:
+            if not may_repeat:
                 raise JournalError(
                     f"The connection to the hub broke during a request ({error!r}); whether the hub has executed it is "
                     "not known."
                 ) from error
             if is_reused:  # no failure yet: the hub closes idle connections
-                return self._once(method, path, body, headers, again)
+                return self._once(method, path, body, headers, may_repeat)
             raise _NoAnswer(f"{address.url}: {error!r}") from error
-        return _checked_answer(answer, f"{address.url}/{path}")
+        return _checked_response(response, f"{address.url}/{path}")
 
     def _connect(self) -> tuple[Endpoint, http.client.HTTPConnection]:
         try:
@@ -434,29 +436,29 @@ def _exchange(
     path: str,
     body: bytes | None,
     headers: Mapping[str, str],
-) -> HubAnswer:
+) -> HubResponse:
     sent = {"Authorization": f"Bearer {address.token}", **headers}
     connection.request(method, f"{urlsplit(address.url).path}/{path}", body, sent)
     with connection.getresponse() as response:
         names = {name.lower(): value for name, value in response.getheaders()}
-        body = response.read(ANSWER_BYTES + 1)
-        if len(body) > ANSWER_BYTES:
-            raise JournalError(f"{address.url}/{path}: the answer has more than {ANSWER_BYTES} bytes.")
+        body = response.read(MAX_RESPONSE_BYTES + 1)
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise JournalError(f"{address.url}/{path}: the response has more than {MAX_RESPONSE_BYTES} bytes.")
         if response.length:  # it ended early, which http.client reports only for reads without a size
             raise http.client.IncompleteRead(body, response.length)
-        return HubAnswer(response.status, names, body)
+        return HubResponse(response.status, names, body)
 
 
-def _checked_answer(answer: HubAnswer, url: str) -> HubAnswer:
-    sentence = answer.body[:500].decode("utf-8", "replace").strip()
-    if answer.status in _RETRY_STATUSES:
-        raise _NoAnswer(sentence or f"{url}: {answer.status}")
-    if answer.status == 403:  # the token is valid, but lacks a right, which the hub's sentence names
+def _checked_response(response: HubResponse, url: str) -> HubResponse:
+    sentence = response.body[:500].decode("utf-8", "replace").strip()
+    if response.status in _RETRY_STATUSES:
+        raise _NoAnswer(sentence or f"{url}: {response.status}")
+    if response.status == 403:  # the token is valid, but lacks a right, which the hub's sentence names
         raise JournalError(f"{url}: {sentence or 'the hub answered 403.'}")
-    if answer.status == 401:
+    if response.status == 401:
         raise JournalError(f"{url}: wrong token: it must be the content of the file `token` in the journal's folder.")
-    if answer.status >= 400:
-        raise HubRejected(answer.status, sentence or f"{url}: the hub answered {answer.status}.")
-    if answer.status >= 300 and answer.status != 304:
-        raise HubRejected(answer.status, f"{url} answers {answer.status}: it is not a journal on a hub.")
-    return answer
+    if response.status >= 400:
+        raise HubRejected(response.status, sentence or f"{url}: the hub answered {response.status}.")
+    if response.status >= 300 and response.status != 304:
+        raise HubRejected(response.status, f"{url} answers {response.status}: it is not a journal on a hub.")
+    return response

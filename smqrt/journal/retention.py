@@ -228,8 +228,8 @@ _holds_lock = threading.Lock()
 def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
     """Return paths at which files of a journal stay for at least 12 hours, as long as this process runs.
 
-    Without a way to create links (a journal of another user, a file system without links), these are the files' own
-    paths, which are valid until their grace period is over.
+    If links can't be created (in a journal of another user, or on a file system without links), it returns the files'
+    own paths, which are valid until the grace period of the files is over.
 
     Args:
         journal: its folder.
@@ -279,18 +279,18 @@ def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
     os.write(lock, _MACHINE)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     beside.rename(folder)
-    made = _HeldFolder(folder, until_s, lock, os.getpid())
-    atexit.register(_remove_hold, made)
-    return made
+    hold = _HeldFolder(folder, until_s, lock, os.getpid())
+    atexit.register(_remove_hold, hold)
+    return hold
 
 
-def _remove_hold(made: _HeldFolder) -> None:
-    if made.process == os.getpid():  # not in a forked process
-        shutil.rmtree(made.folder, ignore_errors=True)
+def _remove_hold(hold: _HeldFolder) -> None:
+    if hold.process == os.getpid():  # not in a forked process
+        shutil.rmtree(hold.folder, ignore_errors=True)
 
 
 def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
-    """Remove the links of processes that have ended, and those whose time is over.
+    """Remove the links of processes that have ended, and those whose hold has expired.
 
     Args:
         journal: its folder.
@@ -317,7 +317,7 @@ def _held_folders(journal: Path) -> list[Path]:
 
 
 def _is_released(folder: Path, now_s: float) -> bool:
-    """Return whether a folder's time is over, or its process has ended."""
+    """Return whether a hold has expired, or its process has ended."""
     if folder.name.startswith(_UNFINISHED):
         try:
             return now_s - folder.stat().st_mtime > _UNFINISHED_S

@@ -38,7 +38,7 @@ from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, writ
 # rows. The hub also stores the gap: once the rows before it have expired, no other file shows whether the gap ever had
 # rows.
 
-FILE = "numbers.json"
+NUMBERS_FILE = "numbers.json"
 STEP = 1 << 20
 """After a crash the numbers continue with a multiple of this."""
 MAX_LOST_ROWS = 1 << 32
@@ -61,7 +61,7 @@ def reserved(folder: Path) -> int:
         JournalError: the reservation file is damaged.
         OSError: the file can't be read.
     """
-    path = folder / FILE
+    path = folder / NUMBERS_FILE
     try:
         below = json.loads(path.read_bytes())["below"]
         if type(below) is not int or not 0 <= below < 1 << 62:
@@ -83,7 +83,7 @@ def gaps(folder: Path) -> list[tuple[int, int]]:
         folder: `<journal>/wal/<node>`. A missing or damaged file means no known gaps.
     """
     try:
-        return parse_gaps(json.loads((folder / FILE).read_bytes()).get("gaps", ()))
+        return parse_gaps(json.loads((folder / NUMBERS_FILE).read_bytes()).get("gaps", ()))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return []
 
@@ -165,7 +165,7 @@ class NumberReserve:
         """Write the reservation again: a restored copy of the folder may have an older one. Raises as `extend`."""
         self._write(self.below)
 
-    def settle(self, seq: int) -> None:
+    def release(self, seq: int) -> None:
         """Write the number of the next row instead of a reservation. The disk must have all rows before it.
 
         Args:
@@ -178,7 +178,7 @@ class NumberReserve:
 
     def _write(self, below: int) -> None:
         values = {"below": below} | ({"gaps": self._gaps} if self._gaps else {})
-        write_whole(self._folder / FILE, json.dumps(values).encode() + b"\n")
+        write_whole(self._folder / NUMBERS_FILE, json.dumps(values).encode() + b"\n")
         sync_folder(self._folder)
 
 
@@ -338,7 +338,7 @@ def result_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
     return found
 
 
-def check(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> None:
+def check_index(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> None:
     """Check that each batch of an index follows the one before.
 
     Args:
@@ -494,7 +494,7 @@ def lock(folder: Path) -> int:
 class SegmentFile:
     """A segment that is being written. `SegmentFile.open` creates one. Methods block on the disk only.
 
-    `sync`, `is_there` and `close` may be called in another thread than `append`, one at a time.
+    `sync`, `is_present` and `close` may be called in another thread than `append`, one at a time.
 
     Attributes:
         path: the .arrows file.
@@ -648,7 +648,7 @@ class SegmentFile:
         _write(self._index, [records], self._confirmed_index_bytes)
         return lost
 
-    def is_there(self) -> bool:
+    def is_present(self) -> bool:
         """Return whether the files are still in their folder: not moved, removed or unmounted."""
         return is_open_at(self._data, self.path) and is_open_at(self._index, self.path.with_suffix(INDEXED))
 

@@ -66,11 +66,11 @@ from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 TOKENS_FILE = "tokens"
 TOKENS_CHECK_S = 1.0
 """Time between two checks of the file `tokens` for changes."""
-MAX_BYTES = 64 << 10
+MAX_TOKENS_BYTES = 64 << 10
 MAX_TOPICS = 32
 """Maximum number of topics in a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
-"""Maximum number of query names of a token, also from earlier runs of hubs: each is in memory and on disk."""
+"""Maximum number of query names of a token, including stored ones: each is in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _FileVersion = tuple[int, int, int]
@@ -108,8 +108,8 @@ class Grant:
             return query
         if query not in self.queries and len(self.queries) >= MAX_QUERIES:
             raise ArgumentError(
-                f"query: the token {self.name!r} has created {MAX_QUERIES} query names already; use one of them, or "
-                "a line with another name."
+                f"query: limit reached: the token {self.name!r} has created {MAX_QUERIES} query names; use one of "
+                f"them, or add a line with another name to the file {TOKENS_FILE}."
             )
         self.queries.add(query)
         return f"{query}@{self.name}"
@@ -123,7 +123,7 @@ class Tokens:
         queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: a sentence about an invalid file; empty when both are valid. Earlier tokens stay valid until then.
+        fault: a sentence about an invalid file; empty when both are valid. Until then the earlier tokens remain in use.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -175,7 +175,7 @@ _ALL_RIGHTS = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token. The time of a comparison of digests reveals nothing about the token."""
+    """Return the digest of a token. How long a comparison of digests takes reveals nothing about the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
@@ -194,11 +194,11 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise JournalError(f"{path} is readable by other users; run chmod 600 on it.")
-            text = file.read(MAX_BYTES + 1).decode("ascii")
+            text = file.read(MAX_TOKENS_BYTES + 1).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be read: {error}.") from None
-    if len(text) > MAX_BYTES:
-        raise JournalError(f"{path} has more than {MAX_BYTES} bytes.")
+    if len(text) > MAX_TOKENS_BYTES:
+        raise JournalError(f"{path} has more than {MAX_TOKENS_BYTES} bytes; remove unused tokens.")
     found: dict[bytes, Grant] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -210,7 +210,9 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
             raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
         token = words[1]
         if grant.name in {each.name for each in found.values()} or _digest(token) in found:
-            raise JournalError(f"{path}: the name {grant.name!r} or its token occurs twice.")
+            raise JournalError(
+                f"{path}, line {number}: the name {grant.name!r} or its token occurs twice; each line needs its own."
+            )
         grant.queries = queries.get(grant.name, set())
         found[_digest(token)] = grant
     return found
@@ -236,11 +238,11 @@ def _parse_line(words: list[str]) -> Grant:
 
 log = logging.getLogger("smqrt.journal")
 
-BODY_BYTES = 4 << 20
+MAX_BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE_BYTES = 1 << 20  # files are read in pieces, so that a large file takes little memory
-_PROGRESS_BYTES = 64 << 10
-_SEAL_BYTES = 512 << 10
+_MAX_PROGRESS_BYTES = 64 << 10
+_MAX_SEAL_BYTES = 512 << 10
 _FILE = re.compile(
     r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
 )
@@ -301,19 +303,19 @@ class JournalService(Directory):
 
     Args:
         opened: the journals by name; read for each request.
-        body_bytes: maximum size of a commit, bytes.
+        max_body_bytes: maximum size of a commit, bytes.
         is_shutting_down: returns whether the server shuts down; then requests don't wait for rows.
     """
 
     def __init__(
         self,
         opened: Mapping[str, OpenJournal],
-        body_bytes: int = BODY_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
         is_shutting_down: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("journal")
         self._opened, self._is_shutting_down = opened, is_shutting_down
-        self._body_bytes = body_bytes
+        self._max_body_bytes = max_body_bytes
         self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
         self._states: dict[str, _ServedState] = {}
         self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, Grant], None]]] = {
@@ -453,7 +455,7 @@ class JournalService(Directory):
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch_of(request)
-        query, body = grant.stored_name(query), request.body(_SEAL_BYTES)
+        query, body = grant.stored_name(query), request.body(_MAX_SEAL_BYTES)
         try:
             names = json.loads(body)
         except (ValueError, RecursionError):
@@ -484,14 +486,14 @@ class JournalService(Directory):
         _send_json(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        report = readers.parse_report(request.body(_PROGRESS_BYTES))
+        report = readers.parse_report(request.body(_MAX_PROGRESS_BYTES))
         report["query"] = grant.stored_name(report["query"])
         in_thread(readers.save_report, journal.path, report)
         _send_json(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
         """Return the rows of a body, and append its pieces to `kept`."""
-        limit = self._body_bytes
+        limit = self._max_body_bytes
         too_large = f"The rows have more than {limit} bytes; commit fewer at once."
         if (request.content_length or 0) > limit:
             raise RequestRejected(413, too_large)
@@ -518,7 +520,7 @@ def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
                 raise RequestRejected(413, f"There are more than {MAX_COMMIT_ROWS} rows; commit fewer at once.")
             if not grant.may_write(row[0]):
                 shown = repr(row[0][:100].decode("utf-8", "replace"))
-                rule = f"the file {TOKENS_FILE} gives it other topics"
+                rule = f"its line in the file {TOKENS_FILE} doesn't have this topic"
                 raise RequestRejected(403, f"The token {grant.name!r} may not write to {shown}: {rule}.")
             yield row
             turn.yield_if_due()
@@ -620,7 +622,7 @@ def _finish(request: Request, kind: str, body: bytes) -> None:
 
 
 def _send_file(request: Request, fd: int) -> None:
-    """Send a file, or one span of it. The file may grow meanwhile."""
+    """Send a file, or one span of it. The file may grow while it is sent."""
     headers, size = request.response.headers, os.fstat(fd).st_size
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None

@@ -171,7 +171,7 @@ class JournalSettings:
     min_free_bytes: int = option(
         10**9,
         size(),
-        "With less free space on the disk, unread messages of pipelines are also removed by age and `max_bytes`",
+        "With less free space on the disk, `retain` and `max_bytes` also limit messages that a pipeline has not read",
         shown="`1GB`",
     )
     segment_bytes: int = option(

@@ -89,7 +89,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, stored: Any, step: int) -> Iterator[Any]:
-    """Yield as `columns.Gatherer.batches`, with pyarrow only."""
+    """Yield the same as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in stored.names]
@@ -120,7 +120,7 @@ def _combined(column: Any) -> Any:
 def of_parquet(
     source: IO[bytes], chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield as `of_segment`, from a Parquet file.
+    """Yield the same as `of_segment`, from a Parquet file.
 
     Args:
         source: a file object that can seek.

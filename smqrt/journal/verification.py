@@ -19,8 +19,8 @@ from smqrt.journal.recovery import recover
 from smqrt.journal.segment import DATA, INDEX, INDEXED, BatchEntry
 
 _RESTORE = "restore it from a backup, or continue after it (--from, startingOffsets)"
-_REBUILD = "the hub rebuilds it from the batches when it starts, or do it now with --repair"
-_REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
+_REBUILD = "the hub rebuilds it from the batches when it starts; --repair does it now"
+_REPAIR = "the hub cuts that off when it starts; --repair does it now"
 
 
 class JournalFault(NamedTuple):
@@ -63,7 +63,7 @@ class VerifyReport:
 
 
 def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyReport:
-    """Check all files of a journal. A hub may write meanwhile.
+    """Check all files of a journal. A hub may write at the same time.
 
     Args:
         journal: its folder.
@@ -147,7 +147,7 @@ def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], No
         if before and checked.first > through and segment.is_gap(before[1], checked.first):
             report.gaps.setdefault(folder.name, []).append((before[1], checked.first))
         elif before and before[1] != checked.first > through:
-            what = f"begins with {checked.first}, {before[0].name} ends at {before[1]}: rows are missing"
+            what = f"begins with {checked.first}, but {before[0].name} ends at {before[1]}: rows are missing"
             yield JournalFault(path, f"{what}; {_RESTORE}")
         before = path, checked.next_seq
         report.segments += 1
@@ -227,7 +227,7 @@ class _SegmentCheck:
             if (entry.offset, entry.first_seq) != (end, self.next_seq) or not are_valid[at]:
                 batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
                 if entry.first_seq != self.next_seq:
-                    what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
+                    what = f"row {self.next_seq} should follow, but the index has {entry.first_seq}"
                 elif len(batch) != entry.length:
                     what = f"the file has {len(batch)} of its {entry.length} bytes"
                 elif crc32(batch) != entry.crc32:
@@ -299,12 +299,13 @@ def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: Ver
         elif file.first != before.last + 1:
             what = "rows are in two files" if file.first <= before.last else "rows are in no file"
             yield JournalFault(
-                journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}"
+                journal / file.path, f"begins with {file.first}, but {before.path} ends with {before.last}: {what}"
             )
     through = state.nodes[files[-1].node] if files else 0
     if files and files[-1].last + 1 != through and not segment.is_gap(files[-1].last + 1, through):
         yield JournalFault(
-            journal / manifest.FILE, f"says that rows below {through} are compacted; files end with {files[-1].last}"
+            journal / manifest.FILE,
+            f"lists the rows below {through} as compacted, but its files end with {files[-1].last}",
         )
 
 
@@ -314,7 +315,7 @@ def _file_fault(path: Path, file: DataFile) -> str:
         return "is missing"
     size = path.stat().st_size
     if size != file.bytes:
-        return f"has {size} bytes, {file.bytes} in the manifest"
+        return f"has {size} bytes, but {file.bytes} in the manifest"
     with path.open("rb") as opened:  # Parquet files begin and end with the same magic
         start = opened.read(len(MAGIC))
         opened.seek(-len(MAGIC), os.SEEK_END)
@@ -339,12 +340,12 @@ def _footer_fault(path: Path, file: DataFile) -> str:
     except (ArrowException, OSError) as error:
         return f"is damaged ({str(error).splitlines()[0].rstrip('.')})"
     if metadata.num_rows != file.rows or file.last - file.first + 1 != file.rows:
-        return f"has {metadata.num_rows} rows, {file.rows} from {file.first} to {file.last} in the manifest"
+        return f"has {metadata.num_rows} rows, but {file.rows} from {file.first} to {file.last} in the manifest"
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     names = [groups[0].column(at).path_in_schema for at in range(metadata.num_columns)]
     numbers = [group.column(names.index("seq")).statistics for group in groups]
     if (numbers[0].min, numbers[-1].max) != (file.first, file.last):
-        return f"has rows {numbers[0].min} to {numbers[-1].max}, {file.first} to {file.last} in the manifest"
+        return f"has rows {numbers[0].min} to {numbers[-1].max}, but {file.first} to {file.last} in the manifest"
     return ""
 
 
@@ -357,7 +358,8 @@ def _small_file_faults(journal: Path) -> Iterator[JournalFault]:
         try:
             segment.reserved(folder)
         except JournalError as error:
-            yield JournalFault(folder / segment.FILE, str(error).partition(f"{segment.FILE} ")[2].rstrip("."))
+            what = str(error).partition(f"{segment.NUMBERS_FILE} ")[2].rstrip(".")
+            yield JournalFault(folder / segment.NUMBERS_FILE, what)
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):

@@ -54,11 +54,11 @@ CLOCK_CHECK_S = 1.0
 COMMITS_LOCK = "commits.lock"
 """A file in the journal's folder. When several hubs share the folder, the hub that stores a commit locks it."""
 BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
-"""Time for which a commit waits for slow subscribers and handlers, and between checks. After that, messages that don't
-fit into their queues are dropped and counted.
+"""Time for which a commit waits for slow subscribers and handlers, and the time between two checks. After that,
+messages that don't fit into their queues are dropped and counted.
 """
 COMMITS_LOCK_S, COMMITS_LOCK_POLL_S = 5.0, 0.005
-"""Time for which a commit waits for commits to other hubs of the folder, and between checks."""
+"""Time for which a commit waits for commits to other hubs of the folder, and the time between two checks."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 
@@ -70,7 +70,7 @@ class _Address(NamedTuple):
     subtopic: str | None
 
 
-class Outgoing:
+class OutgoingMessages:
     """The messages of one commit. The constructor may switch to other greenlets.
 
     Args:
@@ -114,14 +114,14 @@ class Outgoing:
         server = self._broker.server
         etid, uid, routed = server.etid, server.uid.decode(), Flag.PIPELINE | Flag.SERVER
         flags: dict[int, int] = {}
-        made = []
+        found = []
         for number, (to, payload) in enumerate(self._messages, seq):
             flag = flags.get(to.topic.id)
             if flag is None:
                 unrouted = Flag(0) if is_received(self._broker, to.topic) else Flag.UNROUTED
                 flag = flags[to.topic.id] = int(routed | unrouted)
-            made.append(Row(number, now_us, to.name, to.topic.id, to.subtopic, to.stid, etid, uid, flag, payload, txn))
-        return made
+            found.append(Row(number, now_us, to.name, to.topic.id, to.subtopic, to.stid, etid, uid, flag, payload, txn))
+        return found
 
     def deliver(self) -> None:
         """Publish the messages, which must be in the journal. Other greenlets run meanwhile.
@@ -207,8 +207,8 @@ class JournalWriter:
         recovered = recovery.recover(self._wal, schema_message(self.settings.node, self.settings.name))
         if recovered.removed_bytes:
             log.warning("%s: an incomplete end of %d bytes was cut off", self.path, recovered.removed_bytes)
-        for damage in recovered.damages:
-            log.error("%s", damage)
+        for fault in recovered.faults:
+            log.error("%s", fault)
         self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
             self._numbers = NumberReserve(self._wal, self._seq, recovered.end)
@@ -258,7 +258,7 @@ class JournalWriter:
                 raise OSError(errno.ETIMEDOUT, "the reservation of numbers waits for the disk")
         self._segment.append(pieces, self._seq, rows, first_us, last_us, flags | (segment.HAS_TXN if commit else 0))
         if commit:  # before the segment is sealed, so that its snapshot has the commits of all its rows
-            self._txns.note(*commit)
+            self._txns.add(*commit)
         self._seq += rows
         self._counts["rows"] += rows
         self._counts["batches"] += 1
@@ -332,7 +332,7 @@ class JournalWriter:
             ArgumentError: a payload or a name is too long for a message.
             JournalError: the disk is full or broken; try again later.
         """
-        outgoing = Outgoing(self._broker, () if self._txns.last(query) >= batch else rows)
+        outgoing = OutgoingMessages(self._broker, () if self._txns.last(query) >= batch else rows)
         with self._exclusively():
             is_new = self._txns.last(query) < batch  # the same batch may have been committed while this one was decoded
             if is_new:
@@ -394,9 +394,9 @@ class JournalWriter:
 
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows without a batch. Raises as `commit`."""
-        self._publish_later(Outgoing(self._broker, rows), None)()
+        self._publish_later(OutgoingMessages(self._broker, rows), None)()
 
-    def _publish_later(self, outgoing: Outgoing, commit: _Commit | None) -> Callable[[], None]:
+    def _publish_later(self, outgoing: OutgoingMessages, commit: _Commit | None) -> Callable[[], None]:
         """Store the messages, and return a function that publishes them once the disk has them.
 
         It publishes after all messages that were stored before. So later commits don't overtake one that waits for a

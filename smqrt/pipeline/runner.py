@@ -413,7 +413,9 @@ def lag_seconds(
     def seconds(name: str, ends: dict[str, int]) -> float | None:
         try:
             known = {node: seq for node, seq in journal.end().items() if node in ends}
-            firsts = ResultRows(journal, known).first_others(ends) if ignores(name) else journal.after_gaps(ends, known)
+            firsts = (
+                ResultRows(journal, known).first_other_rows(ends) if ignores(name) else journal.after_gaps(ends, known)
+            )
             # A row that has not been written yet has no time of arrival.
             first_rows = (next(journal.rows({node: seq}, {node: seq + 1}), None) for node, seq in firsts.items())
             waiting_us = [row.ts_us for row in first_rows if row is not None]
@@ -439,7 +441,7 @@ def lag_rows(
 
     def rows(name: str, start: Offsets, end: Offsets) -> int | None:
         try:
-            return ResultRows(journal, end).others(start) if ignores(name) else journal.count(start, end)
+            return ResultRows(journal, end).count_other_rows(start) if ignores(name) else journal.count(start, end)
         except (SmqrtError, OSError):
             return None
 

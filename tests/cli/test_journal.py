@@ -169,7 +169,7 @@ def test_verify_finds_and_repairs(app: Path) -> None:
     result = smqrt("verify", app)
     assert result.exit_code == 1
     sentence = "4 bytes after its last batch belong to no batch"
-    remedy = "the hub cuts that off when it starts, or do it now with --repair"
+    remedy = "the hub cuts that off when it starts; --repair does it now"
     assert result.stderr.splitlines() == [f"{newest}: {sentence}; {remedy}.", "Error: 1 fault"]
     assert done("verify", app, "--repair").splitlines()[0] == "removed 4 bytes of an incomplete message"
     assert "no faults" in done("verify", app)

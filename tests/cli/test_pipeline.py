@@ -182,7 +182,7 @@ def test_status_names_long_silent_queries(smqrt: Callable[..., Result], app: Pat
     os.utime(journal / "readers" / "means.json", (time.time() - 90_000,) * 2)
     told = smqrt("status").output.splitlines()[-1]
     assert told.startswith("means has read nothing since ")
-    assert told.endswith(", and 20 messages wait for it in the journal; run it, or smqrt pipeline reset means")
+    assert told.endswith(", and 20 messages are unread in the journal; run it, or smqrt pipeline reset means")
     keep(app, replace(STATUS, name="other", state="running", pid=os.getpid(), ui="http://127.0.0.1:4040"))
     process.claim(app / ".pipelines" / "other")
     assert f"Spark UI of process {os.getpid()}: http://127.0.0.1:4040" in smqrt("status", "other").output

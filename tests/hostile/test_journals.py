@@ -16,7 +16,7 @@ from smqrt.journal.commit import MAX_COMMIT_ROWS, encode
 from smqrt.journal.committed import MAX_PARTS
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.readers import MAX_NODES
-from smqrt.journal.service import BODY_BYTES, MAX_TOPICS, TOKENS_FILE
+from smqrt.journal.service import MAX_BODY_BYTES, MAX_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.support.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_commits_of_many_rows(stranger: Stranger) -> None:
     with stranger.server.attack("journal: commits of the most rows, and of far too many") as attack:
         for _ in range(5):
             assert "200" in stranger.commit(row * MAX_COMMIT_ROWS, attack)
-            assert "413" in stranger.commit(row * (BODY_BYTES // len(row)), attack)
+            assert "413" in stranger.commit(row * (MAX_BODY_BYTES // len(row)), attack)
 
 
 def test_commits_of_many_topics(stranger: Stranger) -> None:
@@ -80,7 +80,7 @@ def test_commits_of_many_topics(stranger: Stranger) -> None:
 
 
 def test_commits_of_many_bytes(stranger: Stranger) -> None:
-    rows = [(b"t", None, bytes(65_000))] * (BODY_BYTES // 65_100)
+    rows = [(b"t", None, bytes(65_000))] * (MAX_BODY_BYTES // 65_100)
     with stranger.server.attack("journal: commits of the most bytes") as attack:
         for _ in range(5):
             assert "200" in stranger.commit(encode(rows), attack)

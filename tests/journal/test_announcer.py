@@ -257,12 +257,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
 def test_the_own_end_is_known_without_the_disk(
     served: Served, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcer, "OTHERS_S", 1000.0)
+    monkeypatch.setattr(announcer, "OTHER_ENDS_S", 1000.0)
     assert served.ends.now() == {"n1": 5, "n2": 7}
     served.own["n1"] = 6
     assert served.ends.now() == {"n1": 6, "n2": 7}
     assert reads == [{"n1": 5}]
-    monkeypatch.setattr(announcer, "OTHERS_S", 0.0)
+    monkeypatch.setattr(announcer, "OTHER_ENDS_S", 0.0)
     written.write(served.path, [[9]], node="n2", first=7)
     assert served.ends.now() == {"n1": 6, "n2": 9}
 
@@ -322,7 +322,7 @@ def test_an_error_ends_every_wait(served: Served, monkeypatch: pytest.MonkeyPatc
     def damaged(*_: object) -> None:
         raise JournalError("it can't be read.")
 
-    monkeypatch.setattr(announcer, "OTHERS_S", 0.0)
+    monkeypatch.setattr(announcer, "OTHER_ENDS_S", 0.0)
     waiting = [gevent.spawn(served.ends.after, {"n1": 5, "n2": 7}, 1000) for _ in range(2)]
     gevent.sleep(0.005)
     monkeypatch.setattr(Journal, "end", damaged)

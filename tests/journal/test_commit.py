@@ -283,7 +283,7 @@ def test_a_row_that_is_not_whole_is_refused() -> None:
         if size == len(body) // 2:
             decoder.finish()
         else:
-            with pytest.raises(ArgumentError, match=f"row {count + 1}: the body ends inside it"):
+            with pytest.raises(ArgumentError, match=f"row {count + 1}: the body ends within this row"):
                 decoder.finish()
 
 
@@ -306,7 +306,7 @@ def test_rows_are_split_at_exactly_the_limit() -> None:
     most: list[commits.OutRow] = [(b"t", None, b"")] * 4096
     assert commits.is_one_part(most)
     assert not commits.is_one_part([*most, most[0]])
-    assert (commits.PART_BYTES, commits.sort_key((b"t", None, b"x"))) == (1 << 20, (b"t", b"", b"x"))
+    assert (commits.MAX_PART_BYTES, commits.sort_key((b"t", None, b"x"))) == (1 << 20, (b"t", b"", b"x"))
 
 
 # ---- limits

@@ -21,9 +21,9 @@ def test_of_too_many_queries_the_longest_silent_are_removed(
 ) -> None:
     monkeypatch.setattr(committed, "MAX_QUERIES", 3)
     known = committed.CommittedBatches({"a": 1, "b": 2, "c": 3})
-    known.note("a", 2)
+    known.add("a", 2)
     for number, query in enumerate("de"):
-        known.note(query, number)
+        known.add(query, number)
     assert known.all() == {"a": 2, "d": 0, "e": 1}
     assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
     assert len(committed.CommittedBatches({str(query): 0 for query in range(9)})) == 3
@@ -49,7 +49,7 @@ def test_the_last_batch_of_each_query_is_known() -> None:
     known = committed.CommittedBatches({"a": 1})
     assert (known.last("a"), known.last("b")) == (1, -1)
     known.merge({"a": 0, "b": 4})
-    known.note("a", 2)
+    known.add("a", 2)
     assert known.all() == {"b": 4, "a": 2}
     assert list(known.all()) == ["b", "a"]
     assert (len(known), known.forgotten) == (2, 0)

@@ -118,7 +118,7 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
 
 
 def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_files, "MAX_GROUP_BYTES", 1 << 20)
     rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 16)) for seq in range(40)], batch=4, segment_rows=20)
     write(tmp_path, [row(40)])
     compact.compact(tmp_path, AT_ONCE)
@@ -297,7 +297,7 @@ def test_a_damaged_segment_stays_and_is_named(tmp_path: Path, part: str) -> None
 
 
 def test_a_folder_that_is_no_journal(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="is it the folder of a journal"):
+    with pytest.raises(JournalError, match="name the folder of a journal"):
         compact.compact(tmp_path / "nowhere")
 
 

@@ -95,14 +95,14 @@ def test_a_thousand_damages(damage: Damage, whole: tuple[bytes, bytes], memory: 
 
         found = recovery.recover(folder, schema)
         again = recovery.recover(folder, schema)
-        assert again == found._replace(removed_bytes=0, damages=again.damages), "a second time changes nothing"
-        assert set(again.damages) == {one for one in found.damages if "its beginning" not in one}
+        assert again == found._replace(removed_bytes=0, faults=again.faults), "a second time changes nothing"
+        assert set(again.faults) == {one for one in found.faults if "its beginning" not in one}
 
         kept, end = readable(memory), found.next_seq
         assert all(row == ROWS[seq] for seq, row in kept.items())
         named = {
             seq
-            for one in found.damages
+            for one in found.faults
             for first, last in NAMED.findall(one)
             for seq in range(int(first), int(last) + 1)
         }
@@ -132,8 +132,8 @@ def test_a_flip_loses_its_own_batch_only(whole: tuple[bytes, bytes], tmp_path: P
     found = recovery.recover(path.parent)
     assert (found.next_seq, found.removed_bytes) == (END, 0)
     assert list(readable(tmp_path)) == [*range(20), *range(31, END)]
-    [told] = found.damages
-    assert told.startswith(f"{path}: rows 20 to 30 are damaged, the rows after them are valid; ")
+    [told] = found.faults
+    assert told.startswith(f"{path}: rows 20 to 30 are damaged, but the rows after them are valid; ")
     [fault] = verify(tmp_path).faults
     assert "the batch with rows 20 to 30 at offset" in str(fault)
     assert not fault.torn
@@ -145,7 +145,7 @@ def test_a_hub_starts_with_a_damaged_journal_and_reports(
     damaged(whole, tmp_path / "wal/n1" / SEGMENT, index.parse_index(whole[1])[0].end - 20)
     smq = hub.create(journal=str(tmp_path))
     assert smq.journal.stats()["next_seq"] == END
-    assert "rows 0 to 6 are damaged, the rows after them are valid" in caplog.text
+    assert "rows 0 to 6 are damaged, but the rows after them are valid" in caplog.text
     smq.journal.close()
 
 

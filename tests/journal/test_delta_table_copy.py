@@ -89,7 +89,7 @@ def test_a_table_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="has rows of another journal with the same numbers"):
         delta_table.update_copy(other, str(place))
     deltalake.write_deltalake(tmp_path / "table", polars.DataFrame({"seq": [1]}))
-    with pytest.raises(JournalError, match="was not created from a journal: choose another place"):
+    with pytest.raises(JournalError, match="was not created from a journal: choose another location"):
         delta_table.update_copy(journal, str(tmp_path / "table"))
     with pytest.raises(ArgumentError, match="nor a URI that pyarrow can write to"):
         delta_table.update_copy(journal, "ftp://host/x")

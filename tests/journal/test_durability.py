@@ -325,5 +325,5 @@ def test_a_removal_that_fails_waits_for_its_next_time(
     (one.folder.parent.parent / "readers").mkdir()
     (one.folder.parent.parent / "readers" / "q.json").write_text("no")
     one.disk.start_retention()
-    wait_until(lambda: "has expired files that can't be removed" in caplog.text)
+    wait_until(lambda: "removal of expired files failed" in caplog.text)
     assert one.disk.join(5), "no job is left"

@@ -106,7 +106,7 @@ def test_what_a_failed_sync_was_about_is_written_anew(failing: Failing) -> None:
     forget(disk)
     disk.is_well()
     disk.until(lambda stats: not stats["unsynced_bytes"] and not stats["alarm"])
-    assert disk.served.output.count("can't be synced: [Errno 5] Input/output error") == 1
+    assert disk.served.output.count("sync failed: [Errno 5] Input/output error") == 1
     disk.served.wait_for("00.arrows: rows .* are lost: the disk failed")
     journal = Journal(disk.journal)
     assert [int(row.payload[:8]) for row in journal.rows({"n1": 0}, {"n1": 1})] == [0]

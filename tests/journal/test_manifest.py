@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, planning
-from smqrt.journal.manifest import EVERYTHING, PAGE_FILES, DataFile
+from smqrt.journal.manifest import EVERYTHING, MAX_PAGE_FILES, DataFile
 from smqrt.journal.reader import Journal
 
 
@@ -98,7 +98,7 @@ def test_random_changes(tmp_path: Path) -> None:
             changes.nodes["n1"] = end
         state = manifest.load(tmp_path)
         assert list(state.files("n1")) == files
-        assert all(0 < page.files <= PAGE_FILES for page in state.pages())
+        assert all(0 < page.files <= MAX_PAGE_FILES for page in state.pages())
         start = chance.randrange(end)
         stop = chance.randrange(start, end) + 1
         assert list(state.files("n1", start, stop)) == [
@@ -279,7 +279,7 @@ def test_the_very_first_row_is_among_all_files(tmp_path: Path) -> None:
 
 def test_sizes_of_pages_are_those_of_the_manual() -> None:
     """help: journal"""
-    assert (manifest.MAX_TOPICS, PAGE_FILES, manifest.PAGE_BYTES) == (64, 256, 512 * 1024)
+    assert (manifest.MAX_TOPICS, MAX_PAGE_FILES, manifest.MAX_PAGE_BYTES) == (64, 256, 512 * 1024)
     assert (manifest.VERSION, manifest.PAGE_GRACE_S, EVERYTHING) == (2, 120.0, 2**63)
 
 

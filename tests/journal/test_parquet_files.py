@@ -15,7 +15,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, parquet_files, tables
 from smqrt.journal.manifest import MAX_TOPICS, DataFile
-from smqrt.journal.parquet_files import HourFile, Unnamed, merge_files
+from smqrt.journal.parquet_files import FinishedFile, HourFile, merge_files
 from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.planning import WantedTopics
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
@@ -61,7 +61,7 @@ def hour_file(journal: Path, *batches: tuple[str, Any], typed: TypedColumn | Non
     return opened
 
 
-def named(journal: Path, written: Unnamed) -> DataFile:
+def named(journal: Path, written: FinishedFile) -> DataFile:
     written.path.rename(journal / written.file.path)
     return written.file
 
@@ -141,7 +141,7 @@ def test_a_file_that_was_written_again_replaces_the_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize("wrong", [[3, 4], [3, 5, 4], [4, 5, 6]])
 def test_a_file_with_other_rows_is_refused(tmp_path: Path, wrong: list[int]) -> None:
     opened = hour_file(tmp_path, ("hub", batch_of(rows(3, 6))))
-    with pytest.raises(JournalError, match="has other rows than its source; nothing is changed"):
+    with pytest.raises(JournalError, match="doesn't have the rows of its source; nothing is changed"):
         opened.close(lambda source, target: pq.write_table(pa.table({"seq": wrong}), target))
 
 

@@ -179,7 +179,7 @@ def test_a_damaged_reservation_gives_no_number_again(tmp_path: Path) -> None:
         (tmp_path / "wal/n1/numbers.json").write_bytes(text)
         found = recovery.recover(tmp_path / "wal/n1")
         assert found.next_seq >= segment.MAX_LOST_ROWS
-        assert "numbers.json is damaged" in found.damages[0]
+        assert "numbers.json is damaged" in found.faults[0]
         assert "numbers.json: is damaged" in str(verify(tmp_path).faults[0])
     NumberReserve(tmp_path / "wal/n1", found.next_seq)
     assert verify(tmp_path).faults == []
@@ -333,7 +333,7 @@ def test_gaps_stay_known(tmp_path: Path) -> None:
     """Of the many crashes of a node those of the newest, also when a hub ends in order; older hubs note none."""
     for crash in range(300):
         NumberReserve(tmp_path, STEP * (crash + 1), STEP * crash + 5)
-    NumberReserve(tmp_path, STEP * 300 + 7).settle(STEP * 300 + 9)
+    NumberReserve(tmp_path, STEP * 300 + 7).release(STEP * 300 + 9)
     found = segment.gaps(tmp_path)
     assert len(found) == segment.MAX_GAPS
     assert found[-1] == (STEP * 299 + 5, STEP * 300)

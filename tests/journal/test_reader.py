@@ -109,7 +109,7 @@ def test_rows_that_have_expired(tmp_path: Path) -> None:
         path.unlink()
         path.with_suffix(".idx").unlink()
     assert journal.begin() == {"n1": 20}
-    with pytest.raises(JournalError, match=r"Rows 10 to 19 of node n1 are missing from .*; keep more .*\.retain"):
+    with pytest.raises(JournalError, match=r"Rows 10 to 19 of node n1 are missing from .*; increase journal\.retain"):
         read(journal, plan[1:])
     assert read(journal, plan[2:]) == written.rows(20, 30)
 

@@ -57,9 +57,9 @@ def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
         first = chance.randint(0, min(last, at))
         wanted = [seq for seq in messages if first <= seq < last]
         found = ResultRows(journal, {"n1": last})
-        assert found.others({"n1": last - 1}) == sum(seq == last - 1 for seq in messages)
-        assert found.others({"n1": first}) == len(wanted), "also when an earlier row is asked for later"
-        assert found.first_others({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
+        assert found.count_other_rows({"n1": last - 1}) == sum(seq == last - 1 for seq in messages)
+        assert found.count_other_rows({"n1": first}) == len(wanted), "also when an earlier row is asked for later"
+        assert found.first_other_rows({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
 
 
 def test_rows_excluded_by_the_index_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,16 @@ def test_rows_excluded_by_the_index_are_not_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(readers, "MAX_READ", 0)
     monkeypatch.setattr(Journal, "tables", None)
     journal = Journal(tmp_path)
-    assert ResultRows(journal, {"n1": 10_000}, 0).others({"n1": 3}) == 0
-    assert ResultRows(journal, {"n1": 10_020}, 0).others({"n1": 3}) == 20
+    assert ResultRows(journal, {"n1": 10_000}, 0).count_other_rows({"n1": 3}) == 0
+    assert ResultRows(journal, {"n1": 10_020}, 0).count_other_rows({"n1": 3}) == 20
 
 
 def test_of_many_rows_without_an_index_all_count(tmp_path: Path) -> None:
     write(tmp_path, "rrr", rows=100, told=False)
     end = {"n1": 300}
-    assert ResultRows(Journal(tmp_path), end, 300).others({}) == 0
-    assert ResultRows(Journal(tmp_path), end, 299).others({}) == 300
-    assert ResultRows(Journal(tmp_path), end, 299).first_others({}) == {"n1": 299}, "as far as it was read"
+    assert ResultRows(Journal(tmp_path), end, 300).count_other_rows({}) == 0
+    assert ResultRows(Journal(tmp_path), end, 299).count_other_rows({}) == 300
+    assert ResultRows(Journal(tmp_path), end, 299).first_other_rows({}) == {"n1": 299}, "as far as it was read"
 
 
 def test_compacted_rows(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_compacted_rows(tmp_path: Path) -> None:
     written.to_parquet(tmp_path, [25, 40])
     written.drop_compacted(tmp_path)
     found = ResultRows(Journal(tmp_path), {"n1": 60})
-    assert found.others({"n1": 0}) == len(messages)
-    assert found.first_others({"n1": 31}) == {"n1": 50}
+    assert found.count_other_rows({"n1": 0}) == len(messages)
+    assert found.first_other_rows({"n1": 31}) == {"n1": 50}
 
 
 def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:
     opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
     written.append(opened, written.rows(0, 4), 128)
     opened.close()
-    assert ResultRows(Journal(tmp_path), {"n1": 4}).others({}) == 4
+    assert ResultRows(Journal(tmp_path), {"n1": 4}).count_other_rows({}) == 4
 
 
 # ---- reports, and readers without reports
@@ -162,8 +162,8 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
     [told] = watch.check(time.time_ns() // 1000)
     assert told.startswith("the pipeline forgotten has read nothing since 2")
-    assert ", and 300 messages wait for it: they are kept until 2" in told
-    assert told.endswith("run it, or smqrt pipeline reset forgotten")
+    assert ", and 300 messages are unread: they are kept until 2" in told
+    assert told.endswith("run it, or run `smqrt pipeline reset forgotten`")
     assert (watch.check(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
     silent(journal, "forgotten", 8)
     [told] = watch.check(time.time_ns() // 1000)
@@ -213,7 +213,7 @@ def test_a_reader_with_a_backlog_is_stale_after_a_day() -> None:
     assert readers.stale_clause(reader, 1234, written.START_US + day_us) == ""
     assert readers.stale_clause(reader, 0, written.START_US + day_us + 1) == ""
     assert readers.stale_clause(reader, 1234, written.START_US + day_us + 1) == (
-        "has read nothing since 2025-11-21T14:00:00.000000Z, and 1,234 messages wait for it"
+        "has read nothing since 2025-11-21T14:00:00.000000Z, and 1,234 messages are unread"
     )
 
 

@@ -279,7 +279,7 @@ def test_a_damaged_batch_stays_between_valid_ones(whole: tuple[bytes, bytes], tm
     assert [one[:4] for one in found.entries] == [one[:4] for one in entries]
     recovered = recovery.recover(folder)
     assert (recovered.next_seq, recovered.end, recovered.removed_bytes) == (BATCHES[-1], BATCHES[-1], 0)
-    [sentence] = recovered.damages
+    [sentence] = recovered.faults
     assert f"rows {entries[3].first_seq} to {entries[3].next_seq - 1} are damaged" in sentence
     assert (folder / SEGMENT).read_bytes() == data
 
@@ -322,13 +322,13 @@ def test_a_beginning_that_is_nearly_right_is_known(tmp_path: Path) -> None:
 
 def test_a_lost_reservation_skips_far_ahead(tmp_path: Path) -> None:
     written.write(tmp_path, [[5]])
-    (tmp_path / "wal/n1" / segment.FILE).write_text("x")
+    (tmp_path / "wal/n1" / segment.NUMBERS_FILE).write_text("x")
     found = recovery.recover(tmp_path / "wal/n1")
     assert (found.next_seq, found.end) == (segment.next_step(5 + segment.MAX_LOST_ROWS), 5)
-    assert len(found.damages) == 1
-    (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 5}')
+    assert len(found.faults) == 1
+    (tmp_path / "wal/n1" / segment.NUMBERS_FILE).write_text('{"below": 5}')
     assert recovery.recover(tmp_path / "wal/n1").next_seq == 5
-    (tmp_path / "wal/n1" / segment.FILE).write_text('{"below": 6}')
+    (tmp_path / "wal/n1" / segment.NUMBERS_FILE).write_text('{"below": 6}')
     assert recovery.recover(tmp_path / "wal/n1").next_seq == segment.STEP
 
 

@@ -308,11 +308,11 @@ def test_a_commit_to_another_service(answer: bytes) -> None:
 
 @pytest.mark.parametrize("head", ["Content-Length: 9999999999", "Connection: close"])
 def test_an_answer_without_end(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "ANSWER_BYTES", 1000)
+    monkeypatch.setattr(remote, "MAX_RESPONSE_BYTES", 1000)
     answer = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + bytes(5000)
     with (
         ScriptedHttp([[answer]]) as server,
-        pytest.raises(JournalError, match="/x/end: the answer has more than 1000 bytes"),
+        pytest.raises(JournalError, match="/x/end: the response has more than 1000 bytes"),
     ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 

@@ -217,7 +217,7 @@ def failing(fd: int) -> None:
 
 
 def write_numbers(folder: Path, text: str) -> Path:
-    (folder / segment.FILE).write_text(text)
+    (folder / segment.NUMBERS_FILE).write_text(text)
     return folder
 
 
@@ -277,7 +277,7 @@ def test_a_reservation_is_extended_when_half_of_it_is_used(tmp_path: Path) -> No
     assert segment.reserved(folder) == reserve.below
     reserve.extend(5)
     assert segment.reserved(folder) == reserve.below >= before
-    reserve.settle(77)
+    reserve.release(77)
     assert segment.reserved(folder) == 77
     reserve.repeat()
     assert segment.reserved(folder) == reserve.below
@@ -350,11 +350,11 @@ def test_ranges_of_results_are_joined() -> None:
 )
 def test_a_batch_that_does_not_follow_is_damage(wrong: segment.BatchEntry) -> None:
     right = entry(5, 1, 108)
-    segment.check([entry(0, 5, 8), right], "x.arrows")
+    segment.check_index([entry(0, 5, 8), right], "x.arrows")
     with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 192: "):
-        segment.check([entry(0, 5, 8), wrong], "a/x.arrows", 128)
+        segment.check_index([entry(0, 5, 8), wrong], "a/x.arrows", 128)
     with pytest.raises(JournalError, match=r"^a/x\.idx is damaged at offset 64: "):
-        segment.check([entry(0, 5, 8), wrong], "a/x.idx")
+        segment.check_index([entry(0, 5, 8), wrong], "a/x.idx")
 
 
 def test_names_of_segments_are_numbers(tmp_path: Path) -> None:
@@ -410,17 +410,17 @@ def test_what_is_not_synced_is_counted(tmp_path: Path) -> None:
 def test_removed_files_are_restored_from_the_open_ones(tmp_path: Path) -> None:
     opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
     written.append(opened, written.rows(0, 5))
-    assert opened.is_there()
+    assert opened.is_present()
     for path in (opened.path, opened.path.with_suffix(".idx")):
         content = path.read_bytes()
         path.unlink()
-        assert not opened.is_there()
+        assert not opened.is_present()
         opened.restore()
-        assert opened.is_there()
+        assert opened.is_present()
         assert path.read_bytes() == content
     opened.path.rename(tmp_path / "moved")
     opened.path.touch()
-    assert not opened.is_there(), "another file is at its path"
+    assert not opened.is_present(), "another file is at its path"
     opened.restore()
     written.append(opened, written.rows(5, 9))
     opened.sync()

@@ -118,7 +118,7 @@ def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
 
 
 def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcer, "OTHERS_S", 0.0)
+    monkeypatch.setattr(announcer, "OTHER_ENDS_S", 0.0)
     assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7}}
     (shelf.wal / f"{7:020d}.arrows").touch()
     compacted = {"version": 1, "nodes": {"n2": {"compacted_through": 5}, "n3": {"compacted_through": 9}}, "files": []}
@@ -269,8 +269,8 @@ def test_the_clients_of_pipelines(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (record(b"t", b"x")[:-1], "row 1: the body ends inside it; send whole rows"),
-        (record(b"t", b"x") + b"\0", "row 2: the body ends inside it"),
+        (record(b"t", b"x")[:-1], "row 1: the body ends within this row; send complete rows"),
+        (record(b"t", b"x") + b"\0", "row 2: the body ends within this row"),
         (record(b"t", b"x") + record(b"", b"x"), "row 2: the topic is empty; every row needs one."),
         (
             record(b"t", b"x" * 65521),
@@ -462,7 +462,7 @@ def test_other_hubs_of_the_folder_are_looked_at_again(shelf: Shelf, monkeypatch:
 
 
 def test_the_end_is_answered_from_memory(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcer, "OTHERS_S", 1000.0)
+    monkeypatch.setattr(announcer, "OTHER_ENDS_S", 1000.0)
     shelf.ask("main/end")
     monkeypatch.setattr(Journal, "end", None)
     shelf.smq.publish("t", b"1")

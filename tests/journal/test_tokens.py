@@ -139,9 +139,9 @@ def test_a_damaged_token_is_reported_once(shelf: Shelf, caplog: Any) -> None:
         (f"a {READER} reads", "line 1: 'a' must be followed by 'read', 'write' or 'read write'"),
         (f"a {READER} write a/#/b", "line 1: topics: 'a/#/b' has a '#' inside"),
         (f"a {READER} write" + " t" * 33, "line 1: 'a' has more than 32 topics: use wildcards"),
-        (f"a {READER} read\nb {READER} read", "the name 'b' or its token occurs twice."),
-        (f"a {READER} read\na {WRITER} read", "the name 'a' or its token occurs twice."),
-        ("#" * (service.MAX_BYTES + 1), "has more than 65536 bytes."),
+        (f"a {READER} read\nb {READER} read", "line 2: the name 'b' or its token occurs twice; each line"),
+        (f"a {READER} read\na {WRITER} read", "line 2: the name 'a' or its token occurs twice; each line"),
+        ("#" * (service.MAX_TOKENS_BYTES + 1), "has more than 65536 bytes; remove unused tokens."),
         ("ü", "can't be read: "),
     ],
 )
@@ -161,7 +161,7 @@ def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(service, "MAX_QUERIES", 2)
     grant = Grant("a")
     assert [grant.stored_name("q"), grant.stored_name("r"), grant.stored_name("q")] == ["q@a", "r@a", "q@a"]
-    with pytest.raises(ArgumentError, match="the token 'a' has created 2 query names already"):
+    with pytest.raises(ArgumentError, match="the token 'a' has created 2 query names;"):
         grant.stored_name("s")
     assert Grant().stored_name("any") == "any"
 

@@ -91,7 +91,7 @@ def test_what_is_said_of_a_segment(segments: list[Path], tmp_path: Path) -> None
 def test_a_segment_that_is_missing(segments: list[Path], tmp_path: Path) -> None:
     segments[1].unlink()
     assert [one.partition(": ")[2] for one in faults(tmp_path)] == [
-        "begins with 2000, 00000000000000000000.arrows ends at 1000: rows are missing; "
+        "begins with 2000, but 00000000000000000000.arrows ends at 1000: rows are missing; "
         "restore it from a backup, or continue after it (--from, startingOffsets).",
         "is the index of a segment that is missing; "
         "restore it from a backup, or continue after it (--from, startingOffsets).",
@@ -186,12 +186,12 @@ def test_other_rows_than_the_manifest_says(journal: Path, file: Path) -> None:
     text = written.as_version_1(journal)
     text["files"][0] |= {"bytes": file.stat().st_size, "crc32": None}
     (journal / "manifest.json").write_text(json.dumps(text))
-    assert "has 999 rows, 1000 from 0 to 999 in the manifest" in faults(journal)[0]
+    assert "has 999 rows, but 1000 from 0 to 999 in the manifest" in faults(journal)[0]
     shifted = table.set_column(1, table.schema.field("seq"), pa.array(range(1, 1001), pa.int64()))
     pq.write_table(shifted, file)
     text["files"][0] |= {"bytes": file.stat().st_size, "crc32": None}
     (journal / "manifest.json").write_text(json.dumps(text))
-    assert "has rows 1 to 1000, 0 to 999 in the manifest" in faults(journal)[0]
+    assert "has rows 1 to 1000, but 0 to 999 in the manifest" in faults(journal)[0]
 
 
 def test_gaps_between_files(journal: Path) -> None:
@@ -202,7 +202,7 @@ def test_gaps_between_files(journal: Path) -> None:
     assert any("is left over from an interrupted compaction" in one for one in found)
     text["nodes"]["n1"]["compacted_through"] = 1900
     (journal / "manifest.json").write_text(json.dumps(text))
-    assert any("says that rows below 1900 are compacted" in one for one in faults(journal))
+    assert any("lists the rows below 1900 as compacted" in one for one in faults(journal))
 
 
 def test_rows_between_files_and_segments(journal: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_gap_after_compacted_files_is_no_fault(tmp_path: Path, missing: int) -
     assert faults(tmp_path) == []
     with manifest.edit(tmp_path) as state:
         state.nodes["n1"] = end + 1
-    assert any(f"says that rows below {end + 1} are compacted" in one for one in faults(tmp_path))
+    assert any(f"lists the rows below {end + 1} as compacted" in one for one in faults(tmp_path))
 
 
 def test_a_batch_that_is_not_whole_is_described(segments: list[Path], tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ def test_a_file_in_two_places_is_a_fault(journal: Path) -> None:
 
 
 def test_a_damaged_reservation_is_a_fault(segments: list[Path], tmp_path: Path) -> None:
-    (segments[0].parent / segment.FILE).write_text("x")
+    (segments[0].parent / segment.NUMBERS_FILE).write_text("x")
     (fault,) = faults(tmp_path)
-    assert fault.startswith(f"{segments[0].parent / segment.FILE}: is damaged")
+    assert fault.startswith(f"{segments[0].parent / segment.NUMBERS_FILE}: is damaged")
 
 
 def test_a_damaged_manifest_is_told_with_its_remedy(journal: Path) -> None:

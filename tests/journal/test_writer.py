@@ -505,7 +505,7 @@ def test_publishers_wait_when_a_slow_disk_is_behind(
             sender.publish(tid, b"%03d" % count)
             count += 1
             gevent.sleep(0.01)
-        with pytest.raises(JournalError, match="0 MiB wait for the disk"):
+        with pytest.raises(JournalError, match="0 MiB are not synced"):
             journal.commit("q", 0, [(b"results", None, b"one")])
         go.set()
         wait_until(lambda: journal.stats()["rows"] == count, "all rows", 20)
@@ -524,11 +524,11 @@ def test_what_fails_in_a_thread_is_one_line(
         patched.setattr(os, "fdatasync", broken)
         site = record({"sync": "10ms"})
         site.smq.publish("x", "t")
-        wait_until(lambda: "can't be synced: [Errno 5] Input/output error" in caplog.text, "a line")
+        wait_until(lambda: "sync failed: [Errno 5] Input/output error" in caplog.text, "a line")
     readers = site.smq.journal.path / "readers"
     readers.mkdir()
     (readers / "q.json").write_text("no")
-    wait_until(lambda: "expired files that can't be removed" in caplog.text, "a line")
+    wait_until(lambda: "removal of expired files failed" in caplog.text, "a line")
     (readers / "q.json").unlink()
     assert "Traceback" not in caplog.text + capfd.readouterr().err
 
