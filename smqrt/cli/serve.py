@@ -37,7 +37,7 @@ from smqrt.server.configuration import acme_files, check_certificate, check_star
 from smqrt.server.listeners import lacks_certificate
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
-from smqrt.server.supervisor import Supervisor, shared
+from smqrt.server.supervisor import Supervisor, worker_settings
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.option_types import flag
 from smqrt.settings.server_settings import FILE_NAME, Settings, table
@@ -194,7 +194,7 @@ def _serve(
     configuration = settings_sources.read()
     if conf and configuration.places.get(("port",), settings_sources.fallback_place) != settings_sources.fallback_place:
         conf = replace(conf, plain_http=True)  # another source than mako.conf sets the port
-    settings = shared(_with_certificate(configuration.settings), worker_place())
+    settings = worker_settings(_with_certificate(configuration.settings), worker_place())
     output_loss = _guard_outputs()
     server_log = ServerLog(settings.log, worker_place().label)
     report = worker.report if worker else server_log.report(lambda line: click.echo(printable(line)))
@@ -219,8 +219,8 @@ def _serve(
         old_process = _old_process(settings.restart.socket if take_over and worker is None else None)
         pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
         server = Server(settings, words, report, pipelines, conf, old_process, worker)
-        initial = shared(configuration.settings, worker_place())
-        server.live.read_with(lambda: shared(settings_sources.read().settings, worker_place()), initial)
+        initial = worker_settings(configuration.settings, worker_place())
+        server.live.read_with(lambda: worker_settings(settings_sources.read().settings, worker_place()), initial)
         server.live.watch(("log",), lambda changed: server_log.apply(changed.log))
         run, stop = partial(server.run, specs), server.ask_to_stop
     if worker is None:

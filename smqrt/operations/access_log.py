@@ -62,10 +62,10 @@ class AccessLog:
         self.path, self._as_json = path, as_json
         self._file = self._open()
         self._lines: deque[str] = deque()
-        self._discarded, self._is_torn = 0, False
-        self._more, self._closed = Event(), False
+        self._discarded, self._is_incomplete = 0, False
+        self._has_queued, self._closed = Event(), False
         self._threads = DiskThreads("of the access log")
-        self._writer = gevent.spawn(self._work)
+        self._writer = gevent.spawn(self._write_loop)
         close_log.observers.append(self.connection_closed)
 
     def began(self, request: Request) -> None:
@@ -114,7 +114,7 @@ class AccessLog:
             LINES.refused("a line of the access log")
             return
         self._lines.append(self._line(iso(time()), fields))
-        self._more.set()
+        self._has_queued.set()
 
     def _line(self, at: str, fields: dict[str, object]) -> str:
         if self._as_json:
@@ -144,10 +144,10 @@ class AccessLog:
             return sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
-    def _work(self) -> None:
+    def _write_loop(self) -> None:
         while not self._closed or self._lines:
-            self._more.wait()
-            self._more.clear()
+            self._has_queued.wait()
+            self._has_queued.clear()
             if not self._closed:
                 gevent.sleep(COLLECT_S)
             while self._lines:
@@ -158,14 +158,14 @@ class AccessLog:
                 data = "".join(lines).encode("utf-8", "backslashreplace")
                 error: Exception | None
                 try:
-                    written, error = self._threads.call(_write_lines, self._file, data, self._is_torn)
+                    written, error = self._threads.call(_write_lines, self._file, data, self._is_incomplete)
                     if written > 0:
-                        self._is_torn = not data[:written].endswith(b"\n")
+                        self._is_incomplete = not data[:written].endswith(b"\n")
                 except (OSError, TimeoutError) as failed:
                     written, error = 0, failed
                 if error is not None:
                     lost = data[max(0, written) :].count(b"\n")
-                    # The line about discarded lines was also lost. It does not count itself; its number counts again.
+                    # If the line about discarded lines was lost, its number counts again, but not the line itself.
                     self._discarded += lost - bool(discarded) + discarded
                     LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
 
@@ -175,7 +175,7 @@ class AccessLog:
             return
         self._closed = True
         close_log.observers.remove(self.connection_closed)
-        self._more.set()
+        self._has_queued.set()
         self._writer.join(CLOSE_S)
         if not self._writer.ready():
             log.error("access log %s: %d lines could not be written before the shutdown", self.path, len(self._lines))
@@ -184,18 +184,18 @@ class AccessLog:
             os.close(self._file)
 
 
-def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
+def _write_lines(file: int, data: bytes, is_incomplete: bool) -> tuple[int, OSError | None]:
     """Append lines. After an incomplete line, caused by a full disk, start a new line first.
 
     Args:
         file: the file descriptor; other processes may append to the same file.
         data: the lines.
-        is_torn: whether the last write of this process was incomplete; used when the file can't be read.
+        is_incomplete: whether the last write of this process was incomplete; used when the file can't be read.
 
     Returns:
         The number of bytes of `data` that were written, and the error, if any.
     """
-    head = b"\n" if _ends_incomplete(file, is_torn) else b""
+    head = b"\n" if _ends_incomplete(file, is_incomplete) else b""
     view, written = memoryview(head + data), 0
     try:
         while written < len(view):
@@ -205,7 +205,7 @@ def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | 
     return len(data), None
 
 
-def _ends_incomplete(file: int, is_torn: bool) -> bool:
+def _ends_incomplete(file: int, is_incomplete: bool) -> bool:
     try:
         size = os.fstat(file).st_size if stat.S_ISREG(os.fstat(file).st_mode) else 0
         if not size:
@@ -213,7 +213,7 @@ def _ends_incomplete(file: int, is_torn: bool) -> bool:
         # `file` is opened for writing only.
         readable = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return is_torn
+        return is_incomplete
     try:
         return os.pread(readable, 1, size - 1) not in (b"\n", b"")
     finally:

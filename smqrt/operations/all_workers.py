@@ -31,12 +31,12 @@ Response = tuple[int, Answer]
 """Status and answer."""
 
 
-def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Answer:
+def handle(parts: Parts, segments: Sequence[str], arguments: Arguments, body: Body | None = None) -> Answer:
     """Return the answer of this process.
 
     Args:
         parts: the parts of this process.
-        words: the path below `/api/v1/`, split at slashes.
+        segments: the path below `/api/v1/`, split at slashes.
         arguments: the query of the URL.
         body: the body of a POST; None for a GET.
 
@@ -44,7 +44,7 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
         ArgumentError, ClosedError, HttpError: the address is unknown, or an argument is invalid.
     """
     if body is None:
-        match words:
+        match segments:
             case [] | [""]:
                 return {"paths": [f"/api/v1/{name}" for name in [*PLAIN, *PAGED]]}
             case [name] if name in PLAIN:
@@ -62,7 +62,7 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
                 return snapshots.subscriptions(name, limit_of(arguments))
         # `smqrt.cli.admin`, perhaps of another version, matches this text and the one below.
         raise HttpError(404, "There is no such address; /api/v1/ lists them.")
-    match words:
+    match segments:
         case ["peers", name, "disconnect"]:
             return disconnect(parts, name, body)
         case ["apps", name, "restart"]:
@@ -107,7 +107,7 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
     if text is not None and (not isinstance(text, str) or len(text.encode()) > MAX_NAME_BYTES):
         raise ArgumentError(f"text: a string of at most {MAX_NAME_BYTES} bytes is needed")
     session = snapshots.session_of(name)
-    log.info("disconnect of the client %s by an operator", name)
+    log.info("client %s: disconnect requested by an operator", name)
     session.disconnect(CloseReason.SHUTDOWN, text.encode() if isinstance(text, str) else None, "by an operator")
     return {"id": name, "disconnected": True}
 
@@ -125,7 +125,7 @@ def restart(parts: Parts, name: str) -> snapshots.Snapshot:
     application = snapshots.app_named(parts, name)
     if application.changing:
         raise ArgumentError(f"name: the application {application.uri} is already starting or stopping; try again")
-    log.info("restart of the application %s by an operator", application.uri)
+    log.info("application %s: restart requested by an operator", application.uri)
     parts.restart(application)
     return {
         "name": application.name,
@@ -303,7 +303,7 @@ def limits(answers: Answers, arguments: Arguments) -> object:
 
 
 def peers(answers: Answers, arguments: Arguments) -> object:
-    """Return a page of the clients of all workers. Their order is total, because hub numbers contain the worker."""
+    """Return a page of the clients of all workers. Hub numbers contain the worker, so no two keys are equal."""
     sort = arguments.get("sort", "")
     keys: dict[str, Callable[[Any], Any]] = {
         "": lambda row: (-row["hub"], -row["etid"]),
@@ -430,20 +430,20 @@ class AllWorkers:
     def __init__(self, parts: Parts, worker_rpc: WorkerRpc | None = None) -> None:
         self.parts, self._worker_rpc = parts, worker_rpc
 
-    def answer(self, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Response:
+    def answer(self, segments: Sequence[str], arguments: Arguments, body: Body | None = None) -> Response:
         """Return status and answer. Blocks. The arguments and errors are those of `handle`."""
         if body is None:
-            query = words, arguments
+            query = segments, arguments
             found, _ = self._ask([query])
             return self._merged(query, found[0])
-        question: Message = {"do": "act", "words": words, "body": body}
-        number = _worker_of(words, {})
+        question: Message = {"do": "act", "words": segments, "body": body}
+        number = _worker_of(segments, {})
         if self._worker_rpc is not None and number in self._worker_rpc.others:
             reply = self._worker_rpc.ask(number, question)
             if reply is None:
                 raise HttpError(503, f"Worker {number} does not answer.", headers={"Retry-After": "1"})
             return reply["status"], reply["answer"]
-        own = response_of(lambda: handle(self.parts, words, {}, body))
+        own = response_of(lambda: handle(self.parts, segments, {}, body))
         if self._worker_rpc is None or own[0] != 200 or number is not None:
             return own
         # One worker after the other, so that a restarting application stays available in the others.
@@ -453,10 +453,10 @@ class AllWorkers:
                 return reply["status"], reply["answer"]
         return own
 
-    def get(self, *words: str, **arguments: str) -> Any:
+    def get(self, *segments: str, **arguments: str) -> Any:
         """Return the answer for a path below `/api/v1/`. Blocks. Raises ArgumentError for all errors."""
         try:
-            status, answer = self.answer(words, arguments)
+            status, answer = self.answer(segments, arguments)
         except HttpError as error:
             raise ArgumentError(error.detail) from None
         if status != 200:
@@ -466,7 +466,7 @@ class AllWorkers:
     def get_many(self, queries: Sequence[Query]) -> Results:
         """Return the answers to several queries, with one request to each worker. Blocks."""
         found, cost_s = self._ask(queries)
-        begun_s = thread_time()
+        began_s = thread_time()
         answers: list[Any] = []
         for query, responses in zip(queries, found, strict=True):
             try:
@@ -474,7 +474,7 @@ class AllWorkers:
             except HttpError:
                 status, answer = 503, None
             answers.append(answer if status == 200 else None)
-        return Results(answers, cost_s + thread_time() - begun_s)
+        return Results(answers, cost_s + thread_time() - began_s)
 
     def metrics(self) -> Iterator[bytes]:
         """Yield the metrics of all workers in the text format of Prometheus."""
@@ -503,7 +503,7 @@ class AllWorkers:
         return own if own and number is not None else self._worker_rpc.events(self._worker_rpc.others, question, own)
 
     def listen(self, hub: int, topics: Sequence[str | int]) -> TopicListener:
-        """Subscribe to topics of a hub of any worker until the result is closed. Raises as `LocalTopicListener`."""
+        """Subscribe to topics of a hub of any worker until the result is closed. Errors: see `LocalTopicListener`."""
         number = worker_of_hub(hub)
         if self._worker_rpc is not None and number in self._worker_rpc.others:
             return RemoteTopicListener(self._worker_rpc, number, hub, topics)
@@ -514,12 +514,12 @@ class AllWorkers:
         numbers = [0, *(self._worker_rpc.others if self._worker_rpc else [])]
         # The indexes of the queries by worker: all queries for a worker are sent as one request.
         indexes: dict[int, list[int]] = {number: [] for number in numbers}
-        for index, (words, arguments) in enumerate(queries):
-            owner = _worker_of(words, arguments)
+        for index, (segments, arguments) in enumerate(queries):
+            owner = _worker_of(segments, arguments)
             if owner in numbers:
                 indexes[owner].append(index)
                 continue
-            for number in numbers if owner is None and _is_for_all(words) else [0]:
+            for number in numbers if owner is None and _is_for_all(segments) else [0]:
                 indexes[number].append(index)
         own, cost_s = _own_responses(self.parts, [queries[index] for index in indexes[0]])
         replies: dict[int, tuple[list[Response], float]] = {0: (own, cost_s)}
@@ -538,21 +538,21 @@ class AllWorkers:
         return found, max(cost_s for _, cost_s in replies.values())
 
     def _merged(self, query: Query, responses: dict[int, Response]) -> Response:
-        words, arguments = query
-        owner = _worker_of(words, arguments)
+        segments, arguments = query
+        owner = _worker_of(segments, arguments)
         if self._worker_rpc is not None and owner in self._worker_rpc.others and owner not in responses:
             raise HttpError(503, f"Worker {owner} does not answer.", headers={"Retry-After": "1"})
-        if self._worker_rpc is None or owner is not None or not _is_for_all(words):
+        if self._worker_rpc is None or owner is not None or not _is_for_all(segments):
             return next(iter(responses.values()))
         if responses[0][0] != 200:
             return responses[0]
         answers = {number: answer for number, (status, answer) in responses.items() if status == 200}
-        return 200, MERGES[words[0]](answers, arguments)
+        return 200, MERGES[segments[0]](answers, arguments)
 
 
-def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
+def _worker_of(segments: Sequence[str], arguments: Arguments) -> int | None:
     """Return the number of the worker that has the object of a query; None for other queries."""
-    match words:
+    match segments:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
         case ["peers"] | ["topics"]:
@@ -563,16 +563,16 @@ def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
     return worker_of_hub(int(number)) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 
-def _is_for_all(words: Sequence[str]) -> bool:
+def _is_for_all(segments: Sequence[str]) -> bool:
     """Whether the answers of all workers are merged. Other paths are answered by one worker."""
-    return len(words) == 1 and words[0] in MERGES
+    return len(segments) == 1 and segments[0] in MERGES
 
 
 def _own_responses(parts: Parts, queries: Sequence[Query]) -> tuple[list[Response], float]:
     """Return the responses of this process, and their CPU time in seconds."""
-    begun_s = thread_time()
-    found = [response_of(partial(handle, parts, words, arguments)) for words, arguments in queries]
-    return found, thread_time() - begun_s
+    began_s = thread_time()
+    found = [response_of(partial(handle, parts, segments, arguments)) for segments, arguments in queries]
+    return found, thread_time() - began_s
 
 
 # ---- Answers to another worker

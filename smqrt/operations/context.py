@@ -80,7 +80,7 @@ def _boot_time_s() -> float:
 # ---- Event loop delay
 
 TICK_S = 0.05
-"""20 wake-ups a second cost 0.05 % of a core. Every turn of the loop that is longer than this is measured."""
+"""The interval of measurements, which cost 0.05 % of a core. All longer turns of the loop are measured."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MINUTE_S = 60
 
@@ -99,19 +99,19 @@ class LoopLag:
         self.last_s = self.total_s = 0.0
         self.count = 0
         self.buckets = [0] * (len(BUCKETS_S) + 1)
-        self._worst: deque[tuple[int, float]] = deque(maxlen=_MINUTE_S)
+        self._maxima: deque[tuple[int, float]] = deque(maxlen=_MINUTE_S)
         self._timer: Any = None
         self._due_s = 0.0
 
     @property
-    def worst_s(self) -> float:
+    def max_s(self) -> float:
         """The maximum delay of the last minute."""
-        return self.worst_of(_MINUTE_S)
+        return self.max_of(_MINUTE_S)
 
-    def worst_of(self, seconds: int) -> float:
+    def max_of(self, seconds: int) -> float:
         """Return the maximum delay of the last `seconds`, at most 60, in seconds."""
         since = int(monotonic()) - seconds
-        return max((late_s for second, late_s in self._worst if second >= since), default=0.0)
+        return max((late_s for second, late_s in self._maxima if second >= since), default=0.0)
 
     def start(self) -> None:
         """Start measuring."""
@@ -136,10 +136,10 @@ class LoopLag:
         self.count += 1
         self.buckets[next((at for at, max_s in enumerate(BUCKETS_S) if late_s <= max_s), len(BUCKETS_S))] += 1
         second = int(now_s)
-        if self._worst and self._worst[-1][0] == second:
-            self._worst[-1] = (second, max(self._worst[-1][1], late_s))
+        if self._maxima and self._maxima[-1][0] == second:
+            self._maxima[-1] = (second, max(self._maxima[-1][1], late_s))
         else:
-            self._worst.append((second, late_s))
+            self._maxima.append((second, late_s))
 
 
 PHASES = ("loading", "serving", "draining")
@@ -202,7 +202,7 @@ class Parts:
         health: readiness of the server.
         listeners: the listeners by name.
         http: the HTTP server of the listeners.
-        applications: the applications in the order of loading, with the failed and the stopped ones.
+        applications: the applications in the order of loading, including failed and stopped ones.
         vm: the Lua runtime.
         pipelines: returns the folder and the state of each process of pipelines.
         restart: restarts an application; may block.

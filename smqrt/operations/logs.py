@@ -33,8 +33,8 @@ _MAX_APPLICATIONS = 256
 """The limit of applications whose traces are kept separately; the traces of further applications are kept together."""
 
 
-class Traced(NamedTuple):
-    """A line of a trace.
+class TraceLine(NamedTuple):
+    """A trace line of an application.
 
     Attributes:
         at_s: Unix time in seconds.
@@ -70,14 +70,14 @@ class LogTail(logging.Handler):
     Accepts records from any thread.
 
     Attributes:
-        errors, warnings: their numbers since `start`.
+        errors, warnings: the numbers of errors and warnings since `start`.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.errors = self.warnings = 0
         self._entries: deque[Entry] = deque(maxlen=MAX_KEPT)
-        self._traces: dict[Path | None, deque[Traced]] = {}
+        self._traces: dict[Path | None, deque[TraceLine]] = {}
         # Separate from the entries, in which warnings could displace errors.
         self._error_times_s: deque[float] = deque(maxlen=MAX_KEPT)
         self._logger = logging.getLogger(ROOT)
@@ -115,7 +115,7 @@ class LogTail(logging.Handler):
                 if folder not in self._traces and len(self._traces) >= _MAX_APPLICATIONS:
                     folder = None  # too many applications: bounded memory
                 lines = self._traces.setdefault(folder, deque(maxlen=MAX_KEPT))
-                lines.append(Traced(record.created, printable(record.getMessage()[:_MAX_TRACE_CHARS])))
+                lines.append(TraceLine(record.created, printable(record.getMessage()[:_MAX_TRACE_CHARS])))
         except Exception:  # the caller must not fail because a record has wrong arguments
             self.handleError(record)
 
@@ -127,7 +127,7 @@ class LogTail(logging.Handler):
         """Return the number of kept errors since a Unix time."""
         return sum(one >= at_s for one in list(self._error_times_s))
 
-    def traces(self, folder: Path | None) -> list[Traced]:
+    def traces(self, folder: Path | None) -> list[TraceLine]:
         """Return the last trace lines of the application in `folder`; None means lines without an application."""
         return list(self._traces.get(folder, ()))
 
@@ -255,7 +255,7 @@ def iso(at_s: float, unit: str = "milliseconds") -> str:
 
 def _cut(text: str) -> str:
     more = len(text) - MAX_LINE_CHARS
-    return text if more <= 0 else f"{text[:MAX_LINE_CHARS]} … ({more} characters more)"
+    return text if more <= 0 else f"{text[:MAX_LINE_CHARS]} … ({more} more characters)"
 
 
 class ServerLog:

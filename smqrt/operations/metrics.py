@@ -34,7 +34,7 @@ from smqrt.transport.admission import open_connections
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values, each after the values of its labels."""
+"""Samples of a metric: the values of the labels, and the value."""
 MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _HUB, _CLUSTER = ("hub", "app"), ("hub", "app", "cluster")
@@ -173,12 +173,12 @@ def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[
     return _family(name, labels, help, of_service)
 
 
-def _state_counts(name: str, help: str, states: tuple[str, ...], found: Callable[[Scrape], list[object]]) -> Family:
-    """Return a metric of each state: how often it is one of `found`."""
+def _state_counts(name: str, help: str, states: tuple[str, ...], current: Callable[[Scrape], list[object]]) -> Family:
+    """Return a metric of each state: how often `current` returns it."""
 
     def samples(scrape: Scrape) -> Samples:
-        objects = found(scrape)
-        return [((state,), objects.count(state)) for state in states]
+        found = current(scrape)
+        return [((state,), found.count(state)) for state in states]
 
     return _family(name, ("state",), help, samples)
 
@@ -203,7 +203,7 @@ def _query(name: str, help: str, key: str) -> Family:
 # ---- the table
 
 FAMILIES = (
-    _family("smqrt_info", ("version",), "1, with the version.", lambda _: [((smqrt.__version__,), 1)]),
+    _family("smqrt_info", ("version",), "1, with the version as a label.", lambda _: [((smqrt.__version__,), 1)]),
     _process("smqrt_ready", "1 when /readyz answers 200.", lambda scrape: not scrape.parts.health.obstacles()),
     _family(
         "smqrt_phase",
@@ -236,7 +236,7 @@ FAMILIES = (
     _process(
         "smqrt_loop_lag_max_seconds",
         "Maximum delay in the last minute: the time of the longest turn of the loop.",
-        lambda scrape: scrape.parts.lag.worst_s,
+        lambda scrape: scrape.parts.lag.max_s,
     ),
     # Listeners.
     _process("smqrt_connections", "Open connections.", lambda _: open_connections.open),
@@ -263,13 +263,13 @@ FAMILIES = (
     _family(
         "smqrt_certificate_files_broken",
         ("listener",),
-        "1 while the certificate files are invalid; the certificates read before stay in use.",
+        "1 while the certificate files are invalid; the previous certificates stay in use.",
         lambda scrape: [((name,), broken) for name, (_, broken) in scrape.parts.listeners.reload_failures().items()],
     ),
     _family(
         "smqrt_acme_orders_total",
         ("outcome",),
-        "Certificates ordered by ACME: ordered or failed.",
+        "ACME certificate orders, by outcome: ordered or failed.",
         lambda scrape: [
             ((outcome,), float(str(order[outcome])))
             for order in scrape.certificate_orders()
@@ -279,13 +279,13 @@ FAMILIES = (
     _family(
         "smqrt_acme_failing",
         (),
-        "1 after the last order by ACME failed.",
+        "1 if the last ACME order failed.",
         lambda scrape: [((), order["fault"] is not None) for order in scrape.certificate_orders()],
     ),
     _family(
         "smqrt_acme_next_order_timestamp_seconds",
         (),
-        "Time of the next order by ACME, in Unix seconds.",
+        "Time of the next ACME order, in Unix seconds.",
         lambda scrape: [((), float(str(order["next_s"]))) for order in scrape.certificate_orders()],
     ),
     # Users and rules.
@@ -313,7 +313,7 @@ FAMILIES = (
     _identity(
         "smqrt_auth_files_broken",
         (),
-        "1 while the users file, the list or the keys are invalid; those read before stay in use.",
+        "1 while the users file, the access control list or the keys are invalid; the previous ones stay in use.",
         lambda service: [((), service.reload_failed)],
     ),
     # Hubs.
@@ -344,9 +344,9 @@ FAMILIES = (
         "Messages from other nodes or workers; their node or worker counts them as published.",
         "arrived",
     ),
-    _hub_traffic("smqrt_hub_bytes_total", "Bytes of published messages, with the headers of SMQ.", "bytes"),
+    _hub_traffic("smqrt_hub_bytes_total", "Bytes of published messages, including SMQ headers.", "bytes"),
     _hub_traffic(
-        "smqrt_hub_copies_total", "Copies of messages for subscribers, with those that were dropped later.", "copies"
+        "smqrt_hub_copies_total", "Copies of messages for subscribers, including those dropped later.", "copies"
     ),
     _hub_traffic("smqrt_hub_copied_bytes_total", "Bytes of copies of messages.", "copied_bytes"),
     _hub("smqrt_hub_connects_total", "Accepted clients.", lambda hub: hub.stats.connects),
@@ -452,7 +452,9 @@ FAMILIES = (
     _query("smqrt_pipeline_query_lag_seconds", "Age of the oldest row that a query has not read.", "lag_s"),
     _query("smqrt_pipeline_query_lag_rows", "Rows that a query has not read.", "lag_rows"),
     _process(
-        "smqrt_lua_memory_bytes", "Memory of the Lua runtime, with garbage.", lambda scrape: scrape.lua_memory_bytes
+        "smqrt_lua_memory_bytes",
+        "Memory of the Lua runtime, including garbage.",
+        lambda scrape: scrape.lua_memory_bytes,
     ),
     _process("smqrt_lua_activities", "Blocked Lua activities.", lambda scrape: scrape.parts.vm.activities.blocked),
 )

@@ -59,7 +59,7 @@ class Tracing:
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._endpoint = endpoint
         self._queue: deque[Any] = deque()
-        self._more, self._closed = Event(), False
+        self._has_queued, self._closed = Event(), False
         self._threads = DiskThreads("of the trace collector")
         self._sender = gevent.spawn(self._send_loop)
 
@@ -97,12 +97,12 @@ class Tracing:
             SPANS.refused("a span")
             return
         self._queue.append(span)
-        self._more.set()
+        self._has_queued.set()
 
     def _send_loop(self) -> None:
         while not self._closed or self._queue:
-            self._more.wait()
-            self._more.clear()
+            self._has_queued.wait()
+            self._has_queued.clear()
             if not self._closed:
                 gevent.sleep(EXPORT_PERIOD_S)
             while self._queue:
@@ -121,7 +121,7 @@ class Tracing:
         if self._closed:
             return
         self._closed = True
-        self._more.set()
+        self._has_queued.set()
         self._sender.join(LAST_EXPORT_S)
         self._sender.kill(block=False)
 

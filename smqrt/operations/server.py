@@ -314,14 +314,14 @@ class Api(Directory):
             if relpath.strip("/") == "v1/trace":
                 self._trace(request)
                 return True
-            words = relpath.strip("/").split("/")
-            if words[0] != "v1":
+            segments = relpath.strip("/").split("/")
+            if segments[0] != "v1":
                 raise HttpError(404, "The API is at /api/v1/.")
             _check_method(request, "GET", "HEAD", "POST")
             if request.method == "POST":
-                status, answer = self._all_workers.answer(words[1:], {}, _body(request))
+                status, answer = self._all_workers.answer(segments[1:], {}, _body(request))
             else:
-                status, answer = self._all_workers.answer(words[1:], _arguments(request))
+                status, answer = self._all_workers.answer(segments[1:], _arguments(request))
         except ArgumentError as error:
             status, answer = 400, {"error": str(error)}
         except HttpError as error:
@@ -362,7 +362,7 @@ def _arguments(request: Request) -> Arguments:
     pairs = request.params()
     # Repeated parameters count separately. The last one is used.
     if len(pairs) > _MAX_PARAMETERS:
-        raise ArgumentError(f"query: more than {_MAX_PARAMETERS} parameters")
+        raise ArgumentError(f"query: {len(pairs)} parameters; at most {_MAX_PARAMETERS} are permitted")
     return dict(pairs)
 
 

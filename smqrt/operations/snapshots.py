@@ -161,7 +161,7 @@ def largest(
     limit: int = LIMIT,
     wanted: Callable[[T], object] | None = None,
 ) -> Page[T]:
-    """Return the `limit` largest items, the largest first, without a next page. Arguments as `page`."""
+    """Return the `limit` largest items, the largest first, without a next page. See `page` for the arguments."""
     check_limit(limit)
     turn, total = Turn(), 0
 
@@ -310,17 +310,17 @@ def _read_statuses(folders: list[Path]) -> dict[Path, list[Snapshot]]:
 
 # ---- Recent log records and traces
 
-_LOG_TIME = "microseconds"
+_LOG_PRECISION = "microseconds"
 """The precision of times in the log. Lines of several workers are ordered by these times."""
 
 
 def log_rows(parts: Parts, limit: int = LIMIT) -> Snapshot:
-    """Return a page of the last errors and warnings, the newest first, without a next page. Arguments as `traces`."""
+    """Return a page of the last errors and warnings, the newest first, without a next page. See `traces`."""
     check_limit(limit)
     items = [
         {
             "number": one.number,
-            "at": iso(one.at_s, _LOG_TIME),
+            "at": iso(one.at_s, _LOG_PRECISION),
             "level": one.level,
             "logger": one.logger,
             "text": one.text,
@@ -346,7 +346,7 @@ def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
     places: list[tuple[str | None, Path | None]] = [(one.name, one.path.resolve()) for one in parts.applications]
     rows: list[Snapshot] = []
     for name, folder in [*places, (None, None)]:
-        lines = [{"at": iso(one.at_s, _LOG_TIME), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
+        lines = [{"at": iso(one.at_s, _LOG_PRECISION), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
         rows.append({"app": name, "lines": lines})
     return rows
 
@@ -387,8 +387,8 @@ def server(parts: Parts) -> Snapshot:
         "open_files": usage.open_files,
         "open_files_limit": usage.open_files_limit,
         "loop_lag_s": round(parts.lag.last_s, 6),
-        "loop_lag_worst_s": round(parts.lag.worst_s, 6),
-        "loop_lag_5s_s": round(parts.lag.worst_of(5), 6),
+        "loop_lag_worst_s": round(parts.lag.max_s, 6),
+        "loop_lag_5s_s": round(parts.lag.max_of(5), 6),
         "connections": open_connections.open,
         "hubs": len(brokers),
         "peers": sum(len(one.sessions) for one in brokers),
@@ -490,7 +490,7 @@ def broker_of(number: int) -> GeventBroker:
     for broker in all_brokers():
         if broker.number == number:
             return broker
-    raise NotFoundError(f"hub: there is no hub {number}; /api/v1/hubs lists them")
+    raise NotFoundError(f"hub: there is no hub {number}; /api/v1/hubs lists the hubs")
 
 
 _PEER_SIZES: dict[str, Callable[[Session], float]] = {
@@ -584,7 +584,7 @@ def peer(hub: int, session: Session) -> Snapshot:
 
 
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
-    """Return the subscribed topics of the client with an id. Raises as `session_of` and `page`."""
+    """Return a page of the topics to which a client subscribes. Errors: see `session_of` and `page`."""
     found = page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
     return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
 
@@ -630,7 +630,7 @@ def topic(hub: int, one: Topic) -> Snapshot:
 
 
 def apps(parts: Parts) -> list[Snapshot]:
-    """Return the applications, with those that failed or were stopped."""
+    """Return the applications, including those that failed or were stopped."""
     return [
         {
             "name": one.name,
@@ -658,7 +658,7 @@ def app_named(parts: Parts, name: str) -> Application:
     for application in parts.applications:
         if application.name == ("" if name == "-" else name):
             return application
-    raise NotFoundError(f"name: there is no application {name!r}; /api/v1/apps lists them")
+    raise NotFoundError(f"name: there is no application {name!r}; /api/v1/apps lists the applications")
 
 
 def journals(parts: Parts) -> list[Snapshot]:

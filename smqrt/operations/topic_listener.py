@@ -209,8 +209,8 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         topic: the name of a topic; empty to trace a client.
 
     Raises:
-        ArgumentError: both or none of `peer` and `topic` are given, there is no such client or hub, or too many traces
-            are running.
+        ArgumentError: both or neither of `peer` and `topic` are given, there is no such client or hub, or too many
+            traces are running.
     """
     if bool(peer) == bool(topic):
         raise ArgumentError("trace: exactly one of peer and topic is needed")
@@ -227,8 +227,8 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
     if len(_running) >= MAX_TRACES:
         TRACES.refused("a trace")
         raise ArgumentError(f"trace: {MAX_TRACES} traces are running; stop one of them first")
-    more = Event()
-    trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, more.set)
+    has_event = Event()
+    trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, has_event.set)
 
     def events() -> Generator[dict[str, object] | None, None, None]:
         # The trace starts at the first read: an iterator that is never read is never closed.
@@ -237,10 +237,10 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
         try:
             yield {"event": "tracing", "time": iso(time())}
             while not trace.broker.closed:
-                more.clear()  # before `take`, so that no event is missed
+                has_event.clear()  # before `take`, so that no event is missed
                 for event in trace.take():
                     yield {"time": iso(time()), **event}
-                if not more.wait(SILENCE_S):
+                if not has_event.wait(SILENCE_S):
                     yield None
         finally:
             trace.stop()

@@ -1,7 +1,7 @@
 """Applications of a server, their reload, and their child processes.
 
 Pages need no restart: the server reads a changed page at the next request. A change of `.preload` or of a module
-restarts the application. Such changes are found by polling, which works on every mount and needs no thread.
+restarts the application. Such changes are found by polling, which works on every file system and needs no thread.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _JOURNALS_POLL_S = 1.0
 _PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the exit of Spark
 
 
-class Supervised:
-    """A process that is restarted when it fails, with all its descendants.
+class SupervisedProcess:
+    """A child process that is restarted when it fails. Stopping it also stops its descendants.
 
     Args:
         name: the prefix of its lines.
@@ -86,7 +86,7 @@ class Supervised:
         self.state = "stopped"
 
     def restart(self) -> None:
-        """Stop the process and start it again; blocks as `stop`."""
+        """Stop the process and start it again; blocks until the old one has ended."""
         self.stop()
         self.start()
 
@@ -163,14 +163,14 @@ class Pipelines:
     def __init__(self, command: Sequence[str], report: Callable[[str], None]) -> None:
         self._command = command
         self._report = report
-        self._running: dict[Path, Supervised] = {}
+        self._running: dict[Path, SupervisedProcess] = {}
 
     def start(self, name: str, folder: Path) -> None:
         """Start the pipelines of the application in `folder`, unless it has none or they run; never blocks."""
         if folder not in self._running and (folder / "pipelines").is_dir():
             command = [*self._command, str(folder)]
             delays = RestartDelays(stop_s=_PIPELINES_STOP_S)
-            self._running[folder] = Supervised(f"pipelines of {name}", command, self._report, delays)
+            self._running[folder] = SupervisedProcess(f"pipelines of {name}", command, self._report, delays)
         if folder in self._running:
             self._running[folder].start()
 
@@ -184,7 +184,7 @@ class Pipelines:
         gevent.joinall([gevent.spawn(one.stop) for one in self._running.values()])
 
     def states(self) -> list[tuple[Path, str]]:
-        """Return the folder and the state of each process; see `Supervised.state`."""
+        """Return the folder and the state of each process; see `SupervisedProcess.state`."""
         return [(folder, one.state) for folder, one in self._running.items()]
 
 
@@ -199,7 +199,7 @@ class Compactions:
     def __init__(self, opened: Mapping[str, JournalWriter], report: Callable[[str], None]) -> None:
         self._opened = opened
         self._report = report
-        self._running: dict[Path, Supervised] = {}
+        self._running: dict[Path, SupervisedProcess] = {}
         self._poller: gevent.Greenlet[..., None] | None = None
         self._has_warned = False
 
@@ -219,7 +219,7 @@ class Compactions:
             else:
                 for path in wanted.keys() - self._running.keys():
                     command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
-                    self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
+                    self._running[path] = SupervisedProcess(f"compaction of {wanted[path].name}", command, self._report)
                     self._running[path].start()
             gevent.sleep(_JOURNALS_POLL_S)
 
@@ -250,7 +250,7 @@ class ServerApplications:
         watches_code: whether changed code restarts an application.
 
     Attributes:
-        all: the loaded applications, with the failed ones.
+        all: the loaded applications, including failed ones.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Startup checks and live changes of settings, and reload of changed files.
 
-A poll compares size, time and inode of the files, which works on every mount. A changed file is read once two
+A poll compares size, time and inode of the files, which works on every file system. A changed file is read once two
 consecutive polls find the same state, so that a half-written file is not read. The polls run in a thread, so that a
 network disk that hangs does not block the server.
 """
@@ -448,7 +448,7 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
     if not tls.acme:
         return None
     if bool(tls.acme_eab_id) != bool(tls.acme_eab_key):
-        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; set both, or none.")
+        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; set both or neither.")
     check_library()
     if tls.acme_folder:
         folder = Path(tls.acme_folder).absolute()
@@ -463,9 +463,9 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
             ) from None
     files = AcmeFiles(folder, tls.acme_directory, tls.acme)
     if settings.cert and settings.cert != str(files.cert):
-        raise StartError("tls.acme orders the certificate that cert and key name; leave out one of them.")
+        raise StartError("tls.acme would order a second certificate; remove tls.acme, or cert and key.")
     if not settings.cert and not lacks_certificate(settings):
-        raise StartError("tls.acme orders a certificate, and no port with TLS needs one; set tls_port.")
+        raise StartError("tls.acme orders a certificate, but no port with TLS needs one; set tls_port.")
     return files
 
 

@@ -63,7 +63,7 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
     if not enabled:
         raise StartError("no listener is enabled; enable at least one.")
     if ADMIN in enabled:
-        raise StartError(f"listener.{ADMIN}: the admin listener has this name, see [{ADMIN}]; choose another.")
+        raise StartError(f"listener.{ADMIN}: this name is reserved for the admin listener ([{ADMIN}]); choose another.")
     return [_port(name, settings, conf) for name in enabled]
 
 
@@ -87,7 +87,7 @@ def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
     if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
         raise StartError(f"listener.{name} has TLS settings, but tls is off; set tls = true, or remove them.")
     if table.proxy_protocol and not settings.proxy.trusted:
-        raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; add its address.")
+        raise StartError(f"listener.{name} has proxy_protocol, but proxy.trusted names no proxy; add its address.")
     is_from_conf = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
     others = OTHER_PORTS[name] if is_from_conf else range(0)  # only Mako tries other ports
     return Port(name, table.host or mako_host or settings.host, port, files, table.max_connections, others)
@@ -144,7 +144,7 @@ def admin_files(settings: Settings) -> TlsFiles | None:
         return None
     cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
     if not cert or not key:
-        raise StartError("admin.tls is on and there is no certificate; set admin.cert and admin.key, or cert and key.")
+        raise StartError("admin.tls is on, but there is no certificate; set admin.cert and admin.key, or cert and key.")
     crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
     version, password = tls.minimum_version, tls.key_password
     return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
@@ -194,7 +194,7 @@ class PortSockets:
 
 
 def passed_ports(enabled: Sequence[Port]) -> dict[str, PortSockets]:
-    """Return the sockets that systemd passes, by listener. Raises StartError as `passed_sockets`."""
+    """Return the sockets that systemd passes, by listener. Errors: see `passed_sockets`."""
     passed = passed_sockets([port.name for port in enabled])
     return {name: PortSockets([[sock]], is_kept=True) for name, sock in passed.items()}
 
@@ -353,7 +353,7 @@ class Listeners(Mapping[str, Listener]):
             self._expiry_checks = gevent.spawn(self._check_expiries)
 
     def reject_queued(self) -> None:
-        """Stop accepting, and reject queued connections with the response that the server stops."""
+        """Stop accepting, and reject queued connections with a response that the server is stopping."""
         if self._balance is not None:
             self._balance.leave()
         for listener in self._listeners.values():
@@ -442,7 +442,7 @@ class Listeners(Mapping[str, Listener]):
             try:
                 listener, tls = self._listeners[port.name], self._tls.get(port.name)
                 if (port.tls is None) != (tls is None):
-                    raise StartError(f"listener.{port.name}: TLS on or off needs a restart")
+                    raise StartError(f"listener.{port.name}: turning TLS on or off needs a restart")
                 if tls is not None and port.tls is not None:
                     listener.handshake_s = handshake_s
                     tls.change(port.tls)
@@ -452,7 +452,7 @@ class Listeners(Mapping[str, Listener]):
         try:
             files, tls = admin_files(settings) if settings.admin.enabled else None, self._tls.get(ADMIN)
             if (files is None) != (tls is None):
-                raise StartError(f"{ADMIN}: TLS on or off needs a restart")
+                raise StartError(f"{ADMIN}: turning TLS on or off needs a restart")
             if tls is not None and files is not None and self._admin is not None:
                 self._admin.handshake_s = handshake_s
                 tls.change(files)

@@ -138,11 +138,11 @@ def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, ob
                 yield setting, value
     files = {name: values[name] for name in ("certfile", "keyfile") if values.get(name) is not None}
     if len(files) == 1:
-        raise ArgumentError(f"{next(iter(files))} is set alone; certfile and keyfile belong together.")
+        raise ArgumentError(f"{next(iter(files))} is set alone; set both certfile and keyfile.")
     if files:
         certs, keys = (_paths(name, files[name]) for name in ("certfile", "keyfile"))
         if len(certs) != len(keys):
-            raise ArgumentError(f"certfile has {len(certs)} files and keyfile {len(keys)}; each needs the other.")
+            raise ArgumentError(f"certfile has {len(certs)} files and keyfile {len(keys)}; the numbers must be equal.")
         pairs = [[str(home / cert), str(home / key)] for cert, key in zip(certs, keys, strict=True)]
         yield "cert", pairs[0][0]
         yield "key", pairs[0][1]

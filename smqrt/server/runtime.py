@@ -129,7 +129,7 @@ class Server:
         self._systemd = Notifier()
         self._collector = GarbageCollector()
         self._compactions = Compactions(writer.opened, report)
-        # Limits and the cluster are state of the process. Hubs read them when they are made.
+        # Limits and the cluster plan are state of the process. A hub reads them when it is created.
         apply_limits(settings.limits, settings.topics)
         cluster.set_plan(cluster_plan(settings.cluster))
 
@@ -285,8 +285,8 @@ class Server:
     def _serve(self, signals: Signals) -> StartError | None:
         """Serve until `end` is called, and return None; return the error of a failed start."""
 
-        def take_late(take_over: TakeOver) -> None:
-            if not take_over.take_late():
+        def publish_late(take_over: TakeOver) -> None:
+            if not take_over.publish_late():
                 self.end(1)
 
         take_over = self._take_over
@@ -301,7 +301,7 @@ class Server:
         self.start()
         signals.ready()
         if take_over:
-            gevent.spawn(take_late, take_over)
+            gevent.spawn(publish_late, take_over)
         self._stopping.wait()
         return None
 
@@ -341,7 +341,7 @@ class Server:
         if self.identities is not None:
             self._report(accepted_logins(self.settings.auth))
         elif not all(is_loopback(listener.address[0]) for listener in self._listeners.values()):
-            self._report("hubs accept anonymous clients, unless an application asks for a login; see auth.users")
+            self._report("hubs accept anonymous clients, unless an application requires a login; see auth.users")
         self._apps.start_pipelines()
         self.state = "serving"
         if self._worker:

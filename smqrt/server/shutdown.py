@@ -29,7 +29,7 @@ log = logging.getLogger("smqrt")
 
 # ---- signals
 
-Reaction = Callable[[], object]
+Handler = Callable[[], object]
 
 
 class Signals:
@@ -40,14 +40,14 @@ class Signals:
         when_ready: the handlers that need one. A signal that arrives before `ready` is called is deferred until then.
     """
 
-    def __init__(self, at_once: Mapping[int, Reaction], when_ready: Mapping[int, Reaction]) -> None:
+    def __init__(self, at_once: Mapping[int, Handler], when_ready: Mapping[int, Handler]) -> None:
         self._at_once, self._when_ready = at_once, when_ready
         self._deferred: dict[int, None] | None = {}
-        self._watchers = [gevent.signal_handler(number, self._react, number) for number in (*at_once, *when_ready)]
+        self._watchers = [gevent.signal_handler(number, self._handle, number) for number in (*at_once, *when_ready)]
         for number in early_signals.take():
-            self._react(number)
+            self._handle(number)
 
-    def _react(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         if number in self._at_once:
             self._at_once[number]()
         elif self._deferred is None:

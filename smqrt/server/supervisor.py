@@ -51,7 +51,7 @@ DIVIDED_LIMITS: tuple[SettingPath, ...] = (
 """Limits of the whole server, in addition to `max_connections` of listeners. Connections are distributed evenly."""
 
 
-def shared(settings: Settings, place: WorkerPlace) -> Settings:
+def worker_settings(settings: Settings, place: WorkerPlace) -> Settings:
     """Return the settings of a worker. Limits of the server are divided by the number of workers, and rounded up."""
     if place.count == 1:
         return settings
@@ -157,7 +157,7 @@ class RollingRestart:
         """Replace a worker. Return the error, None for success; and the number of migrated clients."""
         old = self._supervisor.workers[number]
         if not old.accepts:
-            return "it does not serve at the moment", 0
+            return "the worker is not serving; try again", 0
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         with ours, theirs:
             try:
@@ -211,7 +211,7 @@ class Supervisor:
         reload: reloads the settings of this process, at SIGHUP.
 
     Attributes:
-        over: set when the server must stop.
+        stopping: set when the server must stop.
 
     Raises:
         StartError: an address can't be bound; one sentence.
@@ -233,7 +233,7 @@ class Supervisor:
         self.workers: dict[int, WorkerProcess] = {}
         self._leaving: set[WorkerProcess] = set()
         self._has_started = False
-        self.over = Event()
+        self.stopping = Event()
         self._exit_code = 0
         self._failure: StartError | None = None
         self._systemd = Notifier()
@@ -262,7 +262,7 @@ class Supervisor:
                 gevent.spawn(self._start_all, signals),
                 gevent.spawn(self._watch),
             ]
-            self.over.wait()
+            self.stopping.wait()
             self._stop_all()
             gevent.killall(greenlets)
         finally:
@@ -277,11 +277,11 @@ class Supervisor:
         return self._exit_code
 
     def _on_stop(self) -> None:
-        if self.over.is_set():  # second signal: exit at once
+        if self.stopping.is_set():  # second signal: exit at once
             self._signal(signal.SIGKILL)
             shutil.rmtree(self._directory, ignore_errors=True)
             os._exit(1)
-        self.over.set()
+        self.stopping.set()
 
     def _start_all(self, signals: Signals) -> None:
         for numbers in (range(1), range(1, self.count)):  # worker 0 alone; see the module
@@ -318,7 +318,7 @@ class Supervisor:
     def _keep_running(self, number: int) -> None:
         """Start a worker, and restart it when it dies."""
         wait_s, failed = RESTART_DELAYS.first_s, 0
-        while not self.over.is_set():
+        while not self.stopping.is_set():
             try:
                 self.workers[number] = self.start(number)
             except OSError as error:
@@ -331,7 +331,7 @@ class Supervisor:
                 if self.workers[number] is worker:
                     break
             self._reassign_sockets()
-            if self.over.is_set():
+            if self.stopping.is_set():
                 return
             if monotonic() - worker.began_s >= RESTART_DELAYS.steady_s:
                 wait_s = RESTART_DELAYS.first_s
@@ -343,12 +343,12 @@ class Supervisor:
                 self._fail(f"Worker {worker.name} failed {failed} times before it served; it {worker.exit_text}.")
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.exit_text, wait_s)
-            self.over.wait(wait_s)
+            self.stopping.wait(wait_s)
             wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
 
     def _fail(self, why: str) -> None:
         self._failure = self._failure or StartError(why)
-        self.over.set()
+        self.stopping.set()
 
     def _on_message(self, worker: WorkerProcess, message: Message) -> None:
         match message["do"]:
@@ -362,7 +362,7 @@ class Supervisor:
                     self.report(f"{worker.name}: {line}")
             case "exit":
                 self._exit_code = int(message["code"])
-                self.over.set()
+                self.stopping.set()
             case "ready":
                 if self._has_started:
                     self.report(f"{worker.name}: process {worker.pid} serves")
@@ -402,7 +402,7 @@ class Supervisor:
                 if worker.is_ready and not worker.ended.is_set() and is_unresponsive != worker.is_unresponsive:
                     worker.is_unresponsive = is_unresponsive
                     if is_unresponsive:
-                        log.warning("%s is unresponsive; others accept its connections", name)
+                        log.warning("%s is unresponsive; other workers accept its connections", name)
                     self._reassign_sockets()
                 elif worker.is_unresponsive and watchdog_s and silent_s > watchdog_s:
                     log.error("%s was unresponsive for %.0f s: killed", name, silent_s)
@@ -438,7 +438,7 @@ class Supervisor:
 
 
 def _private_directory() -> Path:
-    """Make a folder for Unix sockets and shared files that only this user can open.
+    """Create a folder for Unix sockets and shared files that only this user can open.
 
     It is in TMPDIR when that is set; else in memory, which is never slow; else in the default temporary folder.
     """
@@ -454,5 +454,5 @@ def _private_directory() -> Path:
             folder.rmdir()
             folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp"))
     except OSError as error:
-        raise StartError(f"Cannot make a folder for the sockets of workers: {error}; set TMPDIR.") from None
+        raise StartError(f"Cannot create a folder for the sockets of workers: {error}; set TMPDIR.") from None
     return folder

@@ -23,7 +23,7 @@ log = logging.getLogger("smqrt")
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 _MAX_SOCKETS = 64
 _LISTEN = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-_FEEDS_PER_TIMEOUT = 3  # so that one delayed message does not expire the watchdog
+_KEEP_ALIVES_PER_TIMEOUT = 3  # so that one delayed message does not expire the watchdog
 _MAX_STATUS_CHARS = 500
 
 
@@ -48,12 +48,13 @@ class Notifier:
         self._has_failed = False
 
     def ready(self, status: str) -> None:
-        """Report that the server is ready, and feed the watchdog. A timer of the event loop does that, so systemd
-        kills a process whose loop is blocked.
+        """Report that the server is ready, and start sending keep-alive messages to the watchdog.
+
+        A timer of the event loop sends them, so that systemd kills a process whose loop is blocked.
         """
         self.send("READY=1", _status(status))
         if self.watchdog_s and self._timer is None:
-            every_s = self.watchdog_s / _FEEDS_PER_TIMEOUT
+            every_s = self.watchdog_s / _KEEP_ALIVES_PER_TIMEOUT
             self._timer = get_hub().loop.timer(every_s, every_s, ref=False)
             self._timer.start(self.send, "WATCHDOG=1")
 
@@ -70,14 +71,15 @@ class Notifier:
         self.send(f"MAINPID={pid}")
 
     def stopping(self, timeout_s: float) -> None:
-        """Report a shutdown that takes at most `timeout_s`, 0 for no limit. The watchdog stays on, for a shutdown that
-        hangs.
+        """Report a shutdown that takes at most `timeout_s`, 0 for no limit.
+
+        The watchdog stays on, because a shutdown may hang.
         """
         extend = [f"EXTEND_TIMEOUT_USEC={int(timeout_s * 1e6)}"] if timeout_s else []
         self.send("STOPPING=1", _status("draining"), *extend)
 
     def close(self) -> None:
-        """Stop feeding the watchdog."""
+        """Stop sending keep-alive messages."""
         if self._timer is not None:
             self._timer.stop()
             self._timer.close()
@@ -128,7 +130,7 @@ def passed_sockets(
         return {}
     count = int(passed["LISTEN_FDS"]) if passed["LISTEN_FDS"].isdecimal() else 0
     if not 0 < count <= _MAX_SOCKETS:
-        raise StartError(f"systemd passes LISTEN_FDS={passed['LISTEN_FDS']}; from 1 to {_MAX_SOCKETS} are possible.")
+        raise StartError(f"systemd passes LISTEN_FDS={passed['LISTEN_FDS']}; it must be from 1 to {_MAX_SOCKETS}.")
     names = passed["LISTEN_FDNAMES"].split(":") if passed["LISTEN_FDNAMES"] else []
     if names and len(names) != count:
         raise StartError(f"systemd passes {count} sockets and {len(names)} names; their numbers must be equal.")

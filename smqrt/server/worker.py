@@ -67,8 +67,8 @@ MAX_QUEUED = 1000
 CLOSE_S = 1.0
 
 
-class WorkingServer(Protocol):
-    """The methods of the server in this process that a supervisor calls."""
+class WorkerServer(Protocol):
+    """The methods of a worker's server that messages of the supervisor call."""
 
     def end(self, exit_code: int = 0) -> None:
         """Stop this process, as at SIGTERM."""
@@ -180,7 +180,7 @@ class WorkerEnd:
 
     # ---- messages of the supervisor
 
-    def start(self, server: WorkingServer) -> None:
+    def start(self, server: WorkerServer) -> None:
         """Start handling messages of the supervisor, and sending queued ones."""
 
         def send_queued() -> None:
@@ -201,7 +201,7 @@ class WorkerEnd:
         ]
         outlive_parent()  # from now on `_receive_all` stops this worker when the supervisor dies
 
-    def _receive_all(self, server: WorkingServer) -> None:
+    def _receive_all(self, server: WorkerServer) -> None:
         def hand_over(fds: list[int]) -> None:
             fault, clients = server.hand_over(FdChannel(socket.socket(fileno=fds[0])))
             self._send("handed_over", fault=fault, clients=clients)
@@ -374,7 +374,7 @@ class WorkerProcess:
             pass  # it has ended
 
     def cover(self, workers: list[int]) -> None:
-        """Make it accept the connections of these workers as well."""
+        """Request that it also accepts the connections of these workers."""
         if workers != self._covered:
             self._covered = workers
             self.send({"do": "cover", "workers": workers})

@@ -25,10 +25,10 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
         try:
             return rule.read(value)
         except InvalidValueError:
-            raise InvalidValueError(f"{rule.says}, or {UNLIMITED!r}") from None
+            raise InvalidValueError(f"{rule.requirement}, or {UNLIMITED!r}") from None
 
     schema = {"anyOf": [rule.schema, {"const": UNLIMITED}]}
-    return Rule(f"{rule.says}, or {UNLIMITED!r}", read_limited, rule.kind, schema)
+    return Rule(f"{rule.requirement}, or {UNLIMITED!r}", read_limited, rule.kind, schema)
 
 
 PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
@@ -155,7 +155,7 @@ class LimitSettings:
         live=True,
     )
     stalled_s: float = option(
-        10.0, number(0.1), "A slow client that reads nothing for this time is disconnected, in seconds.", live=True
+        10.0, number(0.1), "Seconds after which a slow client that reads nothing is disconnected.", live=True
     )
     head_bytes: int = option(16_384, whole(256), "Bytes of the head of an HTTP request; beyond, 431.", live=True)
     head_s: float = option(

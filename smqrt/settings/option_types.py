@@ -47,13 +47,13 @@ class Rule(Generic[T]):
     """The permitted values of an option.
 
     Attributes:
-        says: the text after "must be" in errors.
+        requirement: the text after "must be" in errors.
         read: returns the value to use; raises InvalidValueError, or ArgumentError with a complete sentence.
         kind: the type of the values, for strings from a command line or the environment.
         schema: the rule as JSON Schema; empty for any value.
     """
 
-    says: str
+    requirement: str
     read: Callable[[object], T]
     kind: type = str
     schema: Mapping[str, object] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Rule(Generic[T]):
         try:
             return self.read(value)
         except InvalidValueError as error:
-            raise ArgumentError(f"{name} must be {error if error.args else self.says}, not {value!r}.") from None
+            raise ArgumentError(f"{name} must be {error if error.args else self.requirement}, not {value!r}.") from None
         except ArgumentError as error:  # of an inner table, whose error may start with the name
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
@@ -251,10 +251,10 @@ def switch() -> Rule[bool]:
 
 
 @overload
-def instance(says: str, kind: type[T]) -> Rule[T]: ...
+def instance(requirement: str, kind: type[T]) -> Rule[T]: ...
 @overload
-def instance(says: str, kind: type[T], other: type[S]) -> Rule[T | S]: ...
-def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T | S]:
+def instance(requirement: str, kind: type[T], other: type[S]) -> Rule[T | S]: ...
+def instance(requirement: str, kind: type[T], other: type[S] | None = None) -> Rule[T | S]:
     """Return the rule of objects of one or two types."""
 
     def read_instance(value: object) -> T | S:
@@ -262,7 +262,7 @@ def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T |
             return value
         raise InvalidValueError
 
-    return Rule(says, read_instance)
+    return Rule(requirement, read_instance)
 
 
 def text() -> Rule[str]:
@@ -315,13 +315,14 @@ def choice(*choices: T) -> Rule[T]:
         raise InvalidValueError
 
     listed = ", ".join(map(repr, choices))
-    says = f"one of {listed}" if len(choices) > 1 else listed
-    return Rule(says, read_choice, type(choices[0]), {"enum": list(choices)})
+    requirement = f"one of {listed}" if len(choices) > 1 else listed
+    return Rule(requirement, read_choice, type(choices[0]), {"enum": list(choices)})
 
 
 def optional(rule: Rule[T]) -> Rule[T | None]:
     """Return a rule that also permits None."""
-    return Rule(f"{rule.says}, or nothing", lambda one: None if one is None else rule.read(one), rule.kind, rule.schema)
+    requirement = f"{rule.requirement}, or nothing"
+    return Rule(requirement, lambda one: None if one is None else rule.read(one), rule.kind, rule.schema)
 
 
 def duration(min_s: float = 0.0, max_s: float = inf) -> Rule[float]:

@@ -85,8 +85,8 @@ def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
     fields = {name: {"type": "string", "minLength": 1} for name in ("cert", "key")}
     table = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [pair_of_strings, table]}}]}
-    says = """a list of pairs of files, [["site.pem", "site.key"], ...], or a string "site.pem:site.key, ...\""""
-    return Rule(says, read_pairs, schema=schema)
+    requirement = """a list of pairs of files, [["site.pem", "site.key"], ...], or a string "site.pem:site.key, ...\""""
+    return Rule(requirement, read_pairs, schema=schema)
 
 
 _CLIENT_CERTIFICATE = choice("none", "optional", "required")
@@ -169,7 +169,7 @@ class TlsSettings:
     client_crl: str | None = option(
         None,
         optional(text()),
-        "Revocation lists (PEM) of the authorities in `client_ca`, one of each. "
+        "Revocation lists (PEM) of the authorities in `client_ca`, one for each. "
         "If one is missing or has expired, clients with a certificate are refused.",
         live=True,
     )
@@ -298,7 +298,7 @@ class DrainSettings:
         None,
         optional(number(0)),
         "Seconds over which SMQ clients are closed one by one. "
-        "When not given: 0 below 100 clients, else 1 for each 2,000, 5 at most.",
+        "When not given: 0 for fewer than 100 clients, else 1 for each 2,000 clients, at most 5.",
     )
     timeout_s: float = option(
         60.0,
@@ -348,7 +348,7 @@ class LogSettings:
         shown="`warning` for text, `info` for JSON",
     )
     levels: str = option(
-        "", _logger_levels(), "Levels of single loggers: `smqrt.close=warning,smqrt.lua=debug`.", live=True
+        "", _logger_levels(), "Levels of individual loggers: `smqrt.close=warning,smqrt.lua=debug`.", live=True
     )
     format: str = option(
         "text", choice("text", "json"), "Format of the lines: plain text, or a JSON object in each line."
@@ -510,7 +510,7 @@ class ClusterSettings:
         None,
         optional(path()),
         "Authority that signs certificates of nodes only, a PEM file. "
-        "Links then use TLS with certificates on both sides. For NATS: that of its servers.",
+        "Links then use TLS with certificates on both sides. For NATS: the authority of its servers.",
     )
     cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
     key: str | None = option(None, optional(path()), "Private key of `cluster.cert`; by default in the same file.")
@@ -579,7 +579,7 @@ class Settings:
         "",
         text(),
         "Host names of the server, comma-separated: `example.com`, `*.example.com`, an address, `*` for all; "
-        "others are refused. When not given: all; on loopback those of loopback.",
+        "others are refused. When not given: all names; on loopback only the names of loopback.",
         live=True,
     )
     origins: str = option(
@@ -601,7 +601,7 @@ class Settings:
         text(),
         "Patterns of file names that are served although they are code, keys or data, comma-separated: `*.py`.",
     )
-    reload: bool = option(False, switch(), "Restart an application when its .preload or a module of it changes.")
+    reload: bool = option(False, switch(), "Restart an application when its .preload or one of its modules changes.")
     tracelogger: bool = option(
         False,
         switch(),
@@ -647,7 +647,7 @@ class Settings:
     topics: Mapping[str, TopicSettings] = tables(
         TopicSettings,
         "Settings of topics. The name of the table is a topic filter: `+` matches one level, `#` the rest, as in "
-        '`[topics."sensors/#"]`. The first table that matches counts.',
+        '`[topics."sensors/#"]`. The first matching table applies.',
     )
     tls: TlsSettings = group(TlsSettings, "TLS of all listeners.")
     listener: Mapping[str, ListenerSettings] = tables(
@@ -703,7 +703,7 @@ _UNITS = (
     ("_rate_per_address", "per second"),
     ("_s", "s"),
 )
-"""Units by the end of a setting's name; the first match counts."""
+"""Units by the end of a setting's name; the first match applies."""
 
 
 def limits_manual() -> str:

@@ -29,7 +29,7 @@ FORMER_NAMES = {
 DEFAULT = "default"
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
 _STATEMENT_END = re.compile(r"""\]|""\"|'''""")
-"""The possible ends of a statement of several lines: the end of a list, or of a string."""
+"""The possible ends of a statement that spans several lines: the end of a list, or of a string."""
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
 """Variables that Kubernetes sets in all containers for a service named smqrt, beside SMQRT_PORT=tcp://..."""
 _MAX_SECRET_BYTES = 1 << 20  # larger than any key; a wrong path may name a device of unlimited size
@@ -163,7 +163,7 @@ def _checked(given: Given) -> object:
         return setting.rule.check(name, given.value)
     except ArgumentError:
         if setting.secret:
-            raise ArgumentError(f"{name} must be {setting.rule.says}, not the value given.") from None
+            raise ArgumentError(f"{name} must be {setting.rule.requirement}, not the value given.") from None
         raise
 
 

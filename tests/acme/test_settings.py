@@ -65,7 +65,7 @@ def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_acme_with_a_certificate_file(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="tls.acme orders the certificate that cert and key name; leave out one"):
+    with pytest.raises(StartError, match="tls.acme would order a second certificate; remove tls.acme, or cert and key"):
         check_startable(settings(tmp_path, cert="site.pem"))
 
 

@@ -225,7 +225,7 @@ def test_last_values_by_a_setting(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", preload)
     (app / "smq.lsp").write_text("<?lsp app.connect(request) ?>")
     served = serve(app, "--config", config, "--host", "0.0.0.0", "--hosts", "*")
-    served.wait_for("^hubs accept anonymous clients, unless an application asks for a login; see auth.users$")
+    served.wait_for("^hubs accept anonymous clients, unless an application requires a login; see auth.users$")
     url = served.url.replace("0.0.0.0", "127.0.0.1")
 
     def smqrt(*words: str) -> str:

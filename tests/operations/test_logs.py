@@ -105,5 +105,5 @@ def test_text_may_have_time_and_color() -> None:
     line = TextFormatter(has_time=True, is_colored=True).format(record)
     assert line.startswith("\x1b[31m2")
     assert "Z error   xxx" in line
-    assert line.endswith("… (3616 characters more)\x1b[0m")
+    assert line.endswith("… (3616 more characters)\x1b[0m")
     assert len(JsonFormatter().format(record)) < 17_000

@@ -189,7 +189,7 @@ def test_settings_that_make_no_sense(settings: Settings, sentence: str) -> None:
 
 
 def test_no_other_listener_has_its_name() -> None:
-    with pytest.raises(StartError, match="listener.admin: the admin listener has this name"):
+    with pytest.raises(StartError, match="listener.admin: this name is reserved for the admin listener"):
         ports(Settings(listener={"admin": ListenerSettings(port=0)}))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.server.applications import Pipelines, RestartDelays, Supervised
+from smqrt.server.applications import Pipelines, RestartDelays, SupervisedProcess
 from tests.support.clock import undisturbed_s
 from tests.support.waiting import wait_until
 
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, source: str, patience: RestartDelays = QUICK) -> None:
         self.lines: list[str] = []
-        self.supervised = Supervised("p", [sys.executable, "-c", source], self.lines.append, patience)
+        self.supervised = SupervisedProcess("p", [sys.executable, "-c", source], self.lines.append, patience)
 
     def wait_for(self, pattern: str, count: int = 1) -> list[str]:
         """Waits until so many lines match; gives the first group of each."""
@@ -158,7 +158,7 @@ def test_restart_gives_another_process(start: Callable[..., Run]) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     lines: list[str] = []
-    missing = Supervised("p", ["/no/such/program"], lines.append, QUICK)
+    missing = SupervisedProcess("p", ["/no/such/program"], lines.append, QUICK)
     missing.start()
     wait_until(lambda: lines)
     missing.stop()
@@ -180,8 +180,8 @@ def test_the_loop_goes_on_meanwhile(start: Callable[..., Run]) -> None:
 def test_a_killed_server_leaves_no_processes() -> None:
     source = f"""
 import gevent, sys
-from smqrt.server.applications import Supervised
-Supervised("p", [sys.executable, "-c", {SLEEPER!r}], lambda line: print(line, flush=True)).start()
+from smqrt.server.applications import SupervisedProcess
+SupervisedProcess("p", [sys.executable, "-c", {SLEEPER!r}], lambda line: print(line, flush=True)).start()
 gevent.sleep(60)
 """
     server = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)

@@ -17,7 +17,7 @@ from gevent.event import Event
 from smqrt.errors import StartError
 from smqrt.process.current_process import RestartDelays
 from smqrt.server import supervisor as module
-from smqrt.server.supervisor import MAX_DIRECTORY_CHARS, MAX_FAILED_STARTS, Supervisor, shared
+from smqrt.server.supervisor import MAX_DIRECTORY_CHARS, MAX_FAILED_STARTS, Supervisor, worker_settings
 from smqrt.settings.server_settings import AdminSettings, ListenerSettings, Settings
 from smqrt.workers.worker_rpc import FdChannel, Message, WorkerPlace
 from tests.support.waiting import let_others_run, wait_until
@@ -158,7 +158,7 @@ class Server:
         return answer
 
     def close(self) -> None:
-        self.supervisor.over.set()
+        self.supervisor.stopping.set()
         if self._running is None:
             self.begin()
         self._running.join(10)
@@ -177,11 +177,11 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
 def test_limits_of_the_server_are_divided_and_rounded_up() -> None:
     settings = Settings(max_connections=10, listener={"more": ListenerSettings(port=1, max_connections=4)})
     settings = replace(settings, limits=replace(settings.limits, connect_rate=10.0, connections_per_user=None))
-    found = shared(settings, WorkerPlace(1, 4))
+    found = worker_settings(settings, WorkerPlace(1, 4))
     assert (found.max_connections, found.listener["more"].max_connections) == (3, 1)
     assert (found.limits.connect_rate, found.limits.connections_per_user) == (2.5, None)
     assert found.limits.observes == settings.limits.observes
-    assert shared(settings, WorkerPlace()) is settings
+    assert worker_settings(settings, WorkerPlace()) is settings
 
 
 # ---- start and end
@@ -239,7 +239,7 @@ def test_an_application_ends_the_server_with_its_code(server: Server) -> None:
 
 def test_a_worker_failing_at_the_end_is_an_error(server: Server) -> None:
     server.serve().made[1].exit_code = 3
-    server.supervisor.over.set()
+    server.supervisor.stopping.set()
     assert server.ends() == 1
 
 
@@ -249,7 +249,7 @@ def test_workers_that_do_not_stop_are_killed(server: Server, monkeypatch: pytest
     server.supervisor.settings = replace(settings, drain=replace(settings.drain, timeout_s=0.001))
     stubborn = server.serve().made[1]
     monkeypatch.setattr(stubborn, "stop", lambda: None)
-    server.supervisor.over.set()
+    server.supervisor.stopping.set()
     assert server.ends() == 1
     assert stubborn.signals == [signal.SIGKILL]
 
@@ -357,7 +357,7 @@ def test_a_restart_stops_at_the_first_failure(server: Server, fault: str | None,
 
 def test_a_worker_that_does_not_serve_is_not_restarted(server: Server) -> None:
     server.serve().made[0].accepts = False
-    assert server.restart() == {"do": "failed", "why": "w0: it does not serve at the moment"}
+    assert server.restart() == {"do": "failed", "why": "w0: the worker is not serving; try again"}
 
 
 def test_a_new_process_that_cannot_be_started_fails(server: Server) -> None:

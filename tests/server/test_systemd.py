@@ -188,7 +188,7 @@ def test_sockets_for_another_process_are_left_alone() -> None:
     environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "HOME": "/"}
     assert systemd.passed_sockets(["http"], environ) == {}
     assert environ == {"HOME": "/"}
-    with pytest.raises(StartError, match="LISTEN_FDS=1000000; from 1 to 64"):
+    with pytest.raises(StartError, match="LISTEN_FDS=1000000; it must be from 1 to 64"):
         systemd.passed_sockets(["http"], {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1000000"})
 
 

@@ -152,7 +152,7 @@ def test_websockets_behind_an_http_proxy_count_for_their_clients(make_site: Make
         ),
         (
             lambda: ports(Settings(listener={"http": ListenerSettings(proxy_protocol=True)})),
-            "listener.http has proxy_protocol, and proxy.trusted names no proxy; add its address.",
+            "listener.http has proxy_protocol, but proxy.trusted names no proxy; add its address.",
         ),
     ],
 )

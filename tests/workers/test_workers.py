@@ -69,7 +69,7 @@ def test_workers_sharing_a_port_all_link(serve: Serve, app: Path) -> None:
     # A worker that is held: the others accept its connections.
     held = workers_of(served)[0]
     os.kill(held, signal.SIGSTOP)
-    served.wait_for(rf"w0 \(process {held}\) is unresponsive; others accept its connections")
+    served.wait_for(rf"w0 \(process {held}\) is unresponsive; other workers accept its connections")
     assert {who(served) for _ in range(20)} == {"1"}
     os.kill(held, signal.SIGCONT)
     wait_until(lambda: who(served) == "0", served.lines)
@@ -124,7 +124,7 @@ def test_a_stopped_worker_soon_gets_no_connections(serve: Serve, app: Path) -> N
     held, clients = held_with_requests(served, 200)
     served_at_once = len(select.select(clients, [], [], 0)[0])
     assert served_at_once >= 200 / 2 - 40, "16 are on their way to it, half of the others are in its own queue"
-    served.wait_for(rf"w1 \(process {held}\) is unresponsive; others accept its connections")
+    served.wait_for(rf"w1 \(process {held}\) is unresponsive; other workers accept its connections")
     answers = {one.recv(1000).partition(b" ")[2][:3] for one in clients}
     assert answers == {b"200"}, "also those that were on their way to it"
     os.kill(held, signal.SIGCONT)

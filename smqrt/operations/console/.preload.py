@@ -52,7 +52,7 @@ smq.subscribe("self", on_request, json=True)
 
 
 def answer(request, relpath):
-    """Answer requests for these paths. At other paths, the files of this folder are served."""
+    """Handle `smq`, `smq.js` and `history.json`. Return False for other paths, where this folder's files are served."""
     if relpath == "smq":
         if request.method != "GET" or not hub.isSMQ(request):
             raise HttpError(404)

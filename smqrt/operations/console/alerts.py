@@ -18,7 +18,7 @@ _MANY_FILES = 0.8
 
 Row = Mapping[str, Any]
 _FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
-"""The states of a query that cause an alert, and the words of the alert."""
+"""The states of a query that cause an alert, and the end of its text."""
 
 
 @dataclass
@@ -78,15 +78,15 @@ def _certificates(state: AlertInput) -> Iterator[Snapshot]:
         yield _alert("bad", what, remedy, "overview")
     for listener in state.listeners:
         if listener["certificate_fault"]:
-            what = f"New files of the listener {listener['name']} can't be used: {listener['certificate_fault']}"
+            what = f"New certificate files of listener {listener['name']} are invalid: {listener['certificate_fault']}"
             yield _alert(
-                "bad", what, "The old certificate stays in use. Fix the files; they are read again.", "overview"
+                "bad", what, "The old certificate stays in use. Fix the files; the server reloads them.", "overview"
             )
         days = listener["certificate_days"]
         if days is None or days >= WARN_DAYS:
             continue
         expiry = "has expired" if days < 0 else f"expires in {_counted(days, 'day')}"
-        remedy = "Replace the files; the server reads them again by itself, or after SIGHUP."
+        remedy = "Replace the files; the server reloads them automatically, or at SIGHUP."
         what = f"The certificate of the listener {listener['name']} {expiry}."
         yield _alert("bad" if days < URGENT_DAYS else "warn", what, remedy, "overview")
 

@@ -9,7 +9,7 @@ const font = "11px system-ui, sans-serif";
 
 // series: [{label, name}], at most two. The second is also dashed, so that colours are not needed.
 export class Chart {
-    constructor(title, series, show, {least = 1} = {}) {
+    constructor(title, series, show, {minimum = 1} = {}) {
         this.series = series;
         this.show = show;
         this.title = title;
@@ -22,7 +22,7 @@ export class Chart {
         this.plot = new uPlot({
             width: 300, height: HEIGHT, padding: [8, 8, 0, 0],
             legend: {show: false}, cursor: {y: false, points: {size: 6}, drag: {x: false, y: false}},
-            scales: {x: {range: () => this.range()}, y: {range: (_, low, high) => [0, Math.max(high ?? 0, least) * 1.08]}},
+            scales: {x: {range: () => this.range()}, y: {range: (_, low, high) => [0, Math.max(high ?? 0, minimum) * 1.08]}},
             axes: [
                 {...axis, size: 24, space: 60, values: (_, marks) => marks.map(mark => format.minute(mark))},
                 {...axis, size: 52, space: 32, values: (_, marks) => marks.map(mark => show(mark))},
@@ -65,7 +65,7 @@ export class Chart {
     }
 }
 
-const highest = values => values.reduce((most, value) => Math.max(most, value ?? 0), 0);
+const highest = values => values.reduce((max, value) => Math.max(max, value ?? 0), 0);
 
 export class Spark {
     constructor() {

@@ -20,7 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory
 from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.console.alerts import AlertInput, find_alerts
-from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Sample, hub_name, merged_hubs
+from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_name, merged_hubs
 from smqrt.operations.snapshots import Snapshot
 from smqrt.process.current_process import AppScope
 
@@ -103,9 +103,9 @@ class Console:
         self.server = server
         self.history = History(NAMES)
         self.point: Snapshot = {}
-        # Separate gauges, because rates are computed between two samples: charts and pages have different intervals.
-        self._history_gauges = Gauges(server, "limits")
-        self._page_gauges = Gauges(server, "listeners", "apps", "journals", "pipelines", "limits")
+        # Separate samplers, because rates are computed between two samples: charts and pages have different intervals.
+        self._history_sampler = Sampler(server, "limits")
+        self._page_sampler = Sampler(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()
         self._sampling = gevent.spawn(self._sample_loop)
         self._host = socket.gethostname()
@@ -118,7 +118,7 @@ class Console:
     def _sample_loop(self) -> None:
         while True:
             try:
-                sample = self._history_gauges.sample()
+                sample = self._history_sampler.sample()
                 workers = [one["worker"] for one in workers_of(sample)]
                 if workers != self._workers:  # sums over different workers can't be compared
                     self._workers, self._limits, self._drops = workers, Growth(), Growth()
@@ -133,7 +133,7 @@ class Console:
 
     def sample(self) -> Sample:
         """Return the current sample. All pages of a round share one request to each worker."""
-        return self._page_gauges.sample()
+        return self._page_sampler.sample()
 
     def pulse(self) -> Snapshot:
         """Return the figures that all pages receive each second."""

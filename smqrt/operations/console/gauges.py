@@ -108,7 +108,7 @@ class History:
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
 """The names of the figures."""
 LOST_REASONS = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
-"""The reasons of drops by which a subscriber misses a message. A message without a subscriber is not lost."""
+"""The drop reasons that count as lost messages. A message without a subscriber is not lost."""
 _COST_FACTOR = 200
 """A sample is reused for this multiple of its CPU time, so that sampling takes at most 0.5 % of each worker.
 
@@ -159,8 +159,8 @@ class Sample(NamedTuple):
     also: dict[str, list[dict[str, Any]]]
 
 
-class Gauges:
-    """Samples of a server.
+class Sampler:
+    """Takes samples of a server.
 
     Args:
         server: the server with all its workers.

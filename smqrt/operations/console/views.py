@@ -482,8 +482,8 @@ class Log(_Stateless):
             found = self._console.server.get("log", limit=str(MAX_LOG_ENTRIES))
             self._rows = [{**one, "text": one["text"][: self._MAX_CHARS]} for one in found["items"]]
             self._counts = counts
-        whole = sample.server
-        return {"rows": self._rows, "errors": whole["log_errors"], "warnings": whole["log_warnings"], "kept": MAX_KEPT}
+        errors, warnings = sample.server["log_errors"], sample.server["log_warnings"]
+        return {"rows": self._rows, "errors": errors, "warnings": warnings, "kept": MAX_KEPT}
 
 
 VIEWS: dict[str, Callable[[Console, Options], View]] = {

@@ -66,7 +66,7 @@ class TakeOver:
                 raise TypeError("pid or hubs")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             _close_all(fds)
-            self.give_up("invalid welcome message")
+            self.report_failure("invalid welcome message")
             raise StartError(f"Cannot replace the other process: invalid welcome message: {error}.") from None
         self.pid = pid
         for requested, sockets in listeners:
@@ -97,7 +97,7 @@ class TakeOver:
             raise StartError(f"No server answers at {path}: {error.strerror}; start one without --take-over.") from None
         return cls(FdChannel(sock))
 
-    def give_up(self, why: str) -> None:
+    def report_failure(self, why: str) -> None:
         """Report to the old process that this one has failed, and close the channel."""
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "failed", "why": why})
@@ -117,7 +117,7 @@ class TakeOver:
         """
         newly_failed = [one for one in failed if one.partition(":")[0] not in self._failed_before]
         if newly_failed:
-            self.give_up(f"application {newly_failed[0]}")
+            self.report_failure(f"application {newly_failed[0]}")
             raise StartError(f"The other process continues: application {newly_failed[0]}")
         try:
             self._send("ready", hubs=[one.key for one in hub_registry.hubs()], relays=True, succeeds=True)
@@ -190,7 +190,7 @@ class TakeOver:
             self._channel.send({"do": kind, **more})
 
     def _begin_hub(self, message: Message) -> None:
-        """Restore the state of a hub. Its `clients` messages follow; `_begin` then lets it serve."""
+        """Restore the state of a hub. Its `clients` messages follow; then `_begin` puts it into service."""
         broker = hub_registry.find(message["key"])
         try:
             if broker is None:
@@ -204,7 +204,7 @@ class TakeOver:
             if self._relays is not None:
                 self._relays.place(self._arriving.broker, message.get("staying"))
         except SmqrtError as error:
-            self.give_up(str(error))
+            self.report_failure(str(error))
             raise Refused(str(error)) from None
 
     def _begin(self) -> None:
@@ -216,7 +216,7 @@ class TakeOver:
             self._relays.begin(arriving.broker)
         self.migrated += arriving.clients
 
-    def take_late(self) -> bool:
+    def publish_late(self) -> bool:
         """Publish late messages of the old process, and join the clusters that it leaves; blocks until it exits.
 
         Returns:

@@ -46,7 +46,7 @@ from smqrt.workers.worker_rpc import ChannelError, ChannelSilent, FdChannel, Mes
 
 log = logging.getLogger("smqrt")
 
-AHEAD_AT_ONCE = 50
+PRECOPIED_AT_ONCE = 50
 """The number of clients whose records are made in one turn of the loop: 1 to 2 ms."""
 LATE_S = 0.02
 """The interval at which late messages of the applications of the old process are forwarded."""
@@ -96,12 +96,12 @@ class HandOver:
         self.pid = self.migrated = 0
         self.longest_s = 0.0
         self._numbers = itertools.count(1)
-        self._ahead: dict[Session, PrecopiedClient] = {}
+        self._precopied: dict[Session, PrecopiedClient] = {}
         self._handed_over: list[FrozenHub] = []
         self._late_batches: list[tuple[RegisteredBroker, tuple[int, int, bytes]]] = []
         self._late_sender: gevent.Greenlet[..., None] | None = None
         self._kept: KeptClients | None = None
-        self._succeeds = False
+        self._knows_succession = False
 
     def run(self) -> None:
         """Hand over all hubs, clients and sockets; blocks. After a failure, this process continues to serve.
@@ -113,7 +113,7 @@ class HandOver:
         # First phase: a failure changes nothing, because all clients are still served here.
         try:
             for broker in self._hubs(known):
-                self._send_ahead(broker)
+                self._precopy(broker)
         except BaseException as error:
             self.abort(str(error))
             raise
@@ -175,7 +175,7 @@ class HandOver:
             raise ChannelError("the ready message of the new process has no list of hubs")
         if ready.get("relays") is True:  # older versions have no relays
             self._kept = KeptClients(self._channel)
-        self._succeeds = ready.get("succeeds") is True
+        self._knows_succession = ready.get("succeeds") is True
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -184,13 +184,13 @@ class HandOver:
 
     # ---- one hub
 
-    def _send_ahead(self, broker: RegisteredBroker) -> None:
+    def _precopy(self, broker: RegisteredBroker) -> None:
         """Send the idle clients of a hub, while all clients are served."""
         sessions = [one for one in broker.sessions.values() if isinstance(one, Session)]
-        for at in range(0, len(sessions), AHEAD_AT_ONCE):
-            resting = [one for one in sessions[at : at + AHEAD_AT_ONCE] if is_at_rest(one)]
+        for at in range(0, len(sessions), PRECOPIED_AT_ONCE):
+            resting = [one for one in sessions[at : at + PRECOPIED_AT_ONCE] if is_at_rest(one)]
             batch = [PrecopiedClient(next(self._numbers), one) for one in resting]
-            self._ahead.update(zip(resting, batch, strict=True))
+            self._precopied.update(zip(resting, batch, strict=True))
             clients = [[one.number, one.record, address_of(one.connection)] for one in batch]
             # Duplicates, because a client may be closed while `send` waits, and its descriptor be reused.
             fds = [os.dup(one.connection.transport.fileno()) for one in batch]
@@ -204,10 +204,10 @@ class HandOver:
     def _hand_over_hub(self, broker: RegisteredBroker) -> None:
         """Freeze a hub, send its state and its clients, and transfer it to the new process."""
         more: Message = {}
-        if broker.cluster is not None and self._succeeds:
+        if broker.cluster is not None and self._knows_succession:
             more = pause_other_clients(broker)
         began_s = time.monotonic()
-        hub = FrozenHub(broker, ahead=self._ahead)
+        hub = FrozenHub(broker, ahead=self._precopied)
         try:
             hub.settle()
             broker.close_files()
@@ -264,7 +264,7 @@ class HandOver:
         self._channel.close()
 
     def _restore_hubs(self) -> None:
-        """Serve the hubs again that the new process had taken over; their clients reconnect."""
+        """Serve again the hubs that the new process had taken over. Their clients reconnect."""
         for hub in self._handed_over:
             try:
                 hub.broker.open_files()

@@ -16,7 +16,7 @@ import pytest
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Results
 from smqrt.operations.console import views
-from smqrt.operations.console.gauges import Gauges, merged_hubs, merged_topics
+from smqrt.operations.console.gauges import Sampler, merged_hubs, merged_topics
 from smqrt.operations.console.views import MAX_PAGES, LiveViews, PacedCache, shown_name
 from smqrt.operations.logs import LogTail
 from smqrt.process.current_process import AppScope, running_app
@@ -250,23 +250,23 @@ def test_expensive_samples_are_reused_longer(smq: Any, monkeypatch: pytest.Monke
         return Results([SERVER, [HUB], [{"name": "lua"}]], cost_s[0])
 
     server: Any = SimpleNamespace(get_many=get_many)
-    gauges = Gauges(server, "limits", clock=lambda: now_s[0])
-    assert gauges.sample().now["in_per_s"] == 0
+    sampler = Sampler(server, "limits", clock=lambda: now_s[0])
+    assert sampler.sample().now["in_per_s"] == 0
     now_s[0] += 2
     monkeypatch.setitem(HUB, "messages", 300)
-    seen = gauges.sample()
+    seen = sampler.sample()
     assert (seen.now["in_per_s"], seen.now["loop_ms"], seen.hubs[0]["dropped"]) == (100.0, 20.0, 3)
     assert (seen.also, asked) == ({"limits": [{"name": "lua"}]}, [["server", "hubs", "limits"]] * 2)
     now_s[0] += 0.4
-    assert gauges.sample() is seen, "that is the same moment"
+    assert sampler.sample() is seen, "that is the same moment"
     # What takes a worker long is done less often, whichever worker that is.
     cost_s[0] = 0.1
     now_s[0] += 1
-    first = gauges.sample()
+    first = sampler.sample()
     now_s[0] += 15
-    assert gauges.sample() is first
+    assert sampler.sample() is first
     now_s[0] += 10
-    assert gauges.sample() is not first
+    assert sampler.sample() is not first
 
 
 SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20, "loop_lag_5s_s": 0.02}

@@ -191,7 +191,7 @@ def test_clusters_are_joined_when_the_old_process_leaves(old: Old) -> None:
     takes = old.take_over()
     left: list[bool] = []
     old.registry.when_left(lambda: left.append(True))
-    taking = gevent.spawn(takes.take_late)
+    taking = gevent.spawn(takes.publish_late)
     old.channel.send({"do": "late", "key": "/gone", "frames": [[1, 2, b""]]})
     old.channel.send({"do": "left"})
     wait_until(lambda: left)
@@ -205,5 +205,5 @@ def test_the_death_of_the_old_process_is_leaving(old: Old) -> None:
     left: list[bool] = []
     old.registry.when_left(lambda: left.append(True))
     old.channel.close()
-    assert takes.take_late()
+    assert takes.publish_late()
     assert left == [True]

@@ -26,7 +26,7 @@ export function applications({live, place, ready, setSubtitle}) {
         for (const [uri, one] of shown) if (!names.has(uri)) { one.element.remove(); shown.delete(uri); }
         for (const row of data.rows) {
             if (!shown.has(row.uri)) {
-                shown.set(row.uri, new One());
+                shown.set(row.uri, new ApplicationCard());
                 part.append(shown.get(row.uri).element);
             }
             shown.get(row.uri).update(row);
@@ -34,7 +34,7 @@ export function applications({live, place, ready, setSubtitle}) {
     });
 }
 
-class One {
+class ApplicationCard {
     constructor() {
         this.state = h("span");
         this.title = h("h2");

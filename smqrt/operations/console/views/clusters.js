@@ -28,7 +28,7 @@ function hubTable() {
             {label: "Other nodes", number: true, text: row => format.count(row.nodes.length)},
             {label: "Clients here", number: true, wide: true, text: row => format.count(row.peers)},
             {label: "Clients elsewhere", number: true, wide: true, text: row => format.count(row.phantoms)},
-            {label: "Topics needed elsewhere", number: true, wide: true, text: row => format.count(row.interest)},
+            {label: "Topics subscribed elsewhere", number: true, wide: true, text: row => format.count(row.interest)},
             {label: "Lost", number: true, text: row => format.count(row.lost.link_lost + row.lost.link_slow)},
         ],
     });
