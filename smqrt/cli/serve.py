@@ -212,7 +212,7 @@ def _serve(
                 server_log.apply(settings_sources.read().settings.log)
 
         supervisor = Supervisor(settings, count, conf, report, reload_log)
-        run, stop = supervisor.run, supervisor.over.set
+        run, stop = supervisor.run, supervisor.stopping.set
     else:
         with without_garbage_collection():
             from smqrt.server.runtime import Server  # slow to import, and the supervisor does not need it
