@@ -103,7 +103,7 @@ def disguised(name: str, real: str) -> bool:
 def hidden(path: str) -> bool:
     """Return whether a path is hidden from clients: a part begins with a dot, or it is an include file.
 
-    Spec: runtime §5.5.
+    Source: spec: runtime §5.5.
     """
     return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
