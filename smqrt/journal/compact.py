@@ -121,8 +121,9 @@ def compact(
         os.pwrite(lock, _DONE.ljust(_STATE_BYTES), 0)
         return result
     except OSError as error:
+        cause = f"{error.filename}: {error.strerror}" if error.filename else error  # without a name from pyarrow
         raise JournalError(
-            f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
+            f"{journal} can't be compacted: {cause}; "
             "the segments are not changed; fix this, then run the compaction again."
         ) from error
     finally:

@@ -210,7 +210,7 @@ def test_a_header_that_contradicts_itself_is_refused() -> None:
         struct.pack_into("<q", damaged, at, value)
         with pytest.raises(ValueError, match="is inconsistent"):
             arrow.read_header(damaged)
-    with pytest.raises(ValueError, match="711 bytes are less"):
+    with pytest.raises(ValueError, match="711 bytes are too few"):
         arrow.read_header(arrow.batch_header(1, nulls, lengths)[:-1])
 
 
