@@ -121,7 +121,8 @@ def compact(
         os.pwrite(lock, _DONE.ljust(_STATE_BYTES), 0)
         return result
     except OSError as error:
-        cause = f"{error.filename}: {error.strerror}" if error.filename else error  # without a name from pyarrow
+        text = error.strerror or str(error)
+        cause = f"{error.filename}: {text}" if error.filename else text  # an error of pyarrow has no file name
         raise JournalError(
             f"{journal} can't be compacted: {cause}; "
             "the segments are not changed; fix this, then run the compaction again."
