@@ -39,9 +39,9 @@ def _collect() -> None:
     """Collect what the test before has left, 1.5 MB of Lua: otherwise a pass comes when they are gigabytes, and takes
     long enough for the test to fail in which it comes.
 
-    What lives on after a test is looked at again after a hundred.
+    What lives on after a test is looked at again after three hundred: that takes half a second and more.
     """
-    if next(_passes) % 100 == 0:
+    if next(_passes) % 300 == 0:
         gc.unfreeze()
     gc.collect()
     gc.freeze()

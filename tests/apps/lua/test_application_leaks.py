@@ -187,7 +187,7 @@ class Visitor:
             assert json.loads(answer.text) == {"n": n, "count": n}
             cookie = (answer.headers["Set-Cookie"] or cookie).partition(";")[0]
             self.count += 1
-            gevent.sleep(0.005)
+            gevent.sleep(0.02)
 
 
 @pytest.fixture
