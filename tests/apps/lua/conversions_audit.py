@@ -4,7 +4,6 @@ prints what it finds as JSON. In a process of its own: what the calls open stays
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from smqrt.apps.lua import check
 from smqrt.apps.lua.api import smq_client, smq_hub
-from smqrt.wire import cluster_packets
 from tests.apps.conftest import HALF
 from tests.apps.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
 from tests.apps.lua.app_server import AppServer
@@ -86,8 +84,6 @@ def main(folder: str, which: str, group: str) -> None:
         lines = [line for line in lines if not line.endswith("| ")]
     else:
         lines = [line for line in lines if not line.startswith(SLOW)]
-    # Each form of a call asks for the key of the same password, and to make one takes 50 ms.
-    cluster_packets.key_of = functools.cache(cluster_packets.key_of)
     print("\n" + json.dumps(findings(AppServer(Path(folder)), which, group, "\n".join(lines))), flush=True)
 
 
