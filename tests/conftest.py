@@ -75,7 +75,7 @@ PARTS = ("browser", "cluster", "spark", "servers", "unit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--stress-seconds", type=float, default=4, help="how long the large stress test lasts (default 4)")
+    parser.addoption("--stress-seconds", type=float, default=1, help="how long the large stress test lasts (default 1)")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -18,11 +19,14 @@ from smqrt.apps.lua import api
 from smqrt.apps.lua import vm as vm_module
 from smqrt.apps.lua.activities import Activities
 from smqrt.apps.lua.vm import Services, Vm
+from smqrt.wire import cluster_packets
 from tests.apps.lua.app_server import AppServer
 from tests.apps.lua.recorder import Recorder
 
 # All of these tests run on another Lua, too: SMQRT_LUA__VERSION=5.5 pytest tests/apps
 vm_module.VERSION = os.environ.get("SMQRT_LUA__VERSION", vm_module.VERSION)
+# To make a key takes 50 ms of CPU, and the tests have few passwords.
+cluster_packets.key_of = functools.cache(cluster_packets.key_of)
 
 HALF = b"""
 local core, py = ...
@@ -39,9 +43,9 @@ def _collect() -> None:
     """Collect what the test before has left, 1.5 MB of Lua: otherwise a pass comes when they are gigabytes, and takes
     long enough for the test to fail in which it comes.
 
-    What lives on after a test is looked at again after a hundred.
+    What lives on after a test is looked at again after three hundred: that takes half a second and more.
     """
-    if next(_passes) % 100 == 0:
+    if next(_passes) % 300 == 0:
         gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -3,7 +3,7 @@
 local core = test.core
 local pack, rawtype, unpack = table.pack, core.rawtype, table.unpack
 
-local WRONG <const> = { -- each call gets every third of them, another third than its neighbours
+local WRONG <const> = { -- each call gets every third of them, another third than its neighbours; unknown calls get all
   "nil", "true", "print", "{}", "0/0", "-1", "1/0", "math.maxinteger", "'a\\0b'", "'\\xff\\xfe'", "1.5", "2^53", "'x'", "1e308", "''", "math.mininteger",
   "'%'", "('x'):rep(70000)",
 }
@@ -52,8 +52,8 @@ local function apart(f)
   lane = lane or ba.thread.create()
   local results
   lane:run(function() results = pack(pcall(f)) end)
-  for i = 1, 60 do
-    core.sleep(i < 40 and 0 or 1)
+  for i = 1, 30 do
+    core.sleep(i < 10 and 0 or 1)
     if results then return results end
   end
   lane = nil
@@ -188,7 +188,8 @@ local function wrong(case, other_in)
   if #here == 0 then here = {{path = {1}}, {path = {2}}} end
   for _, place in ipairs(here) do
     shift = shift + 1
-    for at = shift % SHARE + 1, #WRONG, SHARE do
+    local share = case.is_extra and 1 or SHARE
+    for at = shift % share + 1, #WRONG, share do
       local value = assert(load("return " .. WRONG[at]))()
       job(case, function(environment)
         local arguments = changed(case.arguments(environment), place.path, value)
@@ -212,9 +213,10 @@ local function case_of(line, environment, kinds)
   return {name = name, kind = kind, method = method, arguments = arguments, modules = environment, means_another = kinds[name] or {}}
 end
 
--- Lines for the methods of all objects that `calls` doesn't name.
-local function other_methods(calls)
+-- Lines for the methods of objects that `named` doesn't name; group: what they begin with, "a-h".
+local function other_methods(named, group)
   local lines = {}
+  named = "\n" .. named
   for kind, make in pairs(makers) do
     if not PAGE[kind] and not INNER[kind] then
       local meta = kind ~= "JSONS" and core.getmetatable(make())
@@ -222,7 +224,8 @@ local function other_methods(calls)
       while core.rawtype(methods) == "table" do
         for name, value in pairs(methods) do
           local line = kind .. ":" .. tostring(name)
-          if rawtype(value) == "function" and name ~= "__index" and not calls:find(line, 1, true) then lines[#lines + 1] = line .. " | " end
+          local is_new = line:lower():find("^[" .. group .. "]") and not named:find("\n" .. line .. " |", 1, true)
+          if rawtype(value) == "function" and name ~= "__index" and is_new then lines[#lines + 1] = line .. " | " end
         end
         methods = core.getmetatable(methods) and core.getmetatable(methods).__index
       end
@@ -231,13 +234,13 @@ local function other_methods(calls)
   return table.concat(lines, "\n")
 end
 
--- Prepares the calls of `text`. which: "conversions" or "wrong".
-function audit.prepare(which, calls, makers_text, means_another, fixtures)
+-- Prepares the lines of `calls`. which: "conversions" or "wrong"; named: the lines of all groups.
+function audit.prepare(which, group, calls, named, makers_text, means_another, fixtures)
   local environment = setmetatable(fixtures, {__index = modules()})
   for kind, code in makers_text:gmatch"(%w+) = ([^\n]+)" do
     makers[kind] = assert(load("return " .. code, "=" .. kind, "t", environment))
   end
-  if which == "wrong" then calls = calls .. "\n" .. other_methods(calls) end
+  if which == "wrong" then calls = calls .. "\n" .. other_methods(named, group) end
   for line in calls:gmatch"[^\n]+" do
     local case = case_of(line, environment, means_another)
     case.is_extra = line:find"| $" ~= nil

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ PREPARE = """<?lsp
 local key = ba.create.key()
 audit.listener = ba.socket.bind(0, {intf = "127.0.0.1"}) -- not of the page, whose variables end with it
 audit.request = request
-audit.prepare(which, calls, makers_text, another, {
+audit.prepare(which, group, calls, named, makers_text, another, {
   ignore = function() end, links = require"smq.mtl".create("secret"), listening = select(2, audit.listener:sockname()),
   key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = {x = ba.crypto.keyparams(key), y = select(2, ba.crypto.keyparams(key))},
@@ -43,16 +44,11 @@ def all_calls() -> list[str]:
 
 
 def of_group(group: str) -> str:
-    """The calls of one of GROUPS."""
-    if group == "ba.":
-        return "\n".join(line for line in all_calls() if line.startswith("ba."))
-    first, _, last = group.partition("-")
-    return "\n".join(
-        line for line in all_calls() if not line.startswith("ba.") and first <= line[0].lower() <= (last or first)
-    )
+    """The calls that begin with one of these letters, "_a-h"."""
+    return "\n".join(line for line in all_calls() if re.match(f"[{group}]", line, re.IGNORECASE))
 
 
-def findings(server: AppServer, which: str, calls: str) -> list[str]:
+def findings(server: AppServer, which: str, group: str, calls: str) -> list[str]:
     """What is wrong with calls, one line each."""
     hubs = smq_hub.install(server.vm, server.services, server.applications.exchanges)
     smq_client.install_smq_cluster(server.vm, server.services, hubs)
@@ -66,8 +62,9 @@ def findings(server: AppServer, which: str, calls: str) -> list[str]:
         f"[{name!r}] = {{{', '.join(f'[{at!r}] = true' for at in places.split())}}}"
         for name, places in MEANS_ANOTHER.items()
     )
-    texts = calls.encode(), MAKERS.encode(), which.encode()
-    server.vm.eval(f"calls, makers_text, which = ... another = {{{another}}}", "=x", *texts)
+    named = "\n".join(all_calls())
+    texts = [text.encode() for text in (which, group, calls, named, MAKERS)]
+    server.vm.eval(f"which, group, calls, named, makers_text = ... another = {{{another}}}", "=x", *texts)
     assert server.ask("/runner/prepare.lsp").text == "ready"
     for _ in range(PAGES):
         server.ask("/runner/step.lsp")
@@ -87,7 +84,7 @@ def main(folder: str, which: str, group: str) -> None:
         lines = [line for line in lines if not line.endswith("| ")]
     else:
         lines = [line for line in lines if not line.startswith(SLOW)]
-    print("\n" + json.dumps(findings(AppServer(Path(folder)), which, "\n".join(lines))), flush=True)
+    print("\n" + json.dumps(findings(AppServer(Path(folder)), which, group, "\n".join(lines))), flush=True)
 
 
 if __name__ == "__main__":

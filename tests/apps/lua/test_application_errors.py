@@ -115,7 +115,7 @@ class Customer:
                 assert (answer.status, answer.text) == (200, f"page {self.count}")
             self.count += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-            gevent.sleep(0.001)
+            gevent.sleep(0.005)
         client.sock.close()
 
 

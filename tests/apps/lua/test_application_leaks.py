@@ -187,7 +187,7 @@ class Visitor:
             assert json.loads(answer.text) == {"n": n, "count": n}
             cookie = (answer.headers["Set-Cookie"] or cookie).partition(";")[0]
             self.count += 1
-            gevent.sleep(0.005)
+            gevent.sleep(0.02)
 
 
 @pytest.fixture
@@ -221,19 +221,20 @@ def test_three_hundred_faults(
     caplog.set_level("CRITICAL")
     pages: dict[str, str | bytes] = {f"{number}.lsp": f"<?lsp {code} ?>" for number, code in enumerate(FAULTS.values())}
     kinds = [f"GET /bad/{name} HTTP/1.1\r\n".encode() for name in pages] + list(REQUESTS.values())
+    endless = kinds.pop(list(FAULTS).index("sql endless"))
 
     def provoke(rounds: int) -> None:
         bad = server.app({".preload": SETUP, **pages}, "bad")
         assert bad.error is None
-        for _ in range(rounds):
-            for kind in kinds:
-                _send(server.port, kind)
+        # The endless last: from then on they keep all processors busy until the application ends.
+        for kind in kinds * rounds + [endless] * rounds:
+            _send(server.port, kind)
         bad.unload()
 
     provoke(3)  # pools and caches fill
     start = Standing.now(server)
     before = [visitor.count for visitor in visitors]
-    provoke(FAULTS_IN_ALL // len(kinds) + 1)
+    provoke(FAULTS_IN_ALL // (len(kinds) + 1) + 1)
     for visitor, count in zip(visitors, before, strict=True):
         wait_until(lambda: visitor.count > count + 20, "everybody is served")  # noqa: B023
     seen = [start]

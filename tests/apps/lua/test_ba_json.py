@@ -178,14 +178,14 @@ api.install(machine, Services())
 round_trip = machine.compile("return ba.json.encode(ba.json.decode((...)))")
 
 
-@settings(max_examples=200)
+@settings(max_examples=70)
 @given(documents)
 def test_a_round_trip_changes_nothing(document: Any) -> None:
     for text in (json.dumps(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=2)):
         assert json.loads(machine.run(round_trip, text.encode("utf-8", "surrogatepass"))[0]) == document
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.text('{}[]",:0123456789.eE+-truefalsn \\u/*\n', max_size=40).map(str.encode) | st.binary(max_size=40))
 def test_decode_never_raises_on_text(text: bytes) -> None:
     values = machine.run(machine_decode, text)
@@ -245,7 +245,7 @@ def test_parser_with_null_as_nil(vm: Vm) -> None:
     assert vm.eval("local ok, t = ba.json.parser(false):parse('[null,1]') return t[1], t[2]") == (None, 1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(documents, min_size=1, max_size=3), st.data())
 def test_any_split_gives_the_same_documents(documents: list[Any], data: st.DataObject) -> None:
     text = " ".join(map(json.dumps, documents)).encode()
@@ -270,7 +270,7 @@ return ok and all and ba.json.encode(table.unpack(all)) or ok and '' or 'error'
 PIECES = ["\\u00e4", "\\ud83d\\ude00", "\\ud83d", "\\ude00", "\\\\", "\\n", "x", "\\\\u", '\\"']
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), st.integers(0, 12))
 def test_long_strings_with_escapes(pieces: list[str], shift: int) -> None:
     """They are decoded in portions: no escape and no pair may be cut."""

@@ -137,7 +137,7 @@ def test_yielding_again_resets_the_limit(vm: Vm, recorder: Recorder) -> None:
 
 def test_loops_that_yield_are_allowed(vm: Vm, recorder: Recorder) -> None:
     source = """
-        local stop = os.clock() + 0.5
+        local stop = os.clock() + 0.3
         while os.clock() < stop do for i = 1, 1e5 do end test.sleep(0) end
         return "done"
     """
@@ -146,7 +146,7 @@ def test_loops_that_yield_are_allowed(vm: Vm, recorder: Recorder) -> None:
 
 def test_many_short_computations_in_a_turn_are_allowed(vm: Vm) -> None:
     work = vm.compile("local stop = os.clock() + 0.05 while os.clock() < stop do end return 1")
-    assert [vm.run(work) for _ in range(20)] == [(1,)] * 20
+    assert [vm.run(work) for _ in range(8)] == [(1,)] * 8
 
 
 def test_python_that_computes_is_left_alone(vm: Vm, recorder: Recorder) -> None:
@@ -167,7 +167,7 @@ def test_the_library_is_never_in_the_middle_of_something(vm: Vm) -> None:
         source=b"""local core = ...
         slow = function()
           busy = true
-          local stop = os.clock() + 0.5
+          local stop = os.clock() + 0.3
           while os.clock() < stop do end
           busy = false
         end""",
@@ -177,7 +177,7 @@ def test_the_library_is_never_in_the_middle_of_something(vm: Vm) -> None:
 
 
 def test_code_after_a_long_c_function_is_ended(vm: Vm) -> None:
-    pattern = "('a'):rep(900):find('.-.-b')"
+    pattern = "('a'):rep(600):find('.-.-b')"
     assert MESSAGE in failure(vm, f"{pattern} while true do end").message
 
 

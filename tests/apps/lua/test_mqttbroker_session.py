@@ -639,7 +639,7 @@ def test_any_bytes_end_their_sender_only(vm: Vm) -> None:
     peers.join("other", 5)
     peers.send("other", subscribe(5, "alive"))
 
-    @settings(max_examples=1500)
+    @settings(max_examples=400)
     @given(streams(), st.integers(1, 40))
     def check(stream: bytes, cut: int) -> None:
         peers.call("peer", b"a")

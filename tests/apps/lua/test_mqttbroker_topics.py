@@ -47,7 +47,7 @@ def matches(vm: Vm, topic: str) -> set[bytes]:
     return set(found.split(b"\0")) if found else set()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(filters, max_size=8, unique=True), st.lists(names, min_size=1, max_size=6), st.data())
 def test_tree_matches_as_paho_does(machine: Vm, wanted: list[str], topics: list[str], data: st.DataObject) -> None:
     machine.eval(TREE)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.apps.lua import api, bridge
@@ -35,11 +35,13 @@ def in_lua() -> Callable[[str, bytes], Any]:
     return lambda function, text: vm.eval(f"return {function}(...)", "=test", text)[0]
 
 
+@settings(max_examples=50)
 @given(TABLES)
 def test_python_reads_what_it_has_written(table: dict[Any, Any]) -> None:
     assert bridge.load(bridge.dump(table)) == table
 
 
+@settings(max_examples=50)
 @given(TABLES)
 def test_lua_reads_it_and_writes_the_same(in_lua: Callable[[str, bytes], Any], table: dict[Any, Any]) -> None:
     assert bridge.load(in_lua("through_lua", bridge.dump(table))) == table

@@ -47,7 +47,7 @@ def busy_runtime():
     gevent.sleep(0.01)
     return vm
 
-for _ in range(5):
+for _ in range(3):
     quiet_runtime()
     busy_runtime()
     gc.collect()

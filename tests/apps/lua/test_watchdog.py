@@ -34,7 +34,7 @@ def reports(vm: Vm) -> Iterator[list[str]]:
 
 
 def test_a_busy_application_is_named_with_file_and_line(vm: Vm, reports: list[str]) -> None:
-    assert vm.run(vm.compile(BUSY, "@shop/index.lsp"), 0.9) == (b"done",)
+    assert vm.run(vm.compile(BUSY, "@shop/index.lsp"), 0.7) == (b"done",)
     assert len(reports) == 1
     assert reports[0].startswith("the event loop has been blocked for 0.2 s:\nstack traceback:\n")
     assert "shop/index.lsp:5: in local 'compute'" in reports[0]
@@ -57,7 +57,7 @@ def test_errors_name_the_coroutine_and_its_callers(vm: Vm, reports: list[str]) -
     source = (
         f"local function inner(...)\n{BUSY}\nend\ncoroutine.wrap(function(...)\ncoroutine.wrap(inner)(...)\nend)(...)"
     )
-    vm.run(vm.compile(source, "@shop/index.lsp"), 0.9)
+    vm.run(vm.compile(source, "@shop/index.lsp"), 0.7)
     assert len(reports) == 1
     _, middle, inner = reports[0].split("\ninside the coroutine, stack traceback:\n")
     assert "shop/index.lsp:13: in function <shop/index.lsp:12>" in middle
