@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 
 import gevent
@@ -383,11 +382,11 @@ def test_other_requests_continue(server: AppServer) -> None:
     assert server.ask("/lock.lsp").text == "0\n"
     slow = [gevent.spawn(server.ask, "/slow.lsp") for _ in range(3)]
     writers = [gevent.spawn(server.ask, "/write.lsp") for _ in range(40)]  # more than there are threads
-    longest_s, last_s = 0.0, time.monotonic()
+    turns = 0  # a longest turn would measure how busy the machine is
     while not all(job.ready() for job in slow):
         gevent.sleep(0.001)
-        longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
-    assert longest_s < 0.5, "the loop stood still while threads computed"
+        turns += 1
+    assert turns > 50, "the loop stood still while threads computed"
     assert [job.get().text for job in slow] == ["300000\n"] * 3
     wait_until(lambda: server.ask("/writes.lsp").text == "40\n")
     readers = [gevent.spawn(server.ask, "/fast.lsp") for _ in range(40)]
