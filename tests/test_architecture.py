@@ -25,6 +25,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 750
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements, without a look at what is in them: `ast.walk` takes as long as to parse the text."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, name, ())
+
+
 @cache
 def imported(path: Path) -> list[tuple[int, str]]:
     """(line, dotted name) of every import; `from a import b` gives a.b."""
@@ -32,7 +42,7 @@ def imported(path: Path) -> list[tuple[int, str]]:
 
 
 def _imported(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in statements(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -145,21 +155,21 @@ SPARKS_INSIDE = PACKAGE / "pipeline" / "jvm.py"
 """Where the private names of pyspark are, each with its reason."""
 
 
-def own_names(tree: ast.AST) -> set[str]:
+def own_names(nodes: list[ast.AST]) -> set[str]:
     """What a module defines, sets on its objects, or calls the columns of rows."""
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
-    fields = (node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign))
-    tuples = (item for node in ast.walk(tree) if isinstance(node, ast.Tuple) for item in node.elts)
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    fields = (node.target for node in nodes if isinstance(node, ast.AnnAssign))
+    tuples = (item for node in nodes if isinstance(node, ast.Tuple) for item in node.elts)
     columns = {item.value for item in tuples if isinstance(item, ast.Constant) and isinstance(item.value, str)}
     return defined | columns | {node.attr for node in stored} | {n.id for n in fields if isinstance(n, ast.Name)}
 
 
 def private_uses(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (line, name) of private names that the module itself doesn't define, and of the way to Spark's JVM."""
-    tree = ast.parse(path.read_text("utf-8"))
-    own = own_names(tree)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    own = own_names(nodes)
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             if node.attr not in own:
                 yield node.lineno, node.attr

@@ -84,11 +84,16 @@ def groups(pages: Mapping[str, str]) -> list[Group]:
     found = []
     remaining = dict.fromkeys(pages)
     for part, heading, patterns in (*_TABLE, (REST, "", "*")):
-        names = tuple(name for pattern in patterns.split() for name in remaining if fnmatchcase(name, pattern))
+        names: list[str] = []
+        for pattern in patterns.split():
+            if "*" in pattern:
+                names += [name for name in remaining if fnmatchcase(name, pattern)]
+            elif pattern in remaining:
+                names.append(pattern)
         for name in names:
             del remaining[name]
         if names:
-            found.append(Group(part, heading, names))
+            found.append(Group(part, heading, tuple(names)))
     return found
 
 

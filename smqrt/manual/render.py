@@ -161,6 +161,9 @@ def _contents(headings: list[tuple[int, str, str]]) -> str:
     )
 
 
+_FORMATTER = HtmlFormatter(nowrap=True)
+
+
 def _highlighted(code: str, language: str, attributes: str) -> str:
     """Return the HTML of a code block; empty when Pygments does not support its language."""
     if language == "html" and "<?lsp" in code:
@@ -170,7 +173,7 @@ def _highlighted(code: str, language: str, attributes: str) -> str:
             lexer = get_lexer_by_name(language, stripnl=False)
         except ClassNotFound:  # also for blocks without a language
             return ""
-    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
+    return str(highlight(code, lexer, _FORMATTER))
 
 
 def _rewrite_link(token: Token, suffix: str) -> None:

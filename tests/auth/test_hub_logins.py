@@ -303,9 +303,9 @@ def test_a_thousand_wrong_logins_delay_no_others(
     guard: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a name is known can't be told by the time, and who is inside notices nothing."""
-    guarded = guard(users=USERS.replace(user_line("eve", "evil"), f"slow:{new_hash(b'slow', 8192)}\n"))
+    guarded = guard(users=USERS.replace(user_line("eve", "evil"), f"slow:{new_hash(b'slow', 2048)}\n"))
     monkeypatch.setattr(guarded.service.throttle, "take", lambda address, name: True)
-    guarded.service._passwords.set_typical(new_hash(b"x", 8192))
+    guarded.service._passwords.set_typical(new_hash(b"x", 2048))
     ann = guarded.site.open().start().connect(b"ann-one", credentials=ANN)
     took_s: dict[str, list[float]] = {"slow": [], "nobody": []}
     for at in range(40):

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import channel_simulation
 from tests.cluster.simulation import run
 
-SCHEDULES = int(os.environ.get("SIMULATED_SCHEDULES", "1000"))
+SCHEDULES = int(os.environ.get("SIMULATED_SCHEDULES", "400"))
 OF_CHANNELS = SCHEDULES // 2
 PARTS = 4
 KEPT = {

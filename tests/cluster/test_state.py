@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -52,3 +53,4 @@ class Model(RuleBasedStateMachine):
 
 
 test_interest = Model.TestCase
+test_interest.settings = settings(max_examples=40)

@@ -16,7 +16,7 @@ from tests.fuzz.targets import TARGETS, seeds
 
 EXECUTIONS = int(os.environ.get("FUZZ_EXECUTIONS", "0"))
 """Of each target; 0 for as many as `CPU_S` lets it, and `LEAST` at least."""
-CPU_S, LEAST = 0.1, 200
+CPU_S, LEAST = 0.1, 100
 MAX_S = 0.05
 """Of one input: nobody may hold the loop for longer."""
 MOST_BYTES = 4096

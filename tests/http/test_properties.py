@@ -62,7 +62,7 @@ def mutants(draw: Any) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @example(b"GET /\xc2\x80a HTTP/1.1\r\nHost: test\r\n\r\n")
 @given(mutants())
 def test_a_mutant_is_understood_as_llhttp_does_or_refused(data: bytes) -> None:
@@ -85,7 +85,7 @@ def test_a_mutant_is_understood_as_llhttp_does_or_refused(data: bytes) -> None:
     assert not any(character < " " or character in "\\\x7f" for character in head.path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.one_of(mutants(), st.binary(max_size=200)), st.data())
 def test_the_beginning_of_a_good_head_is_never_refused(data: bytes, draw: Any) -> None:
     """And what is refused early would have been refused at the end."""
@@ -107,7 +107,7 @@ def test_the_beginning_of_a_good_head_is_never_refused(data: bytes, draw: Any) -
             raise AssertionError("a good head was refused by its beginning") from None
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.binary(min_size=1, max_size=60), max_size=8), st.binary(max_size=20), st.data())
 def test_any_split_of_a_chunked_body_gives_the_same(chunks: list[bytes], behind: bytes, draw: Any) -> None:
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n" + behind
@@ -121,7 +121,7 @@ def test_any_split_of_a_chunked_body_gives_the_same(chunks: list[bytes], behind:
     assert decoder.rest == behind
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=80), st.data())
 def test_any_split_of_bad_chunks_fails_alike(wire: bytes, draw: Any) -> None:
     def result(pieces: list[bytes]) -> tuple[bytes, bool] | str:

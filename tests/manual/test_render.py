@@ -67,13 +67,6 @@ def test_other_code_stays_as_it_is(language: str) -> None:
     assert "a &lt;b&gt;\n</code></pre>" in to_html(f"```{language}\n\na <b>\n```\n")
 
 
-def test_code_keeps_its_text() -> None:
-    for name, page in manual.pages().items():
-        blocks = re.findall(r"^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        shown = Text(to_html(page)).code
-        assert [block for block in blocks if block not in shown] == [], name
-
-
 def test_tables_scroll_in_a_box_of_their_own() -> None:
     assert to_html("| a |\n|---|\n| b |\n").startswith('<div class="wide"><table>')
 
@@ -109,14 +102,19 @@ class Text(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("site") / "a b"
-    assert write_site(folder) == len(manual.pages())
-    return folder
+def documents(site: Path) -> dict[Path, Text]:
+    """Every page of the site, read once."""
+    return {path: Text(path.read_text("utf-8")) for path in site.rglob("*.html")}
 
 
-def test_every_link_of_the_site_is_relative_and_valid(site: Path) -> None:
-    documents = {path: Text(path.read_text("utf-8")) for path in site.rglob("*.html")}
+def test_code_keeps_its_text(site: Path, documents: dict[Path, Text]) -> None:
+    for name, page in manual.pages().items():
+        blocks = re.findall(r"^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        shown = documents[site / f"{name}.html"].code
+        assert [block for block in blocks if block not in shown] == [], name
+
+
+def test_every_link_of_the_site_is_relative_and_valid(site: Path, documents: dict[Path, Text]) -> None:
     assert len(documents) == len(manual.pages()) + 1
     lost = []
     for path, document in documents.items():
@@ -136,12 +134,16 @@ def test_the_index_of_the_site_leads_to_every_page(site: Path) -> None:
     assert linked >= {f"{name}.html" for name in manual.pages()}
 
 
-def test_the_site_is_written_anew_over_an_old_one(site: Path) -> None:
-    (site / "settings.html").write_text("old")
-    (site / "mine.txt").write_text("mine")
-    write_site(site)
-    assert (site / "settings.html").read_text("utf-8")[:3] != "old"
-    assert (site / "mine.txt").read_text() == "mine"
+def test_the_site_is_written_anew_over_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"settings": manual.pages()["settings"]}
+    monkeypatch.setattr(manual, "pages", lambda: settings)
+    assert write_site(tmp_path) == 1
+    written = (tmp_path / "settings.html").read_text("utf-8")
+    (tmp_path / "settings.html").write_text("old" + written + "longer than the new one")
+    (tmp_path / "mine.txt").write_text("mine")
+    write_site(tmp_path)
+    assert (tmp_path / "settings.html").read_text("utf-8") == written
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_the_command_reports_faults(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from tests.support.device import (
     request,
 )
 
-SESSIONS = 400
-SETTINGS = settings(max_examples=300)
+SESSIONS = 200
+SETTINGS = settings(max_examples=120)
 
 
 @SETTINGS

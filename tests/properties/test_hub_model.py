@@ -261,4 +261,4 @@ class HubModel(RuleBasedStateMachine):
 
 
 TestHubModel = HubModel.TestCase
-TestHubModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestHubModel.settings = settings(max_examples=30, stateful_step_count=40)

@@ -17,7 +17,7 @@ from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_b
 from tests.support.device import masked, publish
 
 JIT, PURE = luajit_kernels.JitKernels(), PureKernels()
-SETTINGS = settings(max_examples=300)
+SETTINGS = settings(max_examples=120)
 
 PACKETS = st.one_of(
     st.binary(min_size=1, max_size=40),

@@ -59,7 +59,7 @@ MESSAGE = st.tuples(
 CONTROL = st.sampled_from([(b"PING\r\n", "on_ping"), (b"PONG\r\n", "on_pong")])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(MESSAGE, CONTROL), max_size=60), st.data())
 def test_what_servers_send_is_decoded_however_it_is_cut(said: list[tuple[object, ...]], data: st.DataObject) -> None:
     stream, wanted = b"", []
@@ -148,7 +148,7 @@ def test_what_breaks_a_rule_is_one_error(what: str) -> None:
         decoded(*(data[at : at + 1000] for at in range(0, len(data), 1000)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.binary(max_size=50), max_size=5))
 def test_any_bytes_are_decoded_or_refused(pieces: list[bytes]) -> None:
     with contextlib.suppress(NatsError):
@@ -156,10 +156,10 @@ def test_any_bytes_are_decoded_or_refused(pieces: list[bytes]) -> None:
 
 
 def test_a_large_message_in_single_bytes_costs_no_square() -> None:
-    data = message(b"a", 1, b"", bytes(1 << 19))
+    data = message(b"a", 1, b"", bytes(1 << 18))
     began_s = process_time()
     assert len(decoded(*(data[at : at + 1] for at in range(len(data))))) == 1
-    assert process_time() - began_s < 3
+    assert process_time() - began_s < 2
     line = b"INFO " + b"x" * (nats.MAX_LINE_BYTES - 10)
     began_s = process_time()
     assert decoded(*(line[at : at + 1] for at in range(len(line)))) == []
@@ -250,6 +250,7 @@ def test_a_pattern_that_nearly_fits_takes_no_long_look() -> None:
 # ---- headers
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.from_regex(r"[a-zA-Z-]{1,9}", fullmatch=True), st.from_regex(r"[ -~]{0,20}", fullmatch=True)))
 def test_headers_come_back(headers: dict[str, str]) -> None:
     stripped = {name: value.strip() for name, value in headers.items()}

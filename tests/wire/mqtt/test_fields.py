@@ -91,7 +91,7 @@ def plain(found: Any) -> Any:
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_what_paho_encodes_is_decoded_as_paho_does(data: st.DataObject) -> None:
     packet = data.draw(st.sampled_from(sorted(VALUES)))
@@ -109,7 +109,7 @@ def test_what_paho_encodes_is_decoded_as_paho_does(data: st.DataObject) -> None:
     assert decode_properties(b"before" + encoded + b"behind", 6, packet) == (wanted, 6 + len(encoded))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_what_we_encode_paho_decodes(data: st.DataObject) -> None:
     packet = data.draw(st.sampled_from(sorted(VALUES)))
@@ -126,7 +126,7 @@ def test_what_we_encode_paho_decodes(data: st.DataObject) -> None:
     }
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.binary(max_size=80), st.sampled_from(PacketType))
 def test_any_bytes_are_decoded_or_refused(data: bytes, packet: PacketType) -> None:
     for body in (data, varint(len(data)) + data):

@@ -131,7 +131,7 @@ def without_bytes(packet: Any) -> Any:
     return packet
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(st.data(), st.sampled_from([4, 5]), st.booleans())
 def test_what_is_encoded_is_decoded(data: st.DataObject, version: int, is_client: bool) -> None:
     packet = data.draw(FROM_BOTH | (FROM_CLIENT if is_client else FROM_SERVER))
@@ -144,7 +144,7 @@ def test_what_is_encoded_is_decoded(data: st.DataObject, version: int, is_client
     assert without_bytes(decode(first, body, version, is_client)) == packet
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.binary(max_size=100), st.integers(0, 255), st.sampled_from([4, 5]), st.booleans())
 def test_any_body_is_decoded_or_refused(body: bytes, first: int, version: int, is_client: bool) -> None:
     code = 0x80
@@ -181,7 +181,7 @@ class Deaf:
         self.endpoint.accept(MqttSession(), False)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(streams(), st.integers(1, 30), st.booleans(), st.sampled_from([4, 5]))
 def test_any_stream_ends_in_a_state_with_a_reason(stream: bytes, size: int, is_client: bool, version: int) -> None:
     events = Deaf()
