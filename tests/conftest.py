@@ -349,6 +349,12 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+def note_errors(page: Any, troubles: list[str]) -> None:
+    """Adds to `troubles` what a page logs as an error or throws."""
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda entry: troubles.append(entry.text) if entry.type == "error" else None)
+
+
 @pytest.fixture
 def new_page(chromium: Any) -> Iterator[Callable[..., Any]]:
     """A factory of browser windows, each with cookies of its own: `new_page(url, phone=True)`.
@@ -363,8 +369,7 @@ def new_page(chromium: Any) -> Iterator[Callable[..., Any]]:
         contexts.append(chromium.new_context(viewport=size, ignore_https_errors=True))
         page = contexts[-1].new_page()
         page.set_default_timeout(WAIT_MS)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda entry: troubles.append(entry.text) if entry.type == "error" else None)
+        note_errors(page, troubles)
         page.goto(url)
         return page
 

@@ -76,7 +76,8 @@ def test_there_are_only_the_topics_of_the_chat(served_demos: Served, new_page: C
 
 
 def test_a_lost_connection_is_shown_and_comes_back(serve: Callable[..., Served], chromium: Any) -> None:
-    served = serve(REPOSITORY / "app_preload")
+    apps = [REPOSITORY / "app_preload" / name for name in ("chat", "python")]  # of one alone the address is /
+    served = serve(*apps)
     port = served.port
     context = chromium.new_context()
     try:
@@ -85,7 +86,7 @@ def test_a_lost_connection_is_shown_and_comes_back(serve: Callable[..., Served],
         join(page, "Ada")
         served.stop()
         expect(page.get_by_role("status")).to_have_text("reconnecting …")
-        serve(REPOSITORY / "app_preload", "--port", str(port)).wait_for("^listening")
+        serve(*apps, "--port", str(port)).wait_for("^listening")
         expect(page.get_by_role("status")).to_have_text("connected")
         expect(people(page)).to_have_text(["Ada (you)"])
         say(page, "Still here.")

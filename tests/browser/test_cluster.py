@@ -44,7 +44,8 @@ def say(page: Any, number: int, text: str) -> None:
 @pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
 def served(request: pytest.FixtureRequest, serve: Callable[..., Served], tmp_path: Path) -> Served:
     own = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    return serve(REPOSITORY / "app_preload", "--workers", str(request.param), env=own)
+    apps = [REPOSITORY / "app_preload" / name for name in ("chat", "cluster")]  # of one alone the address is /
+    return serve(*apps, "--workers", str(request.param), env=own)
 
 
 def test_both_nodes_know_all_clients_until_one_is_killed(

@@ -204,7 +204,7 @@ class Besieged:
 
     def exchange(self, data: bytes, attack: Attack, timeout_s: float = 20.0) -> bytes:
         """Sends bytes and returns what came until the end of the connection, or until `timeout_s` of silence."""
-        answer = b""
+        answer = bytearray()  # of bytes, each piece would copy all before it
         with self.open(timeout_s) as sock:
             try:
                 sock.sendall(data)
@@ -213,7 +213,7 @@ class Besieged:
             except OSError:
                 pass  # a refusal may come as a reset; what came before counts
         attack.sent(len(data))
-        return answer
+        return bytes(answer)
 
     def cpu_s(self, during_s: float) -> float:
         """Returns how many seconds of CPU the server uses in that time."""

@@ -72,7 +72,7 @@ HEADS |= {
 }
 
 
-CLIENTS = 400
+CLIENTS = 150
 
 
 SILENT_S = 15.0  # longer than the server waits for a head

@@ -29,15 +29,15 @@ def names(kind: int, count: int, prefix: bytes) -> bytes:
 
 
 FLOODS = {
-    "pings": (RAW, lambda device: smq.frame(smq.PING) * 300_000),
+    "pings": (RAW, lambda device: smq.frame(smq.PING) * 100_000),
     "empty fragments": (RAW, lambda device: smq.frame(publish(0, device.etid, b"", kind=Type.PUBFRAG)) * 60_000),
     "messages to ever other numbers": (
         RAW,
         lambda device: b"".join(smq.frame(publish(number, device.etid, b"")) for number in range(9, 60_000)),
     ),
     "names": (RAW, lambda device: names(Type.CREATE, 9_000, b"flood/") * 3),
-    "WebSocket pings": (WS, lambda device: masked(b"", websocket.PING) * 150_000),
-    "WebSocket texts": (WS, lambda device: masked(b"\x06n", websocket.TEXT) * 60_000),
+    "WebSocket pings": (WS, lambda device: masked(b"", websocket.PING) * 60_000),
+    "WebSocket texts": (WS, lambda device: masked(b"\x06n", websocket.TEXT) * 20_000),
     "empty WebSocket continuations": (
         WS,
         lambda device: (masked(b"\x06", fin=False) + masked(b"", websocket.CONTINUATION, fin=False) * 4000) * 1,
@@ -65,11 +65,10 @@ def test_twenty_thousand_changes_with_five_hundred_observers(besieged: Besieged)
             fickle.flood(both * 20_000, attack)
 
 
-@pytest.mark.timeout(400)  # two million subscriptions: 15 s, when nobody else uses the machine
-def test_a_thousand_that_leave_two_thousand_common_topics_together(besieged: Besieged) -> None:
-    subscriptions = names(Type.SUBSCRIBE, 2_000, b"common/")
-    case = "SMQ: 1,000 clients subscribe to 2,000 common topics, and leave together"
-    with crowd(besieged, 1000) as leaving, besieged.attack(case, grows_bytes=1 << 30) as attack:
+def test_five_hundred_that_leave_five_hundred_common_topics_together(besieged: Besieged) -> None:
+    subscriptions = names(Type.SUBSCRIBE, 500, b"common/")
+    case = "SMQ: 500 clients subscribe to 500 common topics, and leave together"
+    with crowd(besieged, 500) as leaving, besieged.attack(case, grows_bytes=128 << 20) as attack:
         for device in leaving:
             device.send_bytes(subscriptions)
             attack.sent(len(subscriptions))
@@ -77,7 +76,7 @@ def test_a_thousand_that_leave_two_thousand_common_topics_together(besieged: Bes
             _swallow_acks(device, subscriptions)
         for device in leaving:
             device.sock.shutdown(socket.SHUT_RDWR)
-        _wait_until_gone(besieged, b"common/1999")
+        _wait_until_gone(besieged, b"common/499")
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
@@ -116,14 +115,14 @@ def _wait_until_gone(besieged: Besieged, topic: bytes) -> None:
     device.close()
 
 
-def test_a_chunk_over_many_topics_to_a_thousand_subscribers(besieged: Besieged) -> None:
-    with crowd(besieged, 1000) as subscribers:
+def test_a_chunk_over_many_topics_to_five_hundred_subscribers(besieged: Besieged) -> None:
+    with crowd(besieged, 500) as subscribers:
         publisher = Stranger(besieged, b"sender-1")
         tids = [publisher.create(b"fan/%d" % number) for number in range(16)]
         for device in subscribers:
             device.send_bytes(names(Type.SUBSCRIBE, 16, b"fan/"))
         for device in subscribers:
             _wait_for_acks(device, 16)
-        data = b"".join(smq.frame(publish(tids[number % 16], publisher.etid, b"")) for number in range(16_000))
-        with besieged.attack("SMQ: 256 KB of small messages over 16 topics to 1,000", grows_bytes=400 << 20) as attack:
+        data = b"".join(smq.frame(publish(tids[number % 16], publisher.etid, b"")) for number in range(8_000))
+        with besieged.attack("SMQ: 128 KB of small messages over 16 topics to 500", grows_bytes=200 << 20) as attack:
             publisher.flood(data, attack)

@@ -20,6 +20,7 @@ from smqrt.journal.service import MAX_BODY_BYTES, MAX_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.support.waiting import wait_until
 
+BODIES_MIB = 32
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
 
 
@@ -61,20 +62,20 @@ def stranger(tmp_path: Path, besiege: Callable[..., Besieged]) -> Stranger:
     app = tmp_path / "app"
     app.mkdir()
     (app / ".preload.py").write_text(APPLICATION)
-    return Stranger(besiege(app), app / ".journal")
+    return Stranger(besiege(app, "--bodies-mib", str(BODIES_MIB)), app / ".journal")
 
 
 def test_commits_of_many_rows(stranger: Stranger) -> None:
     row = encode([(b"t", None, b"")])
     with stranger.server.attack("journal: commits of the most rows, and of far too many") as attack:
-        for _ in range(5):
+        for _ in range(2):
             assert "200" in stranger.commit(row * MAX_COMMIT_ROWS, attack)
             assert "413" in stranger.commit(row * (MAX_BODY_BYTES // len(row)), attack)
 
 
 def test_commits_of_many_topics(stranger: Stranger) -> None:
     with stranger.server.attack("journal: commits whose rows all have topics of their own") as attack:
-        for number in range(5):
+        for number in range(3):
             rows = [(b"t%d-%d" % (number, each), b"s%d" % each, b"x" * 200) for each in range(MAX_COMMIT_ROWS)]
             assert "200" in stranger.commit(encode(rows), attack)
 
@@ -90,13 +91,13 @@ def test_parts_that_are_staged(stranger: Stranger) -> None:
     most = encode([(b"t", None, b"")]) * MAX_COMMIT_ROWS
     names = [f"{number:016x}.0" for number in range(MAX_PARTS)]
     with stranger.server.attack("journal: staged parts, and the longest lists of them") as attack:
-        for name in names[:20]:
+        for name in names[:8]:
             assert "200" in stranger.post(f"stage?query=q&batch=0&part={name}", most, attack)
         for body in (json.dumps(names).encode(), b"[" * 500_000, b"[" + b"1," * 250_000 + b"1]"):
             assert "400" in stranger.post("seal?query=q&batch=0", body, attack)
         assert "413" in stranger.post("seal?query=q&batch=0", b" " * (1 << 20), attack)
-        assert "200" in stranger.post("seal?query=q&batch=0", json.dumps(names[:20]).encode(), attack)
-        for number, name in enumerate(names[:20]):
+        assert "200" in stranger.post("seal?query=q&batch=0", json.dumps(names[:8]).encode(), attack)
+        for number, name in enumerate(names[:8]):
             assert "200" in stranger.post(f"commit?query=q.{number}&batch=0&of=q&part={name}", b"", attack)
 
 
@@ -107,7 +108,7 @@ def test_reports_of_progress(stranger: Stranger) -> None:
         assert "not JSON" in stranger.post("progress", b'{"a":' * 13_000, attack)
         assert "not JSON" in stranger.post("progress", b"9" * 65_000, attack)
         assert "413" in stranger.post("progress", b" " * (1 << 20), attack)
-        for number in range(300):
+        for number in range(100):
             report = {"query": f"q{number}", "offset": nodes}
             assert "200" in stranger.post("progress", json.dumps(report).encode(), attack)
         too_many = {"query": "q", "offset": nodes | {"more": 0}}
@@ -123,13 +124,13 @@ def test_many_bodies_that_do_not_end(stranger: Stranger, action: str) -> None:
     head += f"Content-Length: {len(rows) + 1}\r\n\r\n"
     if action == "commit":
         head = head.replace("&part=0123456789abcdef.0", "")
-    with stranger.server.attack(f"journal: {action} with 100 bodies that lack a byte", grows_bytes=192 << 20) as attack:
-        waiting = [stranger.server.open() for _ in range(100)]
+    with stranger.server.attack(f"journal: {action} with 40 bodies that lack a byte", grows_bytes=96 << 20) as attack:
+        waiting = [stranger.server.open() for _ in range(40)]
         for connection in waiting:
             with suppress(OSError):  # it was refused amidst
                 connection.sendall(head.encode() + rows)
             attack.sent(len(rows))
-        stranger.server.served.wait_for(r"refused: a request body: limit reached: bodies_mib \(128\)")
+        stranger.server.served.wait_for(r"refused: a request body: limit reached: bodies_mib \(" + str(BODIES_MIB))
         for connection in waiting:
             connection.close()
         wait_until(lambda: "200" in stranger.commit(rows, attack), "there is room again")
@@ -142,13 +143,13 @@ def test_staged_parts_committed_concurrently(stranger: Stranger) -> None:
     rows, part, body_bytes = (
         encode([(b"t", None, b"x" * 1000)] * (MAX_COMMIT_ROWS - 100)),
         "0123456789abcdef.0",
-        128 << 20,
+        BODIES_MIB << 20,
     )
     head = f"HTTP/1.1\r\nHost: 127.0.0.1:{stranger.server.port}\r\nAuthorization: Bearer {stranger.token}\r\n"
-    name = "journal: 4 MiB that are staged are committed by 400 at a time"
+    name = "journal: 4 MiB that are staged are committed by 100 at a time"
     with stranger.server.attack(name, grows_bytes=3 * body_bytes + (64 << 20)) as attack:
         assert "200" in stranger.post(f"stage?query=q&batch=0&part={part}", rows, attack)
-        waiting = [stranger.server.open() for _ in range(400)]
+        waiting = [stranger.server.open() for _ in range(100)]
         for number, connection in enumerate(waiting):
             what = f"commit?query=q.{number}&batch=0&of=q&part={part}"
             asked = f"POST /rtl/journal/app/{what} {head}Content-Length: 0\r\n\r\n"
@@ -175,12 +176,12 @@ def test_numbers_that_are_none(stranger: Stranger) -> None:
 
 
 def test_bodies_in_chunks_of_one_byte(stranger: Stranger) -> None:
-    rows = encode([(b"t", None, b"x" * 60_000)] * 5)
+    rows = encode([(b"t", None, b"x" * 60_000)] * 2)
     body = b"".join(b"1\r\n%c\r\n" % byte for byte in rows) + b"0\r\n\r\n"
     head = f"POST /rtl/journal/app/commit?query=q&batch=1 HTTP/1.1\r\nHost: 127.0.0.1:{stranger.server.port}\r\n"
     head += f"Connection: close\r\nAuthorization: Bearer {stranger.token}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with stranger.server.attack("journal: a commit in chunks of one byte") as attack:
-        assert b'"rows":5' in stranger.server.exchange(head.encode() + body, attack)
+        assert b'"rows":2' in stranger.server.exchange(head.encode() + body, attack)
 
 
 def test_wrong_tokens(stranger: Stranger) -> None:

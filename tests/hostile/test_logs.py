@@ -49,7 +49,7 @@ smq:subscribe("spawned", {onmsg = function(data)
 end})
 smq:subscribe("asked", {onmsg = function(data) error("this is not JSON: " .. data) end})
 """
-MESSAGES = 3000
+MESSAGES = 1500
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.hostile.floods import flood
 from tests.hostile.strangers import Stranger
 from tests.support.device import RAW, WS
 
-SUBSCRIBERS, PUBLISHERS = 300, 20
+SUBSCRIBERS, PUBLISHERS = 200, 10
 
 
 @pytest.mark.parametrize("payload_bytes", [10, 4000])

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.hostile.conftest import Attack, Besieged
 
-ATTACK_S = 1.0
+ATTACK_S = 0.4
 PIECE = bytes(65536)
 
 

@@ -44,22 +44,22 @@ def client_hello() -> bytes:
 def test_a_pipeline(besieged_tls: Besieged) -> None:
     one = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
     sockets: list[socket.socket] = [client_context().wrap_socket(open_plain(besieged_tls)) for _ in range(20)]
-    with besieged_tls.attack("TLS: 20 pipelines of 1,000 requests") as attack:
-        assert crowd_sends(sockets, one * 1000 + last(one), attack)
+    with besieged_tls.attack("TLS: 20 pipelines of 300 requests") as attack:
+        assert crowd_sends(sockets, one * 300 + last(one), attack)
 
 
 def test_many_handshakes(besieged_tls: Besieged) -> None:
-    sockets = [open_plain(besieged_tls) for _ in range(1000)]
-    with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
+    sockets = [open_plain(besieged_tls) for _ in range(500)]
+    with besieged_tls.attack("TLS: 500 hellos at once, and nothing more") as attack:
         assert crowd_sends(sockets, client_hello(), attack)
 
 
 @pytest.mark.parametrize("asks", [0, 1], ids=["of its own", "and asks for the server's"])
 @pytest.mark.parametrize("protocol", FIRST_WORDS)
 def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> None:
-    port, count = besieged_tls.served.tls_port, 20_000
+    port, count = besieged_tls.served.tls_port, 10_000
     command = [sys.executable, str(Path(__file__).parent / "key_updates.py"), *map(str, (port, count, asks))]
-    case = f"TLS, {protocol}: {KEY_CHANGERS} clients change {'both keys' if asks else 'their keys'} 20,000 times"
+    case = f"TLS, {protocol}: {KEY_CHANGERS} clients change {'both keys' if asks else 'their keys'} 10,000 times"
     with besieged_tls.attack(case, grows_bytes=8 << 20) as attack:
         clients = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in FIRST_WORDS[protocol]
@@ -78,7 +78,7 @@ def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> No
 def test_handshakes_that_wait_for_a_listener_of_lua(besiege: Callable[..., Besieged]) -> None:
     besieged = besiege(REPOSITORY / "tests/apps/examples/mqttbroker")
     port = int(besieged.served.wait_for(r"mqtt tls: (\d+)")[1])
-    with besieged.attack("TLS in Lua: 3,500 connections wait to be accepted", grows_bytes=256 << 20) as attack:
+    with besieged.attack("TLS in Lua: 2,000 connections wait to be accepted", grows_bytes=256 << 20) as attack:
         with besieged.stopped(attack):  # they gather in the kernel
-            sockets = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(3500)]
+            sockets = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(2000)]
         assert crowd_sends(sockets, client_hello(), attack)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.hostile.conftest import APPS, Attack, Besieged
 
-FLOOD_S = 0.8
+FLOOD_S = 0.3
 LARGEST_BYTES = 65_507
 
 

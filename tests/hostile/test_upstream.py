@@ -107,8 +107,8 @@ CASES = {
     "a huge body": (for_ever(b"x" * 60_000, OK + b"Content-Length: 9999999999\r\n\r\n"), "json", b"toomuchdata"),
     "endless trailers": (for_ever(b"X-More: 1\r\n" * 1000, CHUNKED + b"0\r\n"), "json", b"invalidresponse"),
     "an endless chunk extension": (for_ever(b"x" * 10_000, CHUNKED + b"1;"), "json", b"invalidresponse"),
-    "chunks of one byte": (times(1000, chunks(1) * 1000), "json", b"nil"),
-    "a firehose": (times(4000, chunks(60_000)), "read", b"240000000"),
+    "chunks of one byte": (times(300, chunks(1) * 1000), "json", b"nil"),
+    "a firehose": (times(2500, chunks(60_000)), "read", b"150000000"),
 }
 
 
@@ -126,13 +126,13 @@ def numbered(text: bytes, count: int) -> list[bytes]:
 
 DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], bytes, bytes]] = {
     "as many members as it takes": (lambda: numbered(b'"#":1', 65_500), b"{}", b"table"),
-    "2,000,000 members": (lambda: numbered(b'"#":1', 2_000_000), b"{}", b"mem"),
+    "500,000 members": (lambda: numbered(b'"#":1', 500_000), b"{}", b"mem"),
     "as many numbers as it takes": (lambda: [b"1"] * 260_000, b"[]", b"table"),
-    "13,000,000 numbers": (lambda: [b"1"] * 13_000_000, b"[]", b"mem"),
+    "3,000,000 numbers": (lambda: [b"1"] * 3_000_000, b"[]", b"mem"),
     "as many strings as it takes": (lambda: numbered(b'"x#"', 260_000), b"[]", b"table"),
     "30 MB of strings": (lambda: numbered(b'"%b#"' % (b"x" * 110), 260_000), b"[]", b"table"),
     "as many lists as it takes": (lambda: [b"[]"] * 260_000, b"[]", b"table"),
-    "10,000,000 lists in lists": (lambda: [b"[" + b"[]," * 20_000 + b"1]"] * 500, b"[]", b"mem"),
+    "2,000,000 lists in lists": (lambda: [b"[" + b"[]," * 20_000 + b"1]"] * 100, b"[]", b"mem"),
     "as many objects as it takes": (lambda: numbered(b'{"number":#,"name":"n#"}', 87_000), b"[]", b"table"),
     "30 MB of objects": (lambda: numbered(b'{"number":#,"name":"n#"}', 1_000_000), b"[]", b"mem"),
 }
@@ -158,14 +158,14 @@ SOCKETS = {
     "empty messages": ("websocket", frames(b"\x82\0"), b"", b""),
     "empty fragments": ("websocket", frames(b"\0\0"), b"\1\0", b"socketreadfailed"),
     "endless fragments": ("websocket", frames(b"\0\x7d" + b"x" * 125), b"\2\0", b"socketreadfailed"),
-    "a firehose of bytes": ("read", b"x" * 65536, b"", b"200"),
+    "a firehose of bytes": ("read", b"x" * 65536, b"", b"1000"),
 }
 
 
 @pytest.mark.parametrize("name", SOCKETS)
 def test_floods_of_sockets(besieged: Besieged, name: str) -> None:
     how, data, first, expected = SOCKETS[name]
-    most_bytes = 4_000_000 if how == "websocket" and not expected else 1 << 40
+    most_bytes = 200_000 if how == "websocket" and not expected else 1 << 40
 
     def script(client: socket.socket, attack: Attack) -> None:
         client.sendall(first)
@@ -187,7 +187,7 @@ def test_a_fast_reader_does_not_let_writers_block_others(besieged: Besieged) -> 
 
     with besieged.attack("socket of Lua: a fast reader") as attack, upstream(script, attack) as url:
         address = f"/lua/socket.lsp?how=write&port={url.rpartition(':')[2].strip('/')}"
-        assert b"200" in besieged.post(address, b"", "text/plain", Attack("x"))
+        assert b"1000" in besieged.post(address, b"", "text/plain", Attack("x"))
 
 
 @pytest.mark.parametrize("how", ["accept", "udp"])

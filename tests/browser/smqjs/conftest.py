@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Served
+from tests.conftest import WAIT_MS, Served, note_errors
 
 APP = Path(__file__).parent / "app"
 
@@ -41,11 +41,26 @@ def smqjs_server():
     served.stop()
 
 
+@pytest.fixture(scope="session")
+def window(chromium):
+    """A window with a list of the errors in it; to load a page in it costs half the CPU time of another window."""
+    context = chromium.new_context()
+    page, troubles = context.new_page(), []
+    page.set_default_timeout(WAIT_MS)
+    note_errors(page, troubles)
+    yield page, troubles
+    context.close()
+
+
 @pytest.fixture
-def page(smqjs_server, new_page):
-    page = new_page(f"{smqjs_server.url}/")
+def page(smqjs_server, window):
+    page, troubles = window
+    troubles.clear()
+    page.goto(f"{smqjs_server.url}/")
     page.evaluate(PAGE_FUNCTIONS)
-    return page
+    yield page
+    page.goto("about:blank")  # its connections end
+    assert not troubles, f"the browser reported errors: {troubles}"
 
 
 @pytest.fixture

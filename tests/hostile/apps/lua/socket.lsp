@@ -19,7 +19,7 @@ while sock do
       done, fault = sock:read(5000)
       count = count + #(done or "")
    end
-   if not done or count > 200000000 then err = fault break end
+   if not done or count > 100000000 then err = fault break end
 end
 if sock then sock:close() end
 print(count, err)
