@@ -47,8 +47,8 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
     terminal.submit("--master", "local[2]", "--from", "earliest", "--republish")
     terminal.wait_inside()
     everybody = terminal.everybody()
+    assert terminal.process
     for _ in range(2):
-        assert terminal.process
         terminal.process.terminate()
         wait_until(lambda: "Ctrl-C again" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     terminal.go.touch()
