@@ -96,6 +96,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle", type=int, default=10_000, help="idle clients without TLS (default 10000)")
     parser.add_argument("--idle-tls", type=int, default=2_000, help="idle clients over TLS (default 2000)")
     parser.add_argument("--rate", type=int, default=20_000, help="messages a second (default 20000)")
+    parser.add_argument("--ping-s", type=float, default=1.5, help="how long pings are measured (default 1.5 s)")
     parser.add_argument("--python", action="store_true", help="use the generator in Python")
     parser.add_argument("--no-ping-bar", action="store_true", help="print the ratio of pings only: others use the CPU")
     return parser.parse_args(words)
@@ -107,7 +108,7 @@ def run(options: argparse.Namespace) -> Soak:
     server = brokers.start("smqrt", APP, tls=True)
     try:
         for _ in range(3):
-            found.quiet_us.append(generator.run(PING, server, 1.5)["p99_us"])
+            found.quiet_us.append(generator.run(PING, server, options.ping_s)["p99_us"])
         with idle(options, generator, server, found):
             _stream(options, generator, server, found)
             found.counts = json.load(urlopen(f"http://127.0.0.1:{server.port}/counts.lsp"))
@@ -169,7 +170,7 @@ def _stream(options: argparse.Namespace, generator: Generator, server: brokers.B
     while time.monotonic() < ends_s:
         stream = generator.start(shape, server, options.slice_s)
         time.sleep(1.5)
-        found.loaded_us.append(generator.run(PING, server, 1.5)["p99_us"])
+        found.loaded_us.append(generator.run(PING, server, options.ping_s)["p99_us"])
         said, _ = stream.communicate()
         found.slices.append(json.loads(said))
         found.memory_bytes.append(server.memory_bytes())

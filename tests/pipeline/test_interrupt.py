@@ -44,11 +44,11 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
     """The process that was started is spark-submit's; the driver is its child. It is told twice, as a service manager
     and `smqrt serve` do, and again until it has ended.
     """
-    terminal.start("submit", "--master", "local[2]", "--from", "earliest", "--republish")
+    terminal.submit("--master", "local[2]", "--from", "earliest", "--republish")
     terminal.wait_inside()
     everybody = terminal.everybody()
+    assert terminal.process
     for _ in range(2):
-        assert terminal.process
         terminal.process.terminate()
         wait_until(lambda: "Ctrl-C again" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     terminal.go.touch()
@@ -99,18 +99,6 @@ def test_a_signal_to_all_processes_while_spark_starts(terminal: Terminal, number
 
 
 @pytest.mark.cluster
-def test_no_process_outlives_the_driver(terminal: Terminal) -> None:
-    terminal.start()
-    terminal.wait_inside()
-    everybody = terminal.everybody()
-    assert terminal.process
-    terminal.process.kill()
-    terminal.wait()
-    terminal.go.touch()  # a worker that computes sees that nobody wants its result only when it has one
-    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
-
-
-@pytest.mark.cluster
 def test_a_jvm_that_crashes(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
@@ -125,7 +113,7 @@ def test_a_jvm_that_crashes(terminal: Terminal) -> None:
 
 @pytest.mark.cluster
 def test_a_second_ctrl_c_stops_immediately(terminal: Terminal) -> None:
-    terminal.start()
+    terminal.start("run", "echo", "--from", "earliest", "--republish")
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
     wait_until(lambda: "Ctrl-C again" in terminal.printed, "it says what it does", STOP_S)

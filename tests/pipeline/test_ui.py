@@ -1,4 +1,7 @@
-"""Spark's own pages of a run: `status` links to them, on whatever port they are; and its figures are in /metrics."""
+"""Spark's own pages of a run: `status` links to them, on whatever port they are; and its figures are in /metrics.
+
+That run ends with its driver.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import pytest
 
 from tests.conftest import free_port
 from tests.pipeline.hubs import JournalingHub
-from tests.pipeline.terminal import START_S, Terminal
+from tests.pipeline.terminal import START_S, STOP_S, Terminal, alive
 from tests.support.waiting import wait_until
 
 
@@ -40,7 +43,7 @@ def listens(host: str, port: int) -> bool:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_status_links_to_spark_on_its_actual_port(terminal: Terminal) -> None:
+def test_status_links_to_spark_on_its_actual_port_and_no_process_outlives_the_driver(terminal: Terminal) -> None:
     metrics = free_port()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = taken.getsockname()[1]
@@ -61,6 +64,20 @@ def test_status_links_to_spark_on_its_actual_port(terminal: Terminal) -> None:
     assert not listens("127.0.0.2", port), "nobody but this machine"
     wait_until(lambda: told(metrics)["smqrt_pipeline_rows_total", "echo"] == 1, "its figures are told", START_S)
     assert told(metrics)["smqrt_pipeline_up", "idle"] == 1
+    outlived_by_nobody(terminal)
+
+
+def outlived_by_nobody(terminal: Terminal) -> None:
+    """kill -9 of the driver in a micro-batch, here since Spark runs already: starting it takes longer than the rest."""
+    terminal.send_row()
+    terminal.wait_inside()
+    everybody = terminal.everybody()
+    assert {"java", "python"} <= {name.rstrip(".0123456789") for name in everybody.values()}
+    assert terminal.process
+    terminal.process.kill()
+    terminal.wait()
+    terminal.go.touch()  # a worker that computes sees that nobody wants its result only when it has one
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 def told(port: int) -> dict[tuple[str, str], float]:
