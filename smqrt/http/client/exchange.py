@@ -271,6 +271,11 @@ class ClientResponse:
         self._body, self._at = data + self._body[self._at :], 0
 
     @property
+    def may_be_chunked(self) -> bool:
+        """Whether chunks, or a head that announces them, can come next."""
+        return self.status is None or self._chunks is not None
+
+    @property
     def has_data(self) -> bool:
         """Whether `take` would return bytes."""
         return bool(self._body)
