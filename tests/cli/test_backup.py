@@ -15,6 +15,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.journal.reader import Journal
+from tests.cli.commands import Command
 from tests.journal import written as rows
 
 PROGRAM = """
@@ -116,11 +117,10 @@ def test_torn_ends_are_cut_off_in_the_copy(tmp_path: Path) -> None:
         for path, cut in ((end.with_suffix(".idx"), cut_index), (end.with_suffix(".arrows"), cut_data)):
             os.truncate(path, max(0, path.stat().st_size - cut))
         before = {path: path.read_bytes() for path in sorted(journal.rglob("*")) if path.is_file()}
-        made = smqrt("backup", tmp_path / f"backup-{number}", journal)
-        assert made.returncode == 0, made.stderr
+        Command("backup").done(tmp_path / f"backup-{number}", journal)
         copy = tmp_path / f"backup-{number}" / journal.name
-        checked = smqrt("journal", "verify", copy)
-        assert (checked.returncode, checked.stderr) == (0, "")
+        checked = Command("journal")("verify", copy)
+        assert (checked.exit_code, checked.stderr) == (0, "")
         assert [row.seq for row in Journal(copy).rows({}, Journal(copy).end())] == [*range(left)]
         assert not [path for path in copy.rglob("*") if path.name == "lock" or path.suffix == ".damaged"]
         assert before == {path: path.read_bytes() for path in sorted(journal.rglob("*")) if path.is_file()}

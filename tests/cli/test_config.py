@@ -27,7 +27,7 @@ def config(
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=30)
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "smqrt.toml").write_text('host = "::"\n[pages]\nmanual = false\n')
     shown = config("show", "--origin", folder=tmp_path, environment={"SMQRT_PORT": "1", "SMQRT_PROT": "2"})
     lines = dict(re.split(r" +# ", line, maxsplit=1) for line in shown.stdout.splitlines() if not line.startswith("#"))
@@ -36,17 +36,19 @@ def test_the_commands(tmp_path: Path) -> None:
     assert lines["drain_s = 2.0"] == "default"
     assert shown.stderr == "SMQRT_PROT is not a setting; did you mean SMQRT_PORT?\n"
     assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
-    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings, all checks passed\n"
+    monkeypatch.chdir(tmp_path)
+    run = Command("config")
+    assert run.done("check") == "smqrt.toml: 2 settings, all checks passed\n"
     other = tmp_path / "other.toml"
     other.write_text('port = "x"\nprot = 1\n')
-    checked = config("check", other, folder=tmp_path)
-    assert checked.returncode == 1
+    checked = run("check", other)
+    assert checked.exit_code == 1
     assert f"{other}, line 1: port must be" in checked.stderr
     assert f"{other}, line 2: prot is not a setting; did you mean port?" in checked.stderr
 
 
-def test_the_command_prints_former_names_in_the_schema(tmp_path: Path) -> None:
-    found = json.loads(config("schema", folder=tmp_path).stdout)
+def test_the_command_prints_former_names_in_the_schema() -> None:
+    found = json.loads(Command("config").done("schema"))
     assert found == json.loads(json.dumps(schema(Settings, FORMER_NAMES)))
     assert found["properties"]["drain"]["properties"]["most_s"]["deprecated"] is True
 

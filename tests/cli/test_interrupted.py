@@ -15,6 +15,7 @@ import pytest
 from gevent import subprocess as green
 from gevent.queue import Queue
 
+from tests.cli.commands import Command
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.support.local_broker import LocalBroker
 
@@ -26,8 +27,10 @@ STOP_S = 60
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal that takes some seconds to be read."""
-    folder = tmp_path_factory.mktemp("recorded") / "journal"
-    write(folder, readings(ROWS), batch=1000, segment_rows=ROWS // 4)
+    folder, some = tmp_path_factory.mktemp("recorded") / "journal", [*readings(10_000)]
+    times = ((seq, NOON_US + seq * 1_000_000) for seq in range(ROWS))
+    rows = (some[seq % len(some)]._replace(seq=seq, ts_us=ts_us) for seq, ts_us in times)
+    write(folder, rows, batch=1000, segment_rows=ROWS // 4)
     write(folder, [row(ROWS, NOON_US + ROWS * 1_000_000)])
     return folder
 
@@ -67,8 +70,7 @@ def test_export(journal: Path, ending: str, number: int, code: int) -> None:
     process.send_signal(number)
     assert (process.communicate(timeout=STOP_S), process.returncode) == (("", "Interrupted.\n"), code)
     assert files(target) == set()
-    again = started(*words)
-    assert again.communicate(timeout=STOP_S)[0].startswith(f"{ROWS + 1:,} messages in ")
+    assert Command("journal").done(*words, "--until", "1000").startswith("1,000 messages in ")
     assert files(target) == {target / f"all.{ending}"}
 
 
@@ -80,11 +82,10 @@ def test_compact(journal: Path, number: int, code: int) -> None:
     process.send_signal(number)
     assert (process.communicate(timeout=STOP_S), process.returncode) == (("", "Interrupted.\n"), code)
     assert files(journal / "wal") == before
-    again = started("compact", journal)
-    assert again.communicate(timeout=STOP_S)[0].startswith(f"4 segments with {ROWS:,} messages: ")
+    again = Command("journal").done
+    assert again("compact", journal).startswith(f"4 segments with {ROWS:,} messages: ")
     assert {path.suffix for path in files(journal / "data")} == {".parquet"}
-    checked = started("verify", journal)
-    assert "no faults\n" in checked.communicate(timeout=STOP_S)[0]
+    assert "no faults\n" in again("verify", journal)
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)

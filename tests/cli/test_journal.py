@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,14 +38,19 @@ smqrt = Command("journal")
 done, refused = smqrt.done, smqrt.refused
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    """An application whose hub has recorded 2000 readings and a few odd messages, in three segments."""
-    folder = tmp_path / "plant"
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
     write(folder / ".journal", readings(2000))
     odd = [row(2000, NOON_US + 2_000_000_000, None, b"\xff", flags=1), row(2001, NOON_US + 2_000_000_001, "a", b"last")]
     write(folder / ".journal", odd)
     return folder
+
+
+@pytest.fixture
+def app(tmp_path: Path, recorded: Path) -> Path:
+    """An application whose hub has recorded 2000 readings and a few odd messages, in three segments."""
+    return shutil.copytree(recorded, tmp_path / "plant")
 
 
 # ---- tail
@@ -116,13 +124,11 @@ def test_tail_needs_no_pyarrow_for_segments(app: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=True).stdout.endswith(b"last\n")
 
 
-def test_what_is_compacted_needs_pyarrow(app: Path) -> None:
+def test_what_is_compacted_needs_pyarrow(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("compact", app, "--all", "--grace", "0s")
-    code = "import sys; sys.modules['pyarrow'] = None; from smqrt.cli import main; main()"
-    command = [sys.executable, "-c", code, "journal", "tail", str(app)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    sentence = "Error: Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'.\n"
-    assert (ended.returncode, ended.stderr) == (1, sentence)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    sentence = "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
+    assert refused("tail", app) == (1, sentence)
 
 
 # ---- stats
@@ -334,7 +340,7 @@ def test_replay(tmp_path: Path, broker: LocalBroker, kind: str) -> None:
 
 
 def test_replay_at_full_speed_in_order(tmp_path: Path, broker: LocalBroker) -> None:
-    rows = write(tmp_path, [row(seq, NOON_US + seq * 1_000_000, "t", b"%06d" % seq * 20) for seq in range(20_000)])
+    rows = write(tmp_path, [row(seq, NOON_US + seq * 1_000_000, "t", b"%06d" % seq * 80) for seq in range(5000)])
     got = collected(broker, "t")
     assert replayed(tmp_path, f"http://127.0.0.1:{broker.port}/smq.lsp", "--speed", "max")[0] == 0
     assert [data for _, _, data in got] == [one.payload for one in rows]
@@ -351,7 +357,7 @@ def test_replay_a_part(tmp_path: Path, broker: LocalBroker) -> None:
 def test_what_replay_refuses(tmp_path: Path, broker: LocalBroker) -> None:
     write(tmp_path, [row(0)])
     assert refused("replay", tmp_path, "smq://127.0.0.1:1/", "--speed", "fast")[0] == 2
-    assert replayed(tmp_path, "ftp://127.0.0.1/")[0] == 2
+    assert refused("replay", tmp_path, "ftp://127.0.0.1/")[0] == 2
     code, _, err = replayed(tmp_path, "smq://127.0.0.1:1/")
     assert (code, err.count("\n")) == (1, 1)
 
@@ -426,12 +432,35 @@ def on_a_terminal(*arguments: object) -> str:
     return shown.decode()
 
 
-def test_long_commands_show_how_far_they_are(app: Path, tmp_path: Path) -> None:
+def shown_here(*arguments: object) -> str:
+    """The same in this process."""
+    ours, theirs = os.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(ours, 65536):
+                shown.append(more)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with open(theirs, "w") as error, contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+            journal(list(map(str, arguments)), standalone_mode=False)
+    finally:
+        reader.join()
+        os.close(ours)
+    return b"".join(shown).decode()
+
+
+def test_long_commands_show_how_far_they_are(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     for ending in ("jsonl", "csv", "parquet"):
-        assert "export" in (bar := on_a_terminal("export", app, "--to", tmp_path / f"x.{ending}"))
+        assert "export" in (bar := shown_here("export", app, "--to", tmp_path / f"x.{ending}"))
         assert "/2002" in bar
-    assert re.search(r"verify.*/\d", on_a_terminal("verify", app))
-    assert re.search(r"compact.*/2002", on_a_terminal("compact", app, "--all"))
+    assert re.search(r"verify.*/\d", shown_here("verify", app))
+    assert re.search(r"compact.*/2002", shown_here("compact", app, "--all"))
     assert "/2002" not in done("export", app, "--to", tmp_path / "y.jsonl"), "no terminal, no bar"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
@@ -56,6 +56,7 @@ def by_pyarrow(rows: list[Row]) -> Any:
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(ROWS, min_size=1, max_size=3))
 def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
     stream = arrow.schema_message("n1", "hub") + b"".join(map(encoded, batches))
@@ -65,12 +66,14 @@ def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
     assert table.equals(by_pyarrow([row for batch in batches for row in batch]))
 
 
+@settings(max_examples=40)
 @given(ROWS)
 def test_rows_come_back(rows: list[Row]) -> None:
     assert arrow.decode(encoded(rows)) == rows
     assert arrow.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
 
 
+@settings(max_examples=40)
 @given(ROWS)
 def test_columns_come_back(rows: list[Row]) -> None:
     batch = encoded(rows)
@@ -79,6 +82,7 @@ def test_columns_come_back(rows: list[Row]) -> None:
         assert arrow.decode_column(batch, column) == [row[at] for row in rows]
 
 
+@settings(max_examples=40)
 @given(ROWS)
 def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
     header = arrow.read_header(encoded(rows))
@@ -145,7 +149,7 @@ def test_what_is_cut_off_is_no_batch() -> None:
 def test_damage_never_is_another_exception() -> None:
     rows, random_ = written.rows(0, 20), random.Random(4)
     batch = encoded(rows)
-    for _ in range(3000):
+    for _ in range(1500):
         damaged = bytearray(batch)
         damaged[random_.randrange(len(batch))] ^= 1 << random_.randrange(8)
         with suppress(JournalError):

@@ -59,7 +59,7 @@ def rows(of: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
     return batches
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(STREAM, TIMES)
 def test_twins(stream: list[bytes], end_us: int) -> None:
     data = b"".join([*stream, stamp(end_us)])

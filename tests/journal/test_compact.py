@@ -98,16 +98,16 @@ def test_a_clock_set_back_makes_files_and_loses_nothing(tmp_path: Path) -> None:
 def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> None:
     write(
         tmp_path,
-        [row(seq, NOON_US + seq, f"t{seq // 50_000}") for seq in range(150_000)],
+        [row(seq, NOON_US + seq, f"t{seq // 50_000}") for seq in range(70_000)],
         batch=1000,
-        segment_rows=70_000,
+        segment_rows=40_000,
     )
-    write(tmp_path, [row(150_000)])
+    write(tmp_path, [row(70_000)])
     compact.compact(tmp_path, AT_ONCE)
     (file,) = manifest.load(tmp_path).all_files()
     metadata = pq.ParquetFile(tmp_path / file.path).metadata
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-    assert [group.num_rows for group in groups] == [65_536, 65_536, 150_000 - 2 * 65_536]
+    assert [group.num_rows for group in groups] == [65_536, 70_000 - 65_536]
     by_name = {groups[0].column(at).path_in_schema: groups[0].column(at) for at in range(metadata.num_columns)}
     assert (by_name["topic"].statistics.min, by_name["topic"].statistics.max) == ("t0", "t1")
     assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, 65_535)
@@ -206,7 +206,7 @@ def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
 
 def test_readers_lose_and_double_nothing_meanwhile(tmp_path: Path) -> None:
     """Without a grace, which is the worst that can happen to who is inside a segment."""
-    rows = write(tmp_path, readings(6000, step_us=2_000_000), segment_rows=250)
+    rows = write(tmp_path, readings(3000, step_us=4_000_000), segment_rows=250)
     reader = Journal(tmp_path)
     end, read = reader.end(), 0
     options = CompactOptions(grace_s=0, max_group_bytes=100_000)
@@ -362,9 +362,9 @@ def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
 
 
 def test_compacted_files_have_at_most_60_percent_of_payload(tmp_path: Path) -> None:
-    write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
+    write(tmp_path, readings(10_000, devices=500), segment_rows=5_000)
     done = compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
-    assert done.rows == 20_000
+    assert done.rows == 10_000
     assert done.file_bytes <= 0.6 * done.payload_bytes
 
 
@@ -372,7 +372,7 @@ def test_typed_columns_do_not_break_that_bar(tmp_path: Path) -> None:
     ddl: dict[str, Any] = {
         "#": "device string, temp double, humidity double, battery int, location struct<lat: double, lon: double>"
     }
-    write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
+    write(tmp_path, readings(10_000, devices=500), segment_rows=5_000)
     done = compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, schemas=ddl))
     assert done.file_bytes <= 0.6 * done.payload_bytes
 

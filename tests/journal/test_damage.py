@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,25 +68,27 @@ def readable(journal: Path) -> dict[int, Row]:
     """Every row that can be read, by the number under which it is given."""
     found: dict[int, Row] = {}
     reader = Journal(journal)
-    for path in index.paths(journal / "wal/n1"):
-        for entry in index.read_index(path):
-            try:
-                rows = list(reader.rows({"n1": entry.first_seq}, {"n1": entry.next_seq}))
-            except JournalError:
-                continue
-            assert [row.seq for row in rows] == list(range(entry.first_seq, entry.next_seq))
-            found |= {row.seq: row for row in rows}
+    entries = [entry for path in index.paths(journal / "wal/n1") for entry in index.read_index(path)]
+    while entries:
+        at, end = entries[0].first_seq, entries[-1].next_seq
+        with suppress(JournalError):
+            for row in reader.rows({"n1": at}, {"n1": end}):
+                assert row.seq == at
+                found[at] = row
+                at += 1
+            assert at == end
+        entries = [entry for entry in entries if entry.first_seq > at]  # behind the batch that can't be read
     return found
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_thousand_damages(damage: Damage, whole: tuple[bytes, bytes], memory: Path) -> None:
+def test_five_hundred_damages(damage: Damage, whole: tuple[bytes, bytes], memory: Path) -> None:
     """Over all kinds: no row comes under another number, no number is given again, and what is lost is told."""
     folder, random_ = memory / "wal/n1", random.Random(damage.__name__)
     folder.mkdir(parents=True)
     schema = arrow.schema_message("n1", "hub-n1")
     assert whole[0].startswith(schema)
-    for _ in range(1 + 1000 // len(DAMAGES)):
+    for _ in range(1 + 500 // len(DAMAGES)):
         data, index = map(bytearray, whole)
         damage(random_, data, index)
         for path in folder.iterdir():

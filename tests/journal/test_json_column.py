@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
@@ -77,6 +77,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.sampled_from([*"abcd", "device", "temp", "n", "big", "on", "all"]), VALUES, max_size=6)
 
 
+@settings(max_examples=50)
 @given(st.lists(OBJECTS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=12), max_size=8))
 def test_the_fast_and_slow_paths_agree(payloads: list[bytes]) -> None:
     ddl = "device string, temp double, n int, big bigint, on boolean, all array<double>"

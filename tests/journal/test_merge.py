@@ -24,7 +24,6 @@ from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 APART, MERGED = CompactOptions(grace_s=0, everything=True, merge_bytes=0), CompactOptions(grace_s=0, everything=True)
 HOUR_US = 3_600_000_000
-MINUTES_10_US = HOUR_US // 6
 
 
 def rows_of(journal: Path, **options: Any) -> list[Row]:
@@ -44,24 +43,25 @@ def on_disk(journal: Path) -> list[str]:
     return sorted(str(path.relative_to(journal)) for path in (journal / "data").rglob("*") if path.is_file())
 
 
-def small_files(journal: Path, hours: int = 30, a_file: int = 50, topics: int = 20) -> list[Row]:
-    """Compacts six times an hour, as a hub with little traffic does; returns the rows."""
-    step_us = MINUTES_10_US // a_file
-    rows = [*readings(hours * 6 * a_file, step_us=step_us, devices=topics)]
+def small_files(journal: Path, hours: int, a_file: int = 50, an_hour: int = 6) -> list[Row]:
+    """Compacts some times an hour, as a hub with little traffic does; returns the rows."""
+    step_us = HOUR_US // an_hour // a_file
+    rows = [*readings(hours * an_hour * a_file, step_us=step_us)]
     for first in range(0, len(rows), a_file):
         write(journal, rows[first : first + a_file])
         compact.compact(journal, APART)
-    assert len(files_of(journal)) == hours * 6
+    assert len(files_of(journal)) == hours * an_hour
     return rows
 
 
 def test_hours_and_days_become_files(tmp_path: Path) -> None:
-    rows = small_files(tmp_path, hours=15)  # from noon on: twelve hours of a day, three of the next
+    # from noon on: twelve hours of a day, three of the next
+    rows = small_files(tmp_path, hours=15, a_file=20, an_hour=3)
     now_us = NOON_US + 15 * HOUR_US - 1
     groups = list(parquet_files.merge_groups(files_of(tmp_path), now_us, 128 << 20, lambda one, other: True))
-    assert [len(group) for group in groups] == [72, 6, 6]
+    assert [len(group) for group in groups] == [36, 3, 3]
     assert parquet_files.settled_below(files_of(tmp_path), now_us) == groups[1][0].first
-    assert compact.compact(tmp_path, MERGED).merged == 90
+    assert compact.compact(tmp_path, MERGED).merged == 45
     assert listed(tmp_path) == on_disk(tmp_path)
     folders = [Path(file.path).parent.as_posix() for file in files_of(tmp_path)]
     null = "hour=__HIVE_DEFAULT_PARTITION__"
@@ -93,15 +93,17 @@ def test_files_stay_small_enough_and_large_ones_stay(tmp_path: Path) -> None:
     assert listed(tmp_path) == before
 
 
-def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path) -> None:
-    rows = [row(seq, NOON_US + seq, f"t{seq * 7919 % 100:02}", b"x" * (seq % 50)) for seq in range(150_000)]
-    for first in range(0, len(rows), 50_000):
-        write(tmp_path, rows[first : first + 50_000], batch=10_000, segment_rows=50_000)
+def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "GROUP_ROWS", 1 << 13)
+    rows = [row(seq, NOON_US + seq, f"t{seq * 7919 % 100:02}", b"x" * (seq % 50)) for seq in range(21_000)]
+    for first in range(0, len(rows), 7000):
+        write(tmp_path, rows[first : first + 7000], batch=1000, segment_rows=7000)
         compact.compact(tmp_path, APART)
     compact.compact(tmp_path, MERGED)
     (file,) = files_of(tmp_path)
     opened = pq.ParquetFile(tmp_path / file.path)
-    for group in range(opened.num_row_groups):
+    assert opened.num_row_groups == 3
+    for group in range(3):
         topics = opened.read_row_group(group, ["topic"]).column("topic").to_pylist()
         assert topics == sorted(topics)
     assert rows_of(tmp_path) == rows
@@ -109,7 +111,7 @@ def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path) -> None:
     for _ in range(5):
         start = chance.randrange(len(rows))
         end = chance.randrange(start, len(rows)) + 1
-        plan = reader.plan({"n1": start}, {"n1": end}, max_rows=chance.randrange(1000, 100_000))
+        plan = reader.plan({"n1": start}, {"n1": end}, max_rows=chance.randrange(100, 14_000))
         batches = [batch for part in plan for chunk in part for batch in reader.tables(chunk, ["seq"])]
         assert [seq for batch in batches for seq in batch.column("seq").to_pylist()] == list(range(start, end))
     wanted = [one for one in rows if one.topic == "t07"]
@@ -117,8 +119,9 @@ def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path) -> None:
 
 
 def test_groups_without_a_wanted_topic_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row(seq, NOON_US + seq, "early" if seq < 70_000 else "late", b"x") for seq in range(140_000)]
-    write(tmp_path, rows, batch=10_000, segment_rows=140_000)
+    monkeypatch.setattr(parquet_files, "GROUP_ROWS", 6000)
+    rows = [row(seq, NOON_US + seq, "early" if seq < 7000 else "late", b"x") for seq in range(14_000)]
+    write(tmp_path, rows, batch=1000, segment_rows=14_000)
     compact.compact(tmp_path, APART)
     reader, read = Journal(tmp_path), list[tuple[int, ...]]()
     read_row_group = pq.ParquetFile.read_row_group
@@ -128,8 +131,8 @@ def test_groups_without_a_wanted_topic_are_not_read(tmp_path: Path, monkeypatch:
         return read_row_group(self, group, columns)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
-    [[chunk]] = reader.plan({}, {"n1": 140_000})
-    assert sum(batch.num_rows for batch in reader.tables(chunk, ["seq", "payload"], ["late"])) == 70_000
+    [[chunk]] = reader.plan({}, {"n1": 14_000})
+    assert sum(batch.num_rows for batch in reader.tables(chunk, ["seq", "payload"], ["late"])) == 7000
     assert read == [(0, 1), (1, 1), (1, 3), (2, 1), (2, 3)]
 
 
@@ -207,7 +210,7 @@ def test_a_file_that_expires_meanwhile(tmp_path: Path) -> None:
 
 def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:
     """On top of what the run before left behind, each time one step later."""
-    rows = small_files(tmp_path, hours=13, a_file=3)
+    rows = small_files(tmp_path, hours=13, a_file=3, an_hour=3)
     for step in range(1, 200, 3):
         code = compact_killed_at(step, tmp_path, CompactOptions(grace_s=0, everything=True))
         assert rows_of(tmp_path) == rows, f"killed at step {step}"
@@ -220,17 +223,17 @@ def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None
 
 
 def test_small_messages_cost_at_most_three_tenths_extra(tmp_path: Path) -> None:
-    """A message of 128 random bytes a minute: a day of 144 files of ten rows each."""
+    """A message of 128 random bytes a minute: half a day of 72 files of ten rows each."""
     chance = random.Random(1)
     rows = [
         row(seq, NOON_US - 12 * HOUR_US + seq * 60_000_000, f"site/{seq % 5}", chance.randbytes(128), uid=f"d{seq % 5}")
-        for seq in range(1440)
+        for seq in range(720)
     ]
     write(tmp_path, rows, batch=1, segment_rows=10)
     compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, max_group_bytes=1, merge_bytes=0))
     apart = sum(file.bytes for file in files_of(tmp_path))
-    assert len(files_of(tmp_path)) == 144
-    assert compact.compact(tmp_path, MERGED).merged == 144
+    assert len(files_of(tmp_path)) == 72
+    assert compact.compact(tmp_path, MERGED).merged == 72
     payload = 128 * len(rows)
     assert sum(path.stat().st_size for path in (tmp_path / "data").rglob("*.parquet")) <= 1.3 * payload
     assert apart > 4 * payload

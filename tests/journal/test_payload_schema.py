@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
@@ -24,6 +24,7 @@ def test_what_people_write() -> None:
     assert read.ddl() == "device string, temp double, gps struct<lat: bigint, `my lon`: float>, all array<array<int>>"
 
 
+@settings(max_examples=50)
 @given(STRUCTS)
 def test_what_is_written_is_read(struct: StructType) -> None:
     assert parse_ddl(struct.ddl()) == struct

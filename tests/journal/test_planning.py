@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError, JournalError
@@ -49,6 +49,7 @@ def by_the_book(pattern: str, name: str) -> bool:
     return len(levels) == len(wanted)
 
 
+@settings(max_examples=50)
 @given(st.lists(PATTERN | st.just("#"), max_size=3), st.lists(PATTERN, max_size=2), st.lists(NAME, max_size=8))
 def test_as_in_the_book(topics: list[str], exclude: list[str], names: list[str]) -> None:
     chosen = Filter(topics, exclude)
@@ -152,7 +153,7 @@ def test_a_topic_filter_matches_its_names_and_excludes_most() -> None:
         wanted = WantedTopics.of(Filter(topics))
         return wanted is None or wanted.may_be_in(made)
 
-    assert all(may_be_in(name) for name in names)
+    assert all(may_be_in(name) for name in names[::4])
     for pattern in (
         "#",
         "+/machine7/temp",
@@ -166,9 +167,9 @@ def test_a_topic_filter_matches_its_names_and_excludes_most() -> None:
     assert may_be_in("site3/#")
     assert may_be_in("site3/machine3/temp/#")
     assert may_be_in("+/x")
-    wrong = sum(may_be_in(f"site{at % 50}/machine{at}/temp") for at in range(10_000, 12_000))
-    assert wrong < 2000 * 0.05
-    assert sum(may_be_in(f"other{at}/#") for at in range(2000)) < 2000 * 0.1
+    wrong = sum(may_be_in(f"site{at % 50}/machine{at}/temp") for at in range(10_000, 11_000))
+    assert wrong < 1000 * 0.05
+    assert sum(may_be_in(f"other{at}/#") for at in range(1000)) < 1000 * 0.1
 
 
 def test_a_filter_that_is_none_leaves_nothing_out() -> None:

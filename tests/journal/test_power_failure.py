@@ -99,11 +99,13 @@ def test_numbers_seen_by_a_reader_are_not_reused(disk: SyncedDisk, make_site: Ma
 @pytest.mark.parametrize("seed", range(6))
 def test_no_number_comes_twice_whenever_the_power_fails(disk: SyncedDisk, make_site: Make, seed: int) -> None:
     random_ = random.Random(seed)
-    lives = Lives(disk, make_site, {"sync": random_.choice(["1h", "publish"]), "segment_bytes": 1 << 20})
+    sync = random_.choice(["1h", "publish"])
+    most, size_bytes = (1500, 1 << 20) if sync == "1h" else (150, 1 << 17)  # "publish": each message is a batch
+    lives = Lives(disk, make_site, {"sync": sync, "segment_bytes": size_bytes})
     for _ in range(12):
         before = lives.seen
         for _ in range(random_.randrange(4)):
-            random_.choice([lambda: lives.publish(random_.randrange(1, 1500)), lives.sync])()
+            random_.choice([lambda: lives.publish(random_.randrange(1, most)), lives.sync])()
         if random_.random() < 0.3:
             lives.end()
         if random_.random() < 0.8:
@@ -131,15 +133,15 @@ def test_numbers_are_dense_when_a_hub_ends_in_order(disk: SyncedDisk, make_site:
 
 
 def test_a_hub_closed_while_finishing_keeps_its_last_segment(disk: SyncedDisk, make_site: Make) -> None:
-    lives = Lives(disk, make_site, {"sync": "1h", "segment_bytes": 1 << 20})
-    lives.publish(40_000)
+    lives = Lives(disk, make_site, {"sync": "1h", "segment_bytes": 1 << 17})
+    lives.publish(5000)
     assert lives.journal._durability.is_sealing
     time.sleep(0.3)  # the disk is done, and the event loop has not heard of it
     lives.publish(5)
     lives.end()
     lives.fail()
-    assert [row.seq for row in Journal(disk.root / "journal").rows({}, {"n1": 1 << 62})] == [*range(40_005)]
-    assert segment.reserved(disk.root / "journal/wal/n1") == 40_005
+    assert [row.seq for row in Journal(disk.root / "journal").rows({}, {"n1": 1 << 62})] == [*range(5005)]
+    assert segment.reserved(disk.root / "journal/wal/n1") == 5005
 
 
 def test_publishers_wait_until_used_numbers_are_synced(
@@ -408,6 +410,6 @@ smq.publish(b"x", "topic")
 
 def test_a_program_with_an_open_hub_ends_normally(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    for end in (1, 2, 3):
+    for end in (1, 2):
         subprocess.run([sys.executable, "-c", PROGRAM, journal], check=True, timeout=60)
         assert seqs(Journal(journal)) == list(range(end))

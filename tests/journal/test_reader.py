@@ -37,17 +37,20 @@ def read(journal: Journal, plan: list[list[Chunk]], **options: Any) -> list[Row]
     return [row for part in plan for chunk in part for row in as_rows(journal.tables(chunk, **options))]
 
 
-@pytest.fixture(params=range(8), ids=lambda seed: f"seed{seed}")
-def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
-    """Two nodes with random batches and segments, compacted to a random number, with the old segments or without."""
-    random_ = random.Random(request.param)
+@pytest.fixture(scope="module", params=range(8), ids=lambda seed: f"seed{seed}")
+def journal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Journal:
+    """Two nodes with random batches and segments, compacted to a random number, with the old segments or without.
+
+    Tests only read it.
+    """
+    random_, folder = random.Random(request.param), tmp_path_factory.mktemp("journal")
     for node in NODES:
-        written.write(tmp_path, written.random_ends(random_, ROWS), node)
+        written.write(folder, written.random_ends(random_, ROWS), node)
         if cuts := sorted({random_.randint(1, ROWS - 1) for _ in range(random_.randint(0, 4))}):
-            written.to_parquet(tmp_path, cuts, node, group_rows=random_.choice((7, 64, 1000)))
+            written.to_parquet(folder, cuts, node, group_rows=random_.choice((25, 64, 1000)))
             if random_.random() < 0.7:
-                written.drop_compacted(tmp_path, node)
-    return Journal(tmp_path)
+                written.drop_compacted(folder, node)
+    return Journal(folder)
 
 
 def random_range(random_: random.Random) -> tuple[dict[str, int], dict[str, int]]:
@@ -67,7 +70,7 @@ def test_where_rows_are(journal: Journal) -> None:
 
 def test_random_ranges(journal: Journal) -> None:
     random_ = random.Random(1)
-    for _ in range(20):
+    for _ in range(10):
         start, end = random_range(random_)
         most = random_.randint(1, 150)
         plan = journal.plan(start, end, max_rows=most)
@@ -131,7 +134,7 @@ def test_topics(journal: Journal, topics: list[str], exclude: list[str]) -> None
 
 def test_times_leave_out_what_has_none(journal: Journal) -> None:
     random_, all_ = random.Random(2), dict.fromkeys(NODES, ROWS)
-    for _ in range(20):
+    for _ in range(10):
         first, last = sorted(random_.choices(range(ROWS), k=2))
         times = (written.START_US + first * 1000, written.START_US + last * 1000 + 5)
         plan = journal.plan({}, all_, ts_us=times)
@@ -168,7 +171,7 @@ def test_a_plan_reads_the_indexes_of_segments_it_cuts(tmp_path: Path, monkeypatc
 
 
 def test_a_time_is_an_offset(journal: Journal) -> None:
-    for seq in range(0, ROWS, 13):
+    for seq in range(0, ROWS, 29):
         assert journal.offsets_at(written.START_US + seq * 1000) == dict.fromkeys(NODES, seq)
         assert journal.offsets_at(written.START_US + seq * 1000 - 999) == dict.fromkeys(NODES, seq)
     assert journal.offsets_at(0) == dict.fromkeys(NODES, 0)
@@ -354,7 +357,7 @@ def test_a_manifest_that_is_damaged(tmp_path: Path, text: str) -> None:
     end=st.integers(0, 80),
     most=st.integers(1, 90),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_journal(
     tmp_path_factory: pytest.TempPathFactory, seed: int, cuts: list[int], start: int, end: int, most: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal.payload_schema import StructType, fits, infer_schema, parse_ddl
@@ -71,6 +71,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), min_size=1, max_size=10))
 def test_the_ddl_is_valid_and_fitting_rows_are_counted(values: list[dict[str, object]]) -> None:
     found = infer_schema(json.dumps(value).encode() for value in values)

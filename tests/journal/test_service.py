@@ -194,7 +194,7 @@ def test_nothing_else_is_shown(shelf: Shelf, tmp_path: Path, path: str) -> None:
 def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
     path = shelf.wal / f"{SEGMENT}.arrows"
     with open(path, "wb") as file:
-        file.truncate(100 << 20)
+        file.truncate(50 << 20)
     pauses: list[float] = []
 
     def watch() -> None:
@@ -205,7 +205,7 @@ def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
 
     watcher = gevent.spawn(watch)
     answers = [gevent.spawn(shelf.ask, f"main/wal/n2/{SEGMENT}.arrows") for _ in range(2)]
-    assert [len(answer.get().content) for answer in answers] == [100 << 20] * 2
+    assert [len(answer.get().content) for answer in answers] == [50 << 20] * 2
     watcher.kill()
     assert len(pauses) > 20
     assert sorted(pauses)[len(pauses) * 9 // 10] < 0.25

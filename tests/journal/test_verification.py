@@ -61,7 +61,7 @@ def flip(path: Path, at: int) -> None:
 def test_a_flipped_byte_anywhere_in_a_segment_is_found(segments: list[Path], tmp_path: Path) -> None:
     chance = random.Random(3)
     size, whole = segments[0].stat().st_size, segments[0].read_bytes()
-    for _ in range(60):
+    for _ in range(30):
         flip(segments[0], at := chance.randrange(size))
         found = verify(tmp_path)
         segments[0].write_bytes(whole)
