@@ -238,15 +238,15 @@ def install_wheel(python: str, wheel: Path, folder: Path, linked: bool = False, 
 def link_requirements(wheel: Path, site: Path) -> None:
     """Puts what a wheel asks for, and what that asks for in turn, into `site` as links to this environment's files."""
     (info,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
-    wanted = [(metadata.PathDistribution(info), "")]  # type: ignore[arg-type]  # zipfile.Path does what it needs
+    wanted: list[tuple[metadata.Distribution, str]] = [(metadata.PathDistribution(info), "")]
     there = {("smqrt", "")}
     while wanted:
         found, extra = wanted.pop()
         for one in map(Requirement, found.requires or ()):
             if one.marker is None or one.marker.evaluate({"extra": extra}):
-                for name in {(canonicalize_name(one.name), each) for each in ("", *one.extras)} - there:
-                    there.add(name)
-                    wanted.append((metadata.distribution(name[0]), name[1]))
+                for key in {(str(canonicalize_name(one.name)), each) for each in ("", *one.extras)} - there:
+                    there.add(key)
+                    wanted.append((metadata.distribution(key[0]), key[1]))
     for name in {name for name, _ in there} - {"smqrt"}:
         for file in metadata.distribution(name).files or ():
             if ".." not in file.parts:  # a command
