@@ -218,8 +218,8 @@ def install_wheel(python: str, wheel: Path, folder: Path, linked: bool = False, 
         python: of which version.
         wheel: what is installed.
         folder: where.
-        linked: what the wheel asks for is linked to what this environment has, which takes a fifth of the time that
-            pip takes to choose it from an index; pip checks that nothing is missing. Only for the Python of the tests.
+        linked: what the wheel asks for is linked to what this environment has, which takes a quarter of the time
+            that pip takes to choose it from an index; pip checks that nothing is missing. Only for the tests' Python.
         install_s: how long it may take.
     """
     # A pip that is there already does it: another one would have to be unpacked first. A newer Python's is faster.
