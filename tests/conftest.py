@@ -16,12 +16,17 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from smqrt.journal import writer
 from smqrt.settings import limits
@@ -197,18 +202,57 @@ def build_wheel(folder: Path) -> None:
     shutil.copytree(REPOSITORY / "app_preload", copy / "app_preload", ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, copy)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
-    subprocess.run(command, check=True, timeout=100)
+    # As `pip wheel` does it, in fewer processes: the backend runs with nothing but what the project asks for.
+    asked = tomllib.loads((copy / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    install = ["install", "-q", "--no-compile", "--target", folder / "backend", *asked]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True, timeout=100)
+    build = "import sys; sys.path[:0] = sys.argv[1:2]; from setuptools.build_meta import build_wheel; build_wheel('..')"
+    command = [sys.executable, "-I", "-S", "-c", build, str(folder / "backend")]
+    subprocess.run(command, cwd=copy, check=True, timeout=100, stdout=subprocess.DEVNULL)
 
 
-def install_wheel(python: str, wheel: Path, folder: Path, install_s: float = 300) -> str:
-    """Makes a virtual environment with nothing but the wheel and what it asks for; returns its Python."""
-    subprocess.run([python, "-m", "venv", folder / "venv"], check=True, timeout=install_s)
-    installed = str(folder / "venv/bin/python")
+def install_wheel(python: str, wheel: Path, folder: Path, linked: bool = False, install_s: float = 300) -> str:
+    """Makes a virtual environment with nothing but the wheel and what it asks for; returns its Python.
+
+    Args:
+        python: of which version.
+        wheel: what is installed.
+        folder: where.
+        linked: what the wheel asks for is linked to what this environment has, which takes a quarter of the time
+            that pip takes to choose it from an index; pip checks that nothing is missing. Only for the tests' Python.
+        install_s: how long it may take.
+    """
+    # A pip that is there already does it: another one would have to be unpacked first. A newer Python's is faster.
+    has_pip = subprocess.run([python, "-I", "-c", "import pip"], capture_output=True, check=False).returncode == 0
+    subprocess.run([python, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=install_s)
+    installed = folder / "venv/bin/python"
+    if linked:
+        link_requirements(wheel, next(folder.glob("venv/lib/python3*/site-packages")))
     # -I: what the environment adds to the path, for Spark's workers, has this tree, and pip would call that installed
-    command = [installed, "-I", "-m", "pip", "install", "-q", "--no-compile", str(wheel)]
+    pip = [python if has_pip else sys.executable, "-I", "-m", "pip", "--python", str(installed)]
+    command = [*pip, "install", "-q", "--no-compile", *["--no-index"] * linked, str(wheel)]
     subprocess.run(command, check=True, timeout=install_s)
-    return installed
+    return str(installed)
+
+
+def link_requirements(wheel: Path, site: Path) -> None:
+    """Puts what a wheel asks for, and what that asks for in turn, into `site` as links to this environment's files."""
+    (info,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
+    wanted: list[tuple[metadata.Distribution, str]] = [(metadata.PathDistribution(info), "")]
+    there = {("smqrt", "")}
+    while wanted:
+        found, extra = wanted.pop()
+        for one in map(Requirement, found.requires or ()):
+            if one.marker is None or one.marker.evaluate({"extra": extra}):
+                for key in {(str(canonicalize_name(one.name)), each) for each in ("", *one.extras)} - there:
+                    there.add(key)
+                    wanted.append((metadata.distribution(key[0]), key[1]))
+    for name in {name for name, _ in there} - {"smqrt"}:
+        for file in metadata.distribution(name).files or ():
+            if ".." not in file.parts:  # a command
+                link = site / file
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file.locate())
 
 
 @pytest.fixture(scope="session")
@@ -220,7 +264,9 @@ def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def clean_python(wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment without any extra."""
-    folder = made_once("clean", lambda folder: install_wheel(sys.executable, wheel_path, folder), tmp_path_factory)
+    folder = made_once(
+        "clean", lambda folder: install_wheel(sys.executable, wheel_path, folder, linked=True), tmp_path_factory
+    )
     return str(folder / "venv/bin/python")
 
 

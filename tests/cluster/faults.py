@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import signal
 import struct
-import sys
 import tempfile
 import time
 import urllib.request
@@ -25,12 +24,12 @@ from typing import Any
 
 import click
 import gevent
-from gevent import socket, subprocess
+from gevent import socket
 
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.cluster.cut import Cable
-from tests.conftest import free_port
+from tests.conftest import Served, free_port
 
 NODES = 3
 TOPICS = 100
@@ -62,12 +61,11 @@ class Node:
 
     def start(self) -> None:
         """Start it, and wait until it serves."""
-        words = ["serve", str(self._app), "--port", self.port, "--admin-port", self.admin_port]
+        words = [self._app, "--port", self.port, "--admin-port", self.admin_port]
         links = ["--cluster-listen", f"127.0.0.1:{self.link_port}", "--cluster-silence-s", SILENCE_S]
         more = ["--cluster-ping-s", 0.2, "--cluster-nodes", ",".join(self.addresses), "--cluster-password", "secret"]
-        self.process: Any = subprocess.Popen(
-            [sys.executable, "-m", "smqrt", *map(str, [*words, *links, *more])], stdout=subprocess.DEVNULL
-        )
+        self.served = Served(*map(str, [*words, *links, *more]))
+        self.process = self.served.process
         self.lives += 1
         until(lambda: self.nodes() >= 0, f"node {self.number} did not start")
 
@@ -416,6 +414,10 @@ def run(
                 gevent.sleep(2 * MARGIN_S)
         fleet.finish()
         say(json.dumps(fleet.judge()))
+    except AssertionError:
+        for node in fleet.nodes:
+            say(f"node {node.number} printed:\n{node.served.output}")
+        raise
     finally:
         fleet.close()
 
