@@ -47,6 +47,7 @@ GROWS_BYTES = 64 << 20
 MEASURED_TIMES = 3
 OVER_LIMIT = pytest.StashKey[str]()
 RESTS_S = 0.1  # of CPU in a second, when all attacks are over; the meter itself takes some 10 ms
+BACKLOG_S = 20  # until then a server may process what floods have left in the buffers of sockets
 HERE = Path(__file__).parent
 APPS = HERE / "apps"
 
@@ -237,7 +238,9 @@ def _besieged_once() -> Iterator[list[Besieged]]:
     running: list[Besieged] = []
     yield running
     for one in running:
-        busy_s = one.cpu_s(during_s=1.0) if one.alive else 0.0
+        end_s = time.monotonic() + BACKLOG_S
+        while (busy_s := one.cpu_s(during_s=1.0) if one.alive else 0.0) >= RESTS_S and time.monotonic() < end_s:
+            pass
         one.stop()
         assert busy_s < RESTS_S, f"nobody asks anything, and the server used {busy_s:.2f} s of CPU in a second"
 
