@@ -94,7 +94,7 @@ def test_files_stay_small_enough_and_large_ones_stay(tmp_path: Path) -> None:
 
 
 def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "GROUP_ROWS", 1 << 13)
+    monkeypatch.setattr(parquet_files, "MAX_GROUP_ROWS", 1 << 13)
     rows = [row(seq, NOON_US + seq, f"t{seq * 7919 % 100:02}", b"x" * (seq % 50)) for seq in range(21_000)]
     for first in range(0, len(rows), 7000):
         write(tmp_path, rows[first : first + 7000], batch=1000, segment_rows=7000)
@@ -119,7 +119,7 @@ def test_groups_are_sorted_by_topic_and_read_in_order(tmp_path: Path, monkeypatc
 
 
 def test_groups_without_a_wanted_topic_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "GROUP_ROWS", 6000)
+    monkeypatch.setattr(parquet_files, "MAX_GROUP_ROWS", 6000)
     rows = [row(seq, NOON_US + seq, "early" if seq < 7000 else "late", b"x") for seq in range(14_000)]
     write(tmp_path, rows, batch=1000, segment_rows=14_000)
     compact.compact(tmp_path, APART)
