@@ -23,7 +23,8 @@ audit.listener = ba.socket.bind(0, {intf = "127.0.0.1"}) -- not of the page, who
 audit.request = request
 local names = 0
 audit.prepare(which, group, calls, named, makers_text, another, {
-  ignore = function() end, unique = function() names = names + 1 return "n" .. names end, links = require"smq.mtl".create("secret"), listening = select(2, audit.listener:sockname()),
+  ignore = function() end, unique = function() names = names + 1 return "n" .. names end,
+  links = require"smq.mtl".create("secret"), listening = select(2, audit.listener:sockname()),
   key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = {x = ba.crypto.keyparams(key), y = select(2, ba.crypto.keyparams(key))},
 })
