@@ -15,10 +15,10 @@ def compiler() -> str | None:
     return shutil.which("gcc") or shutil.which("cc")
 
 
-def built(source: Path) -> Path:
-    """Returns the program of a C source file, built when it is new or changed."""
+def built(source: Path, *options: str) -> Path:
+    """Returns the program of a C source file, built when it is new or changed; `-shared` as an option: a library."""
     program = CACHE / f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if not program.exists():
         CACHE.mkdir(exist_ok=True)
-        subprocess.run([str(compiler()), "-O2", "-o", str(program), str(source)], check=True)
+        subprocess.run([str(compiler()), "-O2", *options, "-o", str(program), str(source)], check=True)
     return program
