@@ -137,9 +137,14 @@ class CountedServer:
 
 def paths(server: CountedServer) -> dict[str, Callable[[], None]]:
     """What is counted: functions that take each path once."""
-    pairs = [(Client(server.port, "/smq.lsp", b"publisher-%d" % at), Client(server.port, "/smq.lsp", b"subscriber-%d" % at)) for at in range(PAIRS)]
+    pairs = [
+        (Client(server.port, "/smq.lsp", b"publisher-%d" % at), Client(server.port, "/smq.lsp", b"subscriber-%d" % at))
+        for at in range(PAIRS)
+    ]
     topics = [subscriber.subscribe(b"topic/%d" % at) for at, (_, subscriber) in enumerate(pairs)]
-    heads = [struct.pack("!BIII", 8, topic, publisher.etid, 0) for topic, (publisher, _) in zip(topics, pairs, strict=True)]
+    heads = [
+        struct.pack("!BIII", 8, topic, publisher.etid, 0) for topic, (publisher, _) in zip(topics, pairs, strict=True)
+    ]
     pages = socket.create_connection(("127.0.0.1", server.port), 10)
 
     def message() -> None:
@@ -197,7 +202,7 @@ def measure() -> dict[str, Costs]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench/path-costs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/bench/path_costs", description=__doc__)
     parser.add_argument("--list", nargs="+", choices=TIMES, help="also list the calls of these paths by name")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()

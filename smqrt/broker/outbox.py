@@ -222,32 +222,33 @@ class BackgroundTasks:
     """Work that is too long for one turn of the loop, as generators.
 
     They run one after the other in the order they were added, a few milliseconds per turn.
+
+    Attributes:
+        steps: the generators that are not finished.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[Iterator[None]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._steps)
+        self.steps: deque[Iterator[None]] = deque()
 
     def add(self, steps: Iterator[None]) -> None:
         """Append a generator. An exception ends it and is logged."""
-        self._steps.append(steps)
+        self.steps.append(steps)
 
     def work(self, clock: Callable[[], float]) -> None:
         """Run generators for `BACKGROUND_S` on `clock`, which returns seconds, or until none is left."""
         until_s = clock() + BACKGROUND_S
-        while self._steps:
+        while self.steps:
             try:
-                for _ in self._steps[0]:  # stays in front while it is unfinished: the next turn continues it
+                for _ in self.steps[0]:  # stays in front while it is unfinished: the next turn continues it
                     if clock() >= until_s:
                         return
             except Exception:
                 log.exception("error in a background task")
-            self._steps.popleft()
+            self.steps.popleft()
 
 
 _background = BackgroundTasks()
+_steps = _background.steps  # each turn asks whether there are any: faster than a method
 _wake = Outbox()
 """An outbox with an empty queue: in `dirty` it causes another turn of the loop."""
 
@@ -291,13 +292,13 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     """
     if ahead:
         _flush_ahead()
-    if len(dirty) == 1 and not backlog and not _background:  # nearly every turn while the load is low
+    if len(dirty) == 1 and not backlog and not _steps:  # nearly every turn while the load is low
         outbox = dirty.pop()
         if outbox.queue and outbox.life is not BLOCKED:
             outbox.flush()
         if not dirty:
             return False
-    if _background:
+    if _steps:
         _background.work(clock)
     until_s = clock() + FLUSH_S
     for _ in range(ROUNDS_PER_TURN):  # more than one round only when handlers of the server publish
@@ -311,21 +312,20 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
         turn = dirty[:FLUSHED_AT_ONCE]
         late = dirty[FLUSHED_AT_ONCE:]
         dirty.clear()
-        at = 0
-        while at < len(turn):
-            for outbox in turn[at : at + FLUSHED_BY_CLOCK]:
-                if outbox.queue and outbox.life is not BLOCKED:
-                    outbox.flush()
-            at += FLUSHED_BY_CLOCK
-            if clock() >= until_s:
+        flushed = 0
+        for outbox in turn:
+            if outbox.queue and outbox.life is not BLOCKED:
+                outbox.flush()
+            flushed += 1
+            if flushed % FLUSHED_BY_CLOCK == 0 and clock() >= until_s:
                 break
-        backlog.extend(turn[at:])
+        backlog.extend(turn[flushed:])
         backlog.extend(late)
         if clock() >= until_s:
             break
     if backlog:
         _flush_backlog(clock)
-    if _background or backlog:
+    if _steps or backlog:
         dirty.append(_wake)
     return bool(dirty)
 

@@ -1,0 +1,40 @@
+"""With nothing enabled, one message, turn, connect and page make no more calls and allocations than they did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
+
+pytestmark = pytest.mark.servers
+
+LIMITS = {
+    "message": {"python": 5, "builtin": 12, "system": 4, "allocations": 10},
+    "turn": {"python": 153, "builtin": 533, "system": 106, "allocations": 361},
+    "connect": {"python": 236, "builtin": 184, "system": 23, "allocations": 263},
+    "page": {"python": 89, "builtin": 64, "system": 5, "allocations": 125},
+}
+"""What `scripts/bench/path_costs` printed; lower a limit when the code costs less. `--list` names the calls."""
+TOLERANCE = 0.02
+TIMERS = 0.4
+"""Calls of the server's own timers in the time of one message."""
+
+
+def test_the_four_paths_cost_no_more_than_they_did(tmp_path: Path) -> None:
+    report = tmp_path / "costs.json"
+    command = [sys.executable, str(BENCH / "path_costs.py"), "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    over = {
+        f"{path}: {kind}": (found[path][kind], limit)
+        for path, limits in LIMITS.items()
+        for kind, limit in limits.items()
+        if found[path][kind] > limit * (1 + TOLERANCE) + TIMERS
+    }
+    assert over == {}, done.stdout
