@@ -28,7 +28,9 @@ log = logging.getLogger("smqrt")
 HANDSHAKE_S = 5.0
 ACME_PROTOCOL = "acme-tls/1"
 """The ALPN protocol by which an ACME authority verifies a name; no data follows the handshake (RFC 8737)."""
-_READ_BYTES = 16384  # at most 600 key updates, which take 7 ms
+_READ_BYTES = 16384  # at most 600 key updates, which take 7 to 30 ms
+_FEW_BYTES = 4096  # read at the beginning of a connection, and after a read that took long and had no data
+_LONG_S = 0.002
 _BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # after a large record, reads are larger
 _MAX_REPLY_BYTES = 65536  # unread replies of the TLS layer (key updates, alerts) after which a connection fails
 _RECORD_BYTES = 16384  # the largest plaintext of a TLS record
@@ -101,7 +103,7 @@ class TlsTransport(TlsSession):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._unsent = b""
-        self._read_bytes = _READ_BYTES
+        self._read_bytes = _FEW_BYTES
         self._unread_reply_bytes = 0
 
     def handshake(self) -> None:
@@ -147,9 +149,10 @@ class TlsTransport(TlsSession):
                 return self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
                 self._receive()
+            began_s = monotonic()
             size: int = self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[assignment]
         except ssl.SSLWantReadError:
-            self._read_bytes = _READ_BYTES
+            self._read_bytes = _READ_BYTES if monotonic() - began_s < _LONG_S else _FEW_BYTES
             raise BlockingIOError("no application data, or only part of a record") from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0

@@ -40,7 +40,7 @@ def started(serve: Serve, runtime: dict[str, str], folder: Path) -> Served:
 
 
 def test_commands_name_the_server_that_answers(serve: Serve, runtime: dict[str, str], tmp_path: Path) -> None:
-    assert "No server of this user runs" in smqrt(runtime, "peers").stderr
+    assert "No server of this user is running" in smqrt(runtime, "peers").stderr
     one = started(serve, runtime, tmp_path / "one")
     said = f"server {one.admin_url}/, process {one.process.pid}, in {tmp_path}/one\n"
     for words in (("peers",), ("topics",), ("top", "--count", "1"), ("cluster", "status")):
