@@ -322,6 +322,12 @@ _KEY_AND_NUMBER = struct.Struct(">III")
 _PEER = struct.Struct(">IQB")
 _PEER_BYTES = _PEER.size + 255 + 2 + 1 + 255  # without `info`
 _NAMED = struct.Struct(">IH")
+_ITEM_BYTES: dict[int, int] = {
+    **dict.fromkeys((LinkType.INTEREST, LinkType.NO_INTEREST, LinkType.WATCH, LinkType.UNWATCH), _KEY.size),
+    **dict.fromkeys((LinkType.PRESSED, LinkType.RELEASED), _KEY.size),
+    **dict.fromkeys((LinkType.NUMBERED, LinkType.COUNT, LinkType.ONCE), _KEY_AND_NUMBER.size),
+    LinkType.PEERS_GONE: _U32.size,
+}
 
 
 def _packets(kind: int, items: Iterable[bytes]) -> Iterator[bytes]:
@@ -334,6 +340,31 @@ def _packets(kind: int, items: Iterable[bytes]) -> Iterator[bytes]:
         packet += item
     if len(packet) > 1:
         yield bytes(packet)
+
+
+def first_items(packet: bytes, size_bytes: int) -> int:
+    """Return where the first items of a packet end, at or after `size_bytes`; its length if it is not made of items.
+
+    The items before and after that position can be processed as two packets.
+    """
+    kind, at, end = packet[0], 1, min(size_bytes, len(packet))
+    try:
+        if kind in _ITEM_BYTES:
+            size = _ITEM_BYTES[kind]
+            at += -(-(end - 1) // size) * size
+        elif kind in (LinkType.SUBTOPICS, LinkType.TOPICS):
+            while at < end:
+                at += _NAMED.size + (packet[at + 4] << 8 | packet[at + 5])
+        elif kind == LinkType.PEERS:
+            while at < end:
+                at += _PEER.size + packet[at + _PEER.size - 1]
+                at += 2 + (packet[at] << 8 | packet[at + 1])
+                at += 1 + packet[at]
+        else:
+            return len(packet)
+    except IndexError:  # malformed, which the parser reports
+        return len(packet)
+    return min(at, len(packet))
 
 
 def keys(kind: LinkType, of: Iterable[Key]) -> Iterator[bytes]:

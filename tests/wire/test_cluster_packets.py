@@ -46,6 +46,27 @@ def test_lists_come_back_in_packets_that_fit(kind: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("kind", LISTS)
+@given(data=st.data())
+def test_a_list_in_parts_has_the_same_items(kind: str, data: st.DataObject) -> None:
+    item, pack, parse = LISTS[kind]
+    (packet,) = pack(items := data.draw(st.lists(item, min_size=1, max_size=20)))
+    size_bytes, parts = data.draw(st.integers(2, 600)), []
+    rest = packet
+    while rest[1:]:
+        end = cluster_packets.first_items(rest, size_bytes)
+        assert end == len(rest) or end >= size_bytes
+        parts.append(rest[:end])
+        rest = rest[:1] + rest[end:]
+    assert [one for part in parts for one in parse(part)] == items
+
+
+@given(kind=st.sampled_from([*LinkType, 0, 255]), items=st.binary(max_size=200), size_bytes=st.integers(2, 300))
+def test_any_bytes_have_first_items(kind: int, items: bytes, size_bytes: int) -> None:
+    packet = bytes((kind,)) + items
+    assert min(2, len(packet)) <= cluster_packets.first_items(packet, size_bytes) <= len(packet)
+
+
+@pytest.mark.parametrize("kind", LISTS)
 @given(packet=st.binary(min_size=1, max_size=200))
 def test_any_bytes_are_a_list_or_an_error(kind: str, packet: bytes) -> None:
     _, pack, parse = LISTS[kind]

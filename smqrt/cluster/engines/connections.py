@@ -31,6 +31,7 @@ from smqrt.smq.connection import (
 )
 from smqrt.smq.connection_kinds import OverTls
 from smqrt.transport.tls import TlsTransport, Transport, half_close
+from smqrt.wire.cluster_packets import first_items
 from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
@@ -201,11 +202,13 @@ class LinkConnection(RawConnection):
             last = min(first + BATCHES_PER_CHECK, batches)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 if chars[at + 2] != b"\x08":  # u16 length, u8 type: no Publish
-                    self.link.control(chars[at + 2 : end])
                     waits: bool | None = False
-                    if end - at >= LARGE_BATCH_BYTES and time() >= data_path.defer_at_s():
-                        self.defer()  # 64 KiB of clients or topics are up to 20 ms of work
-                        return size if self.life.over else end
+                    is_long = end - at >= LARGE_BATCH_BYTES
+                    while at < end and not self.life.over:
+                        at = self._control(at, end)
+                        if is_long and time() >= data_path.defer_at_s():
+                            self.defer()
+                            return size if self.life.over else at
                 else:
                     waits = self._deliver(at, end, count)
                 if self.life.over:
@@ -217,6 +220,20 @@ class LinkConnection(RawConnection):
         if bad:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         return used
+
+    def _control(self, at: int, end: int) -> int:
+        """Process the control packet in `chars[at:end]`, or its first items; return where the rest begins.
+
+        The rest becomes a frame: its length and type replace processed bytes. 64 KiB of clients take 20 ms or more.
+        """
+        packet = chars[at + 2 : end]
+        part = first_items(packet, LARGE_BATCH_BYTES) if len(packet) > LARGE_BATCH_BYTES else len(packet)
+        self.link.control(packet[:part])
+        if part == len(packet):
+            return end
+        rest = at + 2 + part - 3
+        view[rest : rest + 3] = (end - rest).to_bytes(2, "big") + packet[:1]
+        return rest
 
     def _deliver(self, at: int, end: int, count: int) -> bool | None:
         remote = self.link.remote
