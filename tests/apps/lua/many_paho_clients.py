@@ -11,7 +11,7 @@ import sys
 from tests.apps.lua.paho_clients import PahoClient
 from tests.support.waiting import wait_until
 
-PEOPLE, EACH = 200, 100
+PEOPLE, EACH = 200, 30
 
 
 def main(port: int) -> None:
