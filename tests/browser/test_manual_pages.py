@@ -219,11 +219,13 @@ def test_the_site_works_from_a_folder(site: Path, new_page: NewPage) -> None:
     page = new_page((site / "index.html").as_uri())
     page.get_by_role("main").get_by_role("link", name="Security").click()
     expect(page.get_by_role("heading", level=1, name="Security")).to_be_visible()
+    page.wait_for_load_state()  # before that, nothing handles the keys
     page.keyboard.press("/")
     page.keyboard.type("httptools parser")
     result = page.locator(".results").get_by_role("link", name="0001")
     result.first.click()
     expect(page).to_have_url((site / "decisions/0001-http-front.html").as_uri())
+    page.wait_for_load_state()
     page.keyboard.press("/")
     page.keyboard.type("setkeepalive")
     assert places(page) == expected("setkeepalive", f"{site.as_uri()}/{{}}.html")
