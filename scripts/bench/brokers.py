@@ -74,14 +74,18 @@ def available() -> list[str]:
 
 def start(name: str, app: Path = APP, tls: bool = False, environment: Mapping[str, str] | None = None) -> Broker:
     """Starts one broker and returns it when it accepts connections; `app` is what ours serves, with `tls` over TLS
-    too. `environment` is added to that of this process."""
+    too. `environment` is added to that of this process. A name that is none of NAMES is that of a commit of ours."""
     folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
-    command, port = _smqrt(app, tls) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
-    # Ours says its port, and its troubles are for the reader.
-    out, err = (subprocess.PIPE, None) if name == "smqrt" else (subprocess.DEVNULL, subprocess.DEVNULL)
     added = {**os.environ, **(environment or {})}
+    is_ours = name not in _COMMANDS
+    command, port = _smqrt(app, tls) if is_ours else _COMMANDS[name](Path(folder.name))
+    if name not in NAMES:
+        check_out(name, Path(folder.name, "tree"))
+        added["PYTHONPATH"] = str(Path(folder.name, "tree"))
+    # Ours says its port, and its troubles are for the reader.
+    out, err = (subprocess.PIPE, None) if is_ours else (subprocess.DEVNULL, subprocess.DEVNULL)
     process = subprocess.Popen(command, cwd=folder.name, stdout=out, stderr=err, text=True, env=added)
-    broker = Broker(name, _PROTOCOLS[name], process, port, folder)
+    broker = Broker(name, "smq" if is_ours else _PROTOCOLS[name], process, port, folder)
     try:
         broker.port = port or _announced_port(process)
         broker.tls_port = _announced_port(process, "https") if tls else 0
@@ -90,6 +94,16 @@ def start(name: str, app: Path = APP, tls: bool = False, environment: Mapping[st
         broker.stop()
         raise
     return broker
+
+
+def check_out(commit: str, tree: Path) -> None:
+    """Makes a folder with the files of a commit of this repository."""
+    tree.mkdir()
+    repository = APP.parent.parent.parent
+    files = subprocess.run(["git", "-C", str(repository), "archive", commit, "smqrt"], capture_output=True)
+    if files.returncode:
+        raise SystemExit(f"the commit {commit} cannot be read: {files.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=files.stdout, check=True)
 
 
 def _program(name: str) -> str | None:
@@ -134,7 +148,7 @@ _COMMANDS: dict[str, Callable[[Path], tuple[list[str], int]]] = {
     "nats": _nats,
     "redis": _redis,
 }
-_PROTOCOLS = {"smqrt": "smq", "floor": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
+_PROTOCOLS = {"floor": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
 
 
 def _announced_port(process: subprocess.Popen[str], scheme: str = "http") -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -17,6 +19,8 @@ from shapes import CONNECTS_BAR, IDLE_BYTES_BAR, SHAPES, Shape
 
 Report = dict[str, Any]
 FAULTS = ("lost", "gaps", "dup_or_disorder", "corrupt", "dead")
+SLOWER = 1.03
+"""Two runs of the same code can differ by as much."""
 Results = dict[str, dict[str, list[Report]]]  # shape key → broker name → one report per round
 
 
@@ -27,7 +31,9 @@ def main() -> None:
     generator = Generator(options.python)
     console = Console()
     console.width = max(console.width, 160)
-    names = [name for name in brokers.available() if not options.brokers or name in options.brokers]
+    names = [name for name in brokers.available() if name in (options.brokers or brokers.NAMES)]
+    if options.against:
+        names = ["smqrt", *(name for name in names if options.brokers and name != "smqrt"), options.against]
     console.print(
         f"load: {generator.name}; brokers: {', '.join(names)}; {options.rounds} rounds of {options.seconds} s"
     )
@@ -37,6 +43,8 @@ def main() -> None:
     console.print(trouble(chosen, results))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
+    if slower := grown(chosen, results, options.against):
+        sys.exit(f"more CPU than {options.against}: {', '.join(slower)}")
 
 
 def parse() -> argparse.Namespace:
@@ -47,6 +55,12 @@ def parse() -> argparse.Namespace:
         "--only", action="append", choices=[shape.key for shape in SHAPES], help="only this shape; repeatable"
     )
     parser.add_argument("--brokers", nargs="+", choices=brokers.NAMES, help="only these brokers")
+    parser.add_argument(
+        "--against",
+        metavar="COMMIT",
+        help="compare with this commit of the repository, and with other brokers only if --brokers names them; "
+        "fails when a shape costs more CPU than there in every round",
+    )
     parser.add_argument(
         "--python", action="store_true", help="use the generator in Python, also where smqload is there"
     )
@@ -59,8 +73,11 @@ def measure(
 ) -> Results:
     """Runs every shape against every broker in turn, so that a change of the machine's mood meets all of them."""
     results: Results = defaultdict(lambda: defaultdict(list))
-    running = {name: brokers.start(name) for name in names}
-    try:
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name in names:
+            running[name] = brokers.start(name)
+            stack.callback(running[name].stop)
         for number in range(rounds):
             for shape in shapes:
                 console.print(f"round {number + 1}: {shape.title}", style="dim")
@@ -72,15 +89,13 @@ def measure(
                     else:
                         report = generator.run(shape, running[name], seconds)
                     results[shape.key][name].append(report)
-    finally:
-        for broker in running.values():
-            broker.stop()
     return results
 
 
 def carries(name: str, shape: Shape) -> bool:
     """Whether a broker can take part in a shape."""
-    return name == "smqrt" or not (shape.websocket or (name == "floor" and not shape.has_floor))
+    is_ours = name not in brokers.NAMES or name == "smqrt"
+    return is_ours or not (shape.websocket or (name == "floor" and not shape.has_floor))
 
 
 def _fresh(generator: Generator, shape: Shape, name: str) -> Report:
@@ -139,6 +154,17 @@ def idle_table(names: list[str], results: dict[str, list[Report]]) -> Table:
         keys = ("ready", "bytes_per_conn", "conn_per_s", "cpu_us_per_conn")
         table.add_row(name, *(f"{middle(results[name], key):,.0f}" for key in keys))
     return table
+
+
+def grown(shapes: list[Shape], results: Results, commit: str | None) -> list[str]:
+    """Returns the shapes that cost more than at a commit: each round more than each of its, and the median by SLOWER."""
+    found = []
+    for shape in shapes if commit else []:
+        key = "cpu_us_per_conn" if shape.is_idle else "cpu_us_per_dlv"
+        now, before = (sorted(float(one[key]) for one in results[shape.key][name]) for name in ("smqrt", str(commit)))
+        if now[0] > before[-1] and median(now) > median(before) * SLOWER:
+            found.append(f"{shape.title} ({median(now):.3g} µs, {median(before):.3g} before)")
+    return found
 
 
 def trouble(shapes: list[Shape], results: Results) -> str:

@@ -17,12 +17,16 @@ pytestmark = pytest.mark.servers
 PEERS = ["smqrt", "mosquitto", "nats", "redis"]
 
 
-def compare(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+def run_compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     report = tmp_path / "report.json"
     command = [sys.executable, str(BENCH / "compare.py"), "--rounds", "1", "--seconds", "0.3", "--json", str(report)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110)
+
+
+def compare(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    done = run_compare(tmp_path, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads(report.read_text())
+    return done.stdout, json.loads((tmp_path / "report.json").read_text())
 
 
 def test_every_broker_carries_every_kind_of_shape(tmp_path: Path) -> None:
@@ -72,3 +76,39 @@ def test_http_beside_pywsgi_and_nginx(tmp_path: Path) -> None:
     for row, by_server in reports.items():
         assert set(by_server) == ({"smqrt", "pywsgi", "nginx"} if row in ("static", "page") else {"smqrt"})
         assert all(run["errors"] == 0 and run["per_s"] > 100 for runs in by_server.values() for run in runs)
+
+
+def test_a_commit_is_compared_with_the_working_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))  # shows from where the modules were loaded
+    done = run_compare(tmp_path, "--against", "HEAD", "--only", "bulk", "--only", "websocket")
+    assert done.returncode == 0 or "more CPU than HEAD: " in done.stderr, done.stdout + done.stderr  # in one round
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [list(report[shape]) for shape in ("bulk", "websocket")] == [["smqrt", "HEAD"]] * 2
+    assert list((tmp_path / "cache").rglob("tree/smqrt/smq/data_path.*.pyc"))
+
+
+def test_an_unknown_commit_is_named(tmp_path: Path) -> None:
+    done = run_compare(tmp_path, "--against", "no-such-commit", "--only", "bulk")
+    assert (done.returncode, done.stderr.splitlines()[-1][:45]) == (1, "the commit no-such-commit cannot be read: fat")
+
+
+@pytest.mark.parametrize(
+    "now, before, is_slower",
+    [
+        ([5.2, 5.3, 5.4], [5.0, 5.1, 5.0], True),
+        ([5.0, 5.3, 5.4], [5.0, 5.1, 5.0], False),  # one round was as cheap
+        ([5.11, 5.12, 5.13], [5.0, 5.1, 5.0], False),  # what two runs of the same code differ by
+        ([4.0, 4.1, 4.2], [5.0, 5.1, 5.0], False),
+    ],
+)
+def test_slower_is_what_costs_more_in_every_round(now: list[float], before: list[float], is_slower: bool) -> None:
+    program = (
+        "import compare, json, sys; now, before = json.loads(sys.argv[1]); "
+        "bulk = [shape for shape in compare.SHAPES if shape.key == 'bulk']; "
+        "runs = lambda costs: [{'cpu_us_per_dlv': cost} for cost in costs]; "
+        "print(len(compare.grown(bulk, {'bulk': {'smqrt': runs(now), 'abc': runs(before)}}, 'abc')))"
+    )
+    command = [sys.executable, "-c", program, json.dumps([now, before])]
+    done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == is_slower
