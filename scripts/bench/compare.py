@@ -157,7 +157,7 @@ def idle_table(names: list[str], results: dict[str, list[Report]]) -> Table:
 
 
 def grown(shapes: list[Shape], results: Results, commit: str | None) -> list[str]:
-    """Returns the shapes that cost more than at a commit: each round more than each of its, and the median by SLOWER."""
+    """Returns the shapes that cost more than at a commit: in each round, and by more than SLOWER in the median."""
     found = []
     for shape in shapes if commit else []:
         key = "cpu_us_per_conn" if shape.is_idle else "cpu_us_per_dlv"

@@ -94,7 +94,7 @@ def test_an_unknown_commit_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "now, before, is_slower",
+    ("now", "before", "is_slower"),
     [
         ([5.2, 5.3, 5.4], [5.0, 5.1, 5.0], True),
         ([5.0, 5.3, 5.4], [5.0, 5.1, 5.0], False),  # one round was as cheap
