@@ -145,7 +145,7 @@ def paths(server: CountedServer) -> dict[str, Callable[[], None]]:
     heads = [
         struct.pack("!BIII", 8, topic, publisher.etid, 0) for topic, (publisher, _) in zip(topics, pairs, strict=True)
     ]
-    pages = socket.create_connection(("127.0.0.1", server.port), 10)
+    pages: list[socket.socket] = []
 
     def message() -> None:
         publisher, subscriber = pairs[0]
@@ -166,10 +166,14 @@ def paths(server: CountedServer) -> dict[str, Callable[[], None]]:
         time.sleep(0.002)  # the server has closed it too
 
     def page() -> None:
-        pages.sendall(b"GET /table.lsp HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        if not pages:  # opened when it is used: the server closes idle ones
+            pages.append(socket.create_connection(("127.0.0.1", server.port), 10))
+        pages[0].sendall(b"GET /table.lsp HTTP/1.1\r\nHost: localhost\r\n\r\n")
         data = b""
         while b"</table>" not in data:
-            data += pages.recv(65536)
+            part = pages[0].recv(65536)
+            assert part, "the server closed the connection"
+            data += part
 
     return {"message": message, "turn": turn, "connect": connect, "page": page}
 
