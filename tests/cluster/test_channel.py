@@ -155,7 +155,7 @@ def test_messages_on_a_broken_link_arrive_or_are_counted(engine: Engine) -> None
     for count in range(100):
         assert one.channel.send(b"%d" % count) == (1, 0)
     engine.wait_silence()
-    engine.until(lambda: one.ups == [True, False], "the silence is noticed")
+    engine.until(lambda: one.ups == other.ups == [True, False], "both notice the silence")
     engine.settle()
     assert one.channel.lost + len(other.got) == 100
     assert one.place.hub.drops()["link_lost"] == 0

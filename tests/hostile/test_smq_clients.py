@@ -12,7 +12,7 @@ from smqrt.wire.smq import Type
 from tests.hostile.conftest import Attack, Besieged
 from tests.support.scripted_broker import Conversation, ScriptedBroker
 
-ATTACK_S = 0.4
+ATTACK_S, LEAST_BYTES = 0.4, 200
 EMPTY = bytes((0, 0))
 """A fragment that neither ends a message nor adds to it."""
 
@@ -78,7 +78,7 @@ def test_the_worst_that_a_broker_does(besieged: Besieged, name: str) -> None:
             if name == "WebSocket fragments without end":
                 conversation.raw(bytes((websocket.BINARY, 0)))
             conversation.sock.settimeout(0.2)
-            while time.monotonic() < until_s:
+            while time.monotonic() < until_s or attack.sent_bytes <= LEAST_BYTES:  # a busy machine drips slowly
                 out = data(turn)
                 conversation.raw(out)
                 attack.sent(len(out))
@@ -88,4 +88,4 @@ def test_the_worst_that_a_broker_does(besieged: Besieged, name: str) -> None:
             url = f"{scheme}://127.0.0.1:{broker.port}/"
             assert b"made" in besieged.post(f"/lua/client.lsp?url={url}", b"", "text/plain", Attack(name))
             broker.wait_results(1, ATTACK_S + 20)
-    assert attack.sent_bytes > 500 * ATTACK_S
+    assert attack.sent_bytes > LEAST_BYTES
