@@ -179,18 +179,19 @@ class OverTls(RawConnection):
         if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
-    def on_readable(self) -> None:
+    def on_readable(self) -> int:
         """Receive, unless the turn is over: decryption takes milliseconds, even for records without a message."""
         if time() < data_path.defer_at_s():
-            self._receive()
-        else:
-            self.defer()
+            return self._receive()
+        self.defer()
+        return 0
 
-    def _receive(self) -> None:
+    def _receive(self) -> int:
         """Receive; decrypted bytes that did not fit are read in the next turn, because no event reports them."""
-        super().on_readable()
+        received_bytes = super().on_readable()
         if not self.life.over and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)
+        return received_bytes
 
     def _on_pending(self) -> None:
         if (
