@@ -56,6 +56,9 @@ class CloseReason(Enum):
     SHUTDOWN = "sysshutdown"
     RESTARTED = "restart"
 
+    # Enum's own is a call of Python, and each connection has several look-ups by reason.
+    __hash__ = object.__hash__
+
     @property
     def word(self) -> str:
         """The error word for `onclose`; empty after a Disconnect and for protocol errors (spec: smq §2.2)."""

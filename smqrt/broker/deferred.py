@@ -6,7 +6,7 @@ Examples: the answer of a hook, saving a name, waiting for a readable socket, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Deferred(Generic[T]):
         """Return the value, once `done`; raise the error it was rejected with."""
         if self._error is not None:
             raise self._error
-        return cast(T, self._value)
+        return self._value  # type: ignore[return-value]  # a resolved one has a value
 
     def then(self, continuation: Callable[[T | None, BaseException | None], object]) -> None:
         """Call `continuation(value, error)` when the result is settled; at once if it is settled already."""

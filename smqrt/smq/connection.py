@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from array import array
 from time import time
-from typing import Any, cast
+from typing import Any
 
 from gevent import Timeout, get_hub
 
@@ -91,7 +91,9 @@ class SocketOutbox(Outbox):
     @property
     def transport(self) -> Transport:
         """The socket or `TlsTransport`, without a wrapper that limits its sends."""
-        return cast(Transport, getattr(self.sock, "unlimited", self.sock))
+        sock: Any = self.sock
+        transport: Transport = getattr(sock, "unlimited", sock)
+        return transport
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ _authenticating: set[TimedClient] = set()
 """Connections whose Connect was received in time, but whose `authenticate` is still running."""
 _addresses: dict[TimedClient, str] = {}
 """Client addresses of unfinished handshakes, by connection."""
-unfinished: Counter[str] = Counter()
+unfinished: defaultdict[str, int] = defaultdict(int)
 """The number of unfinished handshakes, by address."""
 _blocked: dict[TimedClient, float] = {}
 """The time when a blocked socket last accepted data, by connection."""

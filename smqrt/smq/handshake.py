@@ -14,7 +14,7 @@ from base64 import b64decode
 from collections import deque
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
@@ -125,10 +125,11 @@ def page_user(request: Any) -> str | None:
     return None if login is None else login.name
 
 
-def _http_request(request: object) -> BootstrapRequest:
+def _http_request(request: Any) -> BootstrapRequest:
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
-    return cast(BootstrapRequest, request)
+    found: BootstrapRequest = request
+    return found
 
 
 @dataclass(slots=True)
@@ -275,7 +276,7 @@ def too_many(broker: Broker, address: str) -> bool:
     Addresses of this machine have no limit: behind a local proxy, all clients have such an address.
     """
     limit = data_path.limits.handshakes_per_address
-    if limit is None or data_path.unfinished[address] < limit or is_loopback(address):
+    if limit is None or data_path.unfinished.get(address, 0) < limit or is_loopback(address):
         return False
     broker.refuse(None, HANDSHAKES)
     return True

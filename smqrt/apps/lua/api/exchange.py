@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec
 from urllib.parse import quote, urljoin
 
 from gevent.event import Event
@@ -229,7 +229,9 @@ class Exchanges:
                 del self._live[handle]
 
     def _answer(self, exchange: Exchange, result: Sequence[LuaValue]) -> None:
-        body, failure = cast(tuple[bytes | None, bytes | None], result)
+        body: Any
+        failure: Any
+        body, failure = result
         request = exchange.request
         del request.env[_KEY]
         exchange.handle = 0  # Lua has dropped its environment, so the finalizer has nothing to do
