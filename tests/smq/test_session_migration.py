@@ -40,11 +40,7 @@ REBUILT = {
         "unsaved_answers": "the names' file was closed: nothing waits for it",
         "waits_for_disk": "the same",
     },
-    RawConnection: {
-        "paused": "it goes on by itself",
-        "small_reads": "counted anew",
-        "small_reads_since_s": "the same",
-    },
+    RawConnection: {"paused": "it goes on by itself"},
     SocketOutbox: {
         "backlog": "made of the queue when the client does not read",
         "handshake": "over",
