@@ -154,13 +154,6 @@ class LimitSettings:
         "Time that publishers wait for one slow client with the policy `wait`, in seconds.",
         live=True,
     )
-    coalesce_us: int = option(
-        100,
-        whole(0, 1000),
-        "Microseconds between two reads of a client that sends more than 10,000 packets per second, each alone, so "
-        "that several are routed together; 0 to read each at once.",
-        live=True,
-    )
     stalled_s: float = option(
         10.0, number(0.1), "Seconds after which a slow client that reads nothing is disconnected.", live=True
     )

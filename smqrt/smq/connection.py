@@ -21,7 +21,6 @@ from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
 from smqrt.smq import data_path
-from smqrt.smq.coalesced_reads import SMALL_READS
 from smqrt.transport.tls import ClientSocket, Transport, half_close
 from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.kernels import MAX_PARTITIONS
@@ -341,18 +340,15 @@ class RawConnection(SocketOutbox):
         carry: the partial frame of the last receive; during a pause, data that is not routed yet.
         receive_bytes: the size of the next receive; it follows the amount of data.
         paused: whether the client is not read. This is independent of `life`, which is about sending.
-        small_reads: a counter of receives with little data, up to `SMALL_READS`.
-        small_reads_since_s: when the counter was 0, or later (`smq/coalesced_reads.py`).
     """
 
-    __slots__ = ("carry", "paused", "receive_bytes", "small_reads", "small_reads_since_s")
+    __slots__ = ("carry", "paused", "receive_bytes")
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__(sock, watcher)
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.paused = False
-        self.small_reads, self.small_reads_since_s = 0, 0.0
 
     def greet(self, reply: bytes, hello: bytes) -> None:
         """Send the HTTP reply and the Init frame at once: in the queue the reply would be parsed as frames."""
@@ -376,13 +372,10 @@ class RawConnection(SocketOutbox):
             self.carry = data
             get_hub().loop.run_callback(self.on_data_waiting)  # in the loop: routing uses the shared buffer
 
-    def on_readable(self) -> int:
+    def on_readable(self) -> None:
         """Receive once, behind the partial frame of the last receive, and route the frames.
 
         One whole message to a known destination is the most frequent case, and is delivered at once.
-
-        Returns:
-            The number of received bytes.
         """
         carry = self.carry
         held, size = len(carry), self.receive_bytes
@@ -393,30 +386,25 @@ class RawConnection(SocketOutbox):
             else:
                 got = self.sock.recv_into(view, size)
         except BlockingIOError:
-            return 0
+            return
         except OSError:
             self.lost(CloseReason.READ_FAILED)
-            return 0
+            return
         if not got:
             if time() < data_path.defer_at_s():
                 self.lost(CloseReason.PEER_CLOSED)
             else:  # many connections close at the same time: this one is closed in the next turn
                 self.pause()
                 data_path.deferred_reads.append(_DeferredClose(self))
-            return 0
-        if got <= SMALL_READ_BYTES and not held:
-            self.small_reads += 1
-            if self.small_reads == SMALL_READS:
-                self.small_reads = 0
-                data_path.coalesced_reads.consider(self, got)
-            if not self.websocket:
-                data = chars[:got]
-                # Bytes 2 to 10: packet type, destination and publisher, the key of a route.
-                route = self.session.routes.get(data[2:11])
-                if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
-                    if route.deliver(data):
-                        self.pause()
-                    return got
+            return
+        if got <= SMALL_READ_BYTES and not held and not self.websocket:
+            data = chars[:got]
+            # Bytes 2 to 10: packet type, destination and publisher, the key of a route.
+            route = self.session.routes.get(data[2:11])
+            if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
+                if route.deliver(data):
+                    self.pause()
+                return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
@@ -424,7 +412,6 @@ class RawConnection(SocketOutbox):
             self.receive_bytes = size >> 1
         self.carry = b""
         self.feed(held + got)
-        return got
 
     def on_data_waiting(self) -> None:
         """Route bytes that were received before, with the HTTP request or before a pause."""

@@ -179,19 +179,18 @@ class OverTls(RawConnection):
         if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
-    def on_readable(self) -> int:
+    def on_readable(self) -> None:
         """Receive, unless the turn is over: decryption takes milliseconds, even for records without a message."""
         if time() < data_path.defer_at_s():
-            return self._receive()
-        self.defer()
-        return 0
+            self._receive()
+        else:
+            self.defer()
 
-    def _receive(self) -> int:
+    def _receive(self) -> None:
         """Receive; decrypted bytes that did not fit are read in the next turn, because no event reports them."""
-        received_bytes = super().on_readable()
+        super().on_readable()
         if not self.life.over and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)
-        return received_bytes
 
     def _on_pending(self) -> None:
         if (

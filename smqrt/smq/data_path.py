@@ -21,7 +21,6 @@ from smqrt.errors import ArgumentError, CloseReason
 from smqrt.loop.scheduling import share
 from smqrt.loop.threads import Inlet
 from smqrt.settings.limits import LimitSettings
-from smqrt.smq.coalesced_reads import CoalescedReads
 from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire.kernels import encode_batch
 
@@ -105,8 +104,6 @@ _thread: int | None = None
 _turn_ends_s = 0.0
 inlet: Inlet
 """Calls from other threads."""
-coalesced_reads: CoalescedReads
-"""Connections that are read at intervals."""
 _AT_ONCE = 2  # the index in _watchers of the timer with timeout 0
 
 
@@ -116,7 +113,7 @@ def install() -> None:
     Raises:
         ArgumentError: another running thread has hubs on its own loop.
     """
-    global _loop, _thread, inlet, coalesced_reads
+    global _loop, _thread, inlet
     hub = get_hub()
     if _watchers and _loop is hub.loop:
         return
@@ -127,7 +124,6 @@ def install() -> None:
         )
     _watchers.clear()
     _thread, inlet = hub.thread_ident, Inlet()
-    coalesced_reads = CoalescedReads(frozen_connections)
     loop = _loop = hub.loop
     # A lower priority than that of the loop's own callbacks, so that the flush runs after them: otherwise the output of
     # greenlets would wait for the next event.
