@@ -377,10 +377,10 @@ class RawConnection(SocketOutbox):
 
         One whole message to a known destination is the most frequent case, and is delivered at once.
         """
-        carry = self.carry
-        held, size = len(carry), self.receive_bytes
+        carry, size, held = self.carry, self.receive_bytes, 0
         try:
-            if held:
+            if carry:
+                held = len(carry)
                 view[:held] = carry
                 got = self.sock.recv_into(view[held:], size)
             else:

@@ -133,7 +133,7 @@ class LinkConnection(RawConnection):
 
     # ---- reading
 
-    def on_readable(self) -> int:
+    def on_readable(self) -> None:
         """See `RawConnection.on_readable`."""
         carry = self.carry
         held, size = len(carry), self.receive_bytes
@@ -144,13 +144,13 @@ class LinkConnection(RawConnection):
             else:
                 got = self.sock.recv_into(view, size)
         except BlockingIOError:
-            return 0
+            return
         except OSError:
             self.lost(CloseReason.READ_FAILED)
-            return 0
+            return
         if not got:
             self.lost(CloseReason.PEER_CLOSED)
-            return 0
+            return
         if got == size:
             self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
@@ -158,11 +158,10 @@ class LinkConnection(RawConnection):
         self.carry = b""
         self.received_bytes -= held  # bytes that are being processed must not be acknowledged
         if self.exceeds_unauthenticated_bytes(self.received_bytes + held + got):
-            return got
+            return
         self.feed(held + got)
         self.received_bytes += held + got
         self.link.heard(self.link.node.clock_s())
-        return got
 
     def on_data_waiting(self) -> None:
         """See `RawConnection.on_data_waiting`."""
