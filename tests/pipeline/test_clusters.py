@@ -274,7 +274,7 @@ def test_a_shared_folder_on_a_local_cluster(quick_python: Path, tmp_path: Path) 
         publish(hub, "d0")
         make(tmp_path / "app", PIPELINES + LARGE)
         small = ("--conf", "spark.driver.maxResultSize=50k")
-        submit(tmp_path / "app", "local-cluster[2,1,1024]", quick_python, "--republish", "kept", "large", spark=small)
+        submit(tmp_path / "app", "local-cluster[1,1,1024]", quick_python, "--republish", "kept", "large", spark=small)
         results = hub.rows("large/#")
     finally:
         hub.stop()
