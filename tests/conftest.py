@@ -87,8 +87,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Marks a test by what it uses, so that `scripts/test unit` needs no list; of those that run, the longest first."""
     mark(items)
-    if "SMQRT_OTHER_FILES" in os.environ:
-        write_other_files(items, Path(os.environ["SMQRT_OTHER_FILES"]))
+    if "OTHER_TEST_FILES" in os.environ:
+        write_other_files(items, Path(os.environ["OTHER_TEST_FILES"]))
     yield
     items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 

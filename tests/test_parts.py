@@ -14,7 +14,7 @@ def test_files_of_the_last_part_are_written(tmp_path: Path) -> None:
     files = ["tests/bench/test_path_costs.py", "tests/broker/test_topics.py", "tests/pipeline/test_packaging.py"]
     command = [sys.executable, "-m", "pytest", "-m", "unit", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
     written = tmp_path / "files"
-    added = {"SMQRT_OTHER_FILES": str(written)}
+    added = {"OTHER_TEST_FILES": str(written)}
     subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **added}, check=True, timeout=60, capture_output=True)
     assert written.read_text() == "tests/bench/test_path_costs.py"
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
