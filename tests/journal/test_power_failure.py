@@ -134,14 +134,15 @@ def test_numbers_are_dense_when_a_hub_ends_in_order(disk: SyncedDisk, make_site:
 
 def test_a_hub_closed_while_finishing_keeps_its_last_segment(disk: SyncedDisk, make_site: Make) -> None:
     lives = Lives(disk, make_site, {"sync": "1h", "segment_bytes": 1 << 17})
-    lives.publish(5000)
-    assert lives.journal._durability.is_sealing
+    while not lives.journal._durability.is_sealing:  # on a busy machine a segment may be finished at once
+        lives.publish(2500)
+        assert lives.seen < 100_000
     time.sleep(0.3)  # the disk is done, and the event loop has not heard of it
     lives.publish(5)
     lives.end()
     lives.fail()
-    assert [row.seq for row in Journal(disk.root / "journal").rows({}, {"n1": 1 << 62})] == [*range(5005)]
-    assert segment.reserved(disk.root / "journal/wal/n1") == 5005
+    assert [row.seq for row in Journal(disk.root / "journal").rows({}, {"n1": 1 << 62})] == [*range(lives.seen)]
+    assert segment.reserved(disk.root / "journal/wal/n1") == lives.seen
 
 
 def test_publishers_wait_until_used_numbers_are_synced(
