@@ -191,9 +191,9 @@ log = logging.getLogger("smqrt")
 
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Resolve the route of messages from `peer` to `tid`, behind `onpublish`."""
-    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
+    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.get(tid)  # inline, as below
     found = _subscribers(broker, topic, tid, ptid)
-    route = found or UnroutedRoute(broker, tid, ptid, peer)  # inline: a call costs time per message
+    route = found or UnroutedRoute(broker, tid, ptid, peer)  # a call costs time per message of the server
     if broker.last_values is not None:
         route = _with_last_values(broker.last_values, broker, topic, ptid, peer, route)
     server, slow = broker.server, broker.slow

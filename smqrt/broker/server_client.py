@@ -222,8 +222,8 @@ class ServerClient(Outbox):
         inbox = self.once.pop(topic.id, None)
         if inbox is not None:
             del self._once_topics[inbox.id]
-            self.broker.topic_table.remove(inbox)
-            self.broker.topic_table.release(inbox)
+            self.broker.topic_table.remove(inbox.id)
+            self.broker.topic_table.release(inbox.id)
             inbox.forget_routes()
             if self.broker.cluster is not None:
                 self.broker.cluster.handles_once(topic, 0)

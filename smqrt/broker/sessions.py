@@ -258,14 +258,12 @@ class Session:
         if self.state is SessionState.CLOSED:  # or this session
             return
         # The ETID of the old session is free now, and this session gets it.
-        topic = broker.topic_table.ephemeral(old.etid if old else 0)
-        self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
+        self.etid, self.state = broker.topic_table.etid(old.etid if old else 0), SessionState.CONNECTED
         self.since_s = broker.clock()
-        topic.add(self.outbox)
         broker.add_client(self)
         for trace in broker.traces:
             trace.connected(self)
-        self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, topic.id))
+        self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, self.etid))
         self.outbox.settled()
         if broker.hooks.onconnect:
             broker.hooks.onconnect(self)
@@ -299,9 +297,9 @@ class Session:
         Raises:
             ProtocolError: the publisher is not this client, or the client is not connected.
         """
-        if self.state is not SessionState.CONNECTED or self.topic is None:
+        if self.state is not SessionState.CONNECTED:
             raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
-        if key[5:9] != self.topic.key:
+        if int.from_bytes(key[5:9], "big") != self.etid:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
         topic = self.broker.topic_table.at(key[1:5])
         route = self._route(topic, key)
@@ -358,9 +356,8 @@ class Session:
 
     def forget_route(self, destination: bytes) -> None:
         """Remove the route to a topic, given by its key, from the cache."""
-        if self.topic is not None:
-            # The key of the route cache: type Publish, destination, publisher.
-            self.routes.pop(b"\x08" + destination + self.topic.key, None)
+        # The key of the route cache: type Publish, destination, publisher.
+        self.routes.pop(b"\x08" + destination + self.etid.to_bytes(4, "big"), None)
         self.partitions = None
 
     def publish(self, batch: bytes) -> bool:
@@ -418,9 +415,9 @@ class Session:
             trace.ended(self, reason, detail)
         if text is not None:
             self.outbox.reply(smq.disconnect(text))
-        if state is SessionState.CONNECTED and self.topic is not None:
-            self.broker.remove_client(self, self.topic, reason)
-            run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
+        if state is SessionState.CONNECTED:
+            self.broker.remove_client(self, reason)
+            run_in_background(self._leave(self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
             self.meter.end()
@@ -429,7 +426,7 @@ class Session:
             # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
-    def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
         """Remove the client from all tables, in portions: leaving thousands of topics takes milliseconds."""
         for topic in observed:
             topic.unobserve(self)
@@ -439,7 +436,7 @@ class Session:
             yield
         self.forget_routes()
         self.outbox.queue = []
-        self.broker.release_client(self, own)
+        self.broker.release_client(self)
 
 
 class DiscardingQueue(list[bytes]):
@@ -611,16 +608,14 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     Raises:
         EtidTaken: its ETID or its uid is in use here.
     """
-    if broker.topic_table.get(record["etid"]) or record["uid"] in broker.uids:
+    if broker.topic_table.is_taken(record["etid"]) or record["uid"] in broker.uids:
         raise EtidTaken(record["etid"])
     session = Session(broker, outbox, record["seed"])
     session.uid, session.info = record["uid"], record["info"]
     session.since_s = record["since"]
     session.names_made, session.names_made_bytes = record["names"]
     session.fragments = None if record["fragments"] is None else bytearray(record["fragments"])
-    topic = broker.topic_table.ephemeral(record["etid"])
-    session.topic, session.etid, session.state = topic, topic.id, SessionState.CONNECTED
-    topic.add(outbox)
+    session.etid, session.state = record["etid"], SessionState.CONNECTED
     for number in record["topics"]:
         named = broker.topic_table.get(number)
         if named is not None:
@@ -667,9 +662,8 @@ def forget_clients(broker: Broker, sessions: set[Session]) -> None:
     """Remove from all tables the sessions that another process has restored."""
     for session in sessions:
         broker.deregister(session)
-        if session.topic is not None:
-            broker.topic_table.remove(session.topic)
-            broker.topic_table.release(session.topic)
+        broker.topic_table.remove(session.etid)
+        broker.topic_table.release(session.etid)
     outboxes = {session.outbox for session in sessions}
     for topic in broker.topic_table.by_key.values():
         topic.forget(outboxes, sessions)

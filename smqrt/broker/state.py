@@ -60,11 +60,13 @@ class BrokerClient(BrokerPeer, Protocol):
 
     Attributes:
         seed: the u32 that was sent in Init.
+        topic: the topic of its ETID; None before it is used.
         origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         closed: whether the session has ended.
     """
 
     seed: int
+    topic: Topic | None
     origin: Any
 
     @property
@@ -357,6 +359,7 @@ class BrokerState:
         self.clock = clock
         self.store = store
         self.sessions: dict[int, BrokerClient] = {}
+        self.topic_table.clients = self.sessions
         self.uids: dict[bytes, BrokerClient] = {}
         self.staying: dict[int, BrokerClient] = {}
         """Clients that the old process of a hot restart serves until it closes them; other nodes send to them through
@@ -402,8 +405,8 @@ class BrokerState:
         if client.identity is not None:
             self.users[client.identity.user] += 1
 
-    def remove_client(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
-        """Remove a client whose connection was closed, and the `topic` of its ETID."""
+    def remove_client(self, client: BrokerClient, reason: CloseReason) -> None:
+        """Remove a client whose connection was closed, and the topic of its ETID."""
         self.stats.closes += 1
         if self.hooks.onclose:  # before `deregister`, so that the hook finds the client in the tables
             try:
@@ -412,9 +415,12 @@ class BrokerState:
                 log.exception("error in onclose")
         if self.recorder:
             self.recorder.left(client)
+        if self.on_changed is not None:
+            self.topic_table.get(client.etid)  # creates the topic, which `on_changed` gets when the client is released
         self.deregister(client)
-        topic.discard(client.outbox)
-        self.topic_table.remove(topic)
+        if client.topic is not None:
+            client.topic.discard(client.outbox)
+        self.topic_table.remove(client.etid)
 
     def deregister(self, client: BrokerClient) -> None:
         """Remove a client from the tables, see `register`."""
@@ -429,12 +435,14 @@ class BrokerState:
         if self.uids.get(client.uid) is client:  # another session may have the uid by now
             del self.uids[client.uid]
 
-    def release_client(self, client: BrokerClient, topic: Topic) -> None:
+    def release_client(self, client: BrokerClient) -> None:
         """Free the ETID of a removed client, once its observers are notified."""
         self._logged_s.pop(client, None)
-        self.notify_observers_later(topic)
-        if not topic.observers:  # otherwise `_notify_observers` releases it
-            self.topic_table.release(topic)
+        topic = client.topic
+        if topic is not None:
+            self.notify_observers_later(topic)
+        if topic is None or not topic.observers:  # otherwise `_notify_observers` releases it
+            self.topic_table.release(client.etid)
 
     def subscribed(self, topic: Topic, outbox: Outbox) -> None:
         """Subscribe `outbox` to `topic` and notify the observers."""
@@ -460,12 +468,12 @@ class BrokerState:
     def gone(self, topic: Topic) -> None:
         """Remove the ETID of a client of another node that has disconnected, and notify its observers."""
         topic.forget_routes()
-        self.topic_table.remove(topic)
+        self.topic_table.remove(topic.id)
         for outbox in topic.raw:
             topic.discard(outbox)
         self.notify_observers_later(topic)
         if not topic.observers:
-            self.topic_table.release(topic)
+            self.topic_table.release(topic.id)
 
     def add_observer(self, topic: Topic, observer: Observer) -> None:
         """Notify `observer` of later changes of the number of subscribers."""
@@ -490,7 +498,7 @@ class BrokerState:
                 yield
             if topic.name is None:  # the last notification about an ETID
                 topic.unobserve_all()
-                self.topic_table.release(topic)
+                self.topic_table.release(topic.id)
 
     # ---- accounting
 

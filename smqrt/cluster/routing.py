@@ -250,7 +250,7 @@ class RemoteClients:
         table = self._state.broker.topic_table
         local = self._state.local.get(number)
         if local is not None:
-            return table.by_key.get(local.to_bytes(4, "big"))
+            return table.here(local.to_bytes(4, "big"))
         phantom = self.phantom(number)
         if phantom is None:
             return None

@@ -483,7 +483,7 @@ class RawConnection(SocketOutbox):
     def _make_partitions(self) -> None:
         """Assign a partition to each sole raw subscriber of this client's destinations, once for the same routes."""
         session = self.session
-        if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
+        if session.partitions and session.partitions[0] == len(session.routes):
             return
         pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
         slow = session.broker.slow
@@ -496,7 +496,7 @@ class RawConnection(SocketOutbox):
         partition_of: dict[Outbox, int] = {}
         numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
         table = data_path.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
-        publisher = int.from_bytes(session.topic.key, "little")
+        publisher = int.from_bytes(session.etid.to_bytes(4, "big"), "little")
         session.partitions = len(session.routes), table, list(partition_of), publisher
 
     def _partition(self, size: int) -> int:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.servers
 LIMITS = {
     "message": {"python": 5, "builtin": 11, "system": 4, "allocations": 10},
     "turn": {"python": 153, "builtin": 484, "system": 106, "allocations": 361},
-    "connect": {"python": 224, "builtin": 180, "system": 23, "allocations": 255},
+    "connect": {"python": 215, "builtin": 177, "system": 23, "allocations": 253},
     "page": {"python": 89, "builtin": 64, "system": 5, "allocations": 123},
 }
 """What `scripts/bench/path_costs` printed; lower a limit when the code costs less. `--list` names the calls."""

@@ -53,8 +53,11 @@ def test_connect_is_answered_with_an_etid() -> None:
     assert session.state is SessionState.CONNECTED
     assert crowd.broker.sessions == {session.etid: session}
     assert told == [session]
-    assert session.topic is not None
-    assert session.topic.raw == (session.outbox,)
+    assert session.topic is None, "nobody has used it"
+    topic = crowd.broker.topic_table.get(session.etid)
+    assert topic is not None
+    assert topic is session.topic
+    assert topic.raw == (session.outbox,)
     assert isinstance(session.outbox, CountingEar)
     assert session.outbox.accepted == 1
 
@@ -474,7 +477,6 @@ def test_close_is_reported_and_leaves_nothing() -> None:
     session.publish(smq.publish_frame(topic.id, session.etid, 0, b"x"))
     came(session)
     came(other)
-    own = session.topic
     session.disconnect(CloseReason.SHUTDOWN, b"bye", "by hand")
     assert heard(session) == [smq.disconnect(b"bye")]
     assert told == [(session, CloseReason.SHUTDOWN, "by hand"), (session, CloseReason.SHUTDOWN)]
@@ -486,8 +488,7 @@ def test_close_is_reported_and_leaves_nothing() -> None:
     assert session.outbox.queue == []
     assert topic.subscribers == 0
     assert not topic.cached
-    assert own is not None
-    assert crowd.broker.topic_table.get(own.id) is None
+    assert crowd.broker.topic_table.get(session.etid) is None
     assert list(crowd.broker.uids) == [b"device-2"]
     assert other.topic is not None
     assert other.topic.observers == {}

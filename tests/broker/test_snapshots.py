@@ -206,8 +206,9 @@ def test_a_client_goes_on_with_all_it_has(old: Broker, new: Broker) -> None:
     assert isinstance(joined.fragments, bytearray)
     assert joined.state is SessionState.CONNECTED
     assert list(joined.topics or ()) == topics
-    assert joined.topic is not None
-    assert joined.topic.raw == (ear,)
+    own = new.topic_table.get(joined.etid)
+    assert own is not None
+    assert own.raw == (ear,)
     identity = joined.identity
     assert identity is not None
     assert identity.rights is rights
@@ -272,8 +273,6 @@ def test_a_client_that_left_is_in_no_table(old: Broker) -> None:
     observe(session, stays.etid)
     observe(session, number)
     session.publish(smq.publish_frame(number, session.etid, 0, b"x"))
-    own = session.topic
-    assert own is not None
     module.leave(session)
     assert session.closed
     assert session.routes == {}
@@ -289,6 +288,6 @@ def test_a_client_that_left_is_in_no_table(old: Broker) -> None:
     assert topic.observers == {}
     assert stays.topic is not None
     assert stays.topic.observers == {}
-    assert old.topic_table.get(own.id) is None
-    assert old.topic_table.ephemeral(own.id).id == own.id, "its number is free again"
+    assert old.topic_table.get(session.etid) is None
+    assert old.topic_table.etid(session.etid) == session.etid, "its number is free again"
     assert told == []

@@ -110,7 +110,7 @@ def test_a_cluster_is_notified_of_clients_and_topics(broker: Broker) -> None:
     cluster.holder = lambda uid: None
     broker.cluster = cluster
     session = client(broker, b"device-1")
-    topic, own, ear = broker.topic_table.named(b"t"), session.topic, Ear()
+    topic, own, ear = broker.topic_table.named(b"t"), broker.topic_table.get(session.etid), Ear()
     assert own is not None
     broker.subscribed(topic, ear)
     broker.add_observer(topic, Observer())
@@ -161,7 +161,7 @@ def test_observers_are_notified_once_a_turn(broker: Broker) -> None:
 
 def test_an_etid_is_free_after_its_observers_know(broker: Broker) -> None:
     session, observer = client(broker, b"device-1"), Observer()
-    own = session.topic
+    own = broker.topic_table.get(session.etid)
     assert own is not None
     broker.add_observer(own, observer)
     session.disconnect(CloseReason.CLIENT_DISCONNECT)

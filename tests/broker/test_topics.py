@@ -105,10 +105,10 @@ def test_etids_contain_the_node_and_topics_are_outside() -> None:
 def test_an_etid_is_drawn_again_only_after_its_release() -> None:
     table = Topics(iter([5, 5, 6, 5]).__next__, encoded)
     first = table.ephemeral()
-    table.remove(first)
+    table.remove(first.id)
     assert table.get(first.id) is None
     assert table.ephemeral().id != first.id
-    table.release(first)
+    table.release(first.id)
     assert table.ephemeral().id == first.id
 
 

@@ -102,9 +102,10 @@ def _take_etid(place: Place, client: Client, etid: int) -> None:
     before = session.etid
     topic = hub.sessions.pop(before)
     hub.sessions[etid] = topic
-    own = table.by_key.pop(before.to_bytes(4, "big"))
-    own.id, own.key = etid, etid.to_bytes(4, "big")
-    table.by_key[own.key] = own
+    own = table.by_key.pop(before.to_bytes(4, "big"), None)
+    if own is not None:
+        own.id, own.key = etid, etid.to_bytes(4, "big")
+        table.by_key[own.key] = own
     session.etid = etid
 
 

@@ -384,10 +384,11 @@ class Site:
 def leftovers(state: Any) -> dict[str, Any]:
     """What a hub and the data path still hold of clients; empty when everybody has gone."""
     topics = state.topic_table.by_key.values()
+    known = {state.server.etid, *state.sessions}
     found = {
         "sessions": list(state.sessions),
         "uids": list(state.uids),
-        "ephemeral": [topic.id for topic in topics if topic.name is None and topic is not state.server.topic],
+        "ephemeral": [topic.id for topic in topics if topic.name is None and topic.id not in known],
         "subscriptions": [topic.name for topic in topics if topic.name is not None and topic.subscribers],
         "observers": [topic.id for topic in topics if topic.observers],
         "routes": [topic.id for topic in topics if topic.cached],

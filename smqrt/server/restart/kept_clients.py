@@ -160,7 +160,7 @@ def _deliver(broker: Broker, data: bytes) -> None:
     # A batch has one destination and one publisher.
     for ids, frames in groupby(smq.frames(data), lambda frame: frame[_IDS]):
         batch = b"".join(frames)
-        topic = broker.topic_table.by_key.get(ids[:_ID_BYTES])
+        topic = broker.topic_table.here(ids[:_ID_BYTES])
         if topic is None:
             broker.stats.drop(Drop.CLOSED, smq.count_frames(batch))
             continue
@@ -251,7 +251,7 @@ class Relay(Outbox):
         for etid, uid, info, encoded_user in record["clients"]:
             user = encoded_user.decode("utf-8", "surrogateescape")
             # A change may name a client that was sent before.
-            if etid.to_bytes(_ID_BYTES, "big") in table.by_key:
+            if table.here(etid.to_bytes(_ID_BYTES, "big")) is not None:
                 continue
             session = Session(self._broker, self, 0)
             session.uid, session.info, session.etid, session.state = uid, info, etid, SessionState.CONNECTED
