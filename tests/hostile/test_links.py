@@ -634,7 +634,7 @@ if len(sys.argv) > 2:
 began_s = time.process_time()
 while True:
     gevent.sleep(0.05)
-    print(len(mesh.node.links), len(mesh.node.all_links), time.process_time() - began_s, flush=True)
+    print("links", len(mesh.node.links), len(mesh.node.all_links), time.process_time() - began_s, flush=True)
 """
 
 
@@ -647,7 +647,11 @@ class InAFolder:
         self._process = subprocess.Popen(words, cwd=REPOSITORY, stdout=pipe, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
-        wait_until(lambda: self.lines, "the process has begun")
+        wait_until(self._counts, "the process has begun")
+
+    def _counts(self) -> list[str]:
+        """What it prints besides lines of its log."""
+        return [line for line in self.lines if line.startswith("links ")]
 
     def _read(self) -> None:
         assert self._process.stdout
@@ -657,7 +661,7 @@ class InAFolder:
     @property
     def said(self) -> tuple[int, int, float]:
         """How many links are up, how many there are, and the CPU that it has used, in seconds."""
-        up, links, cpu_s = self.lines[-1].split()
+        _, up, links, cpu_s = self._counts()[-1].split()
         return int(up), int(links), float(cpu_s)
 
     def close(self) -> None:
