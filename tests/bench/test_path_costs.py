@@ -20,7 +20,8 @@ LIMITS = {
     "page": {"python": 89, "builtin": 64, "system": 5, "allocations": 123},
 }
 """What `scripts/bench/path_costs` printed; lower a limit when the code costs less. `--list` names the calls."""
-TOLERANCE = 0.02
+TOLERANCES = {"python": 0.02, "builtin": 0.02, "system": 0.02, "allocations": 0.1}
+"""On a busy machine a path takes longer, and timers of the server, which allocate much, run meanwhile."""
 TIMERS = 0.4
 """Calls of the server's own timers in the time of one message."""
 
@@ -37,7 +38,7 @@ def test_the_four_paths_cost_no_more_than_they_did(tmp_path: Path) -> None:
             f"{path}: {kind}": (found[path][kind], limit)
             for path, limits in LIMITS.items()
             for kind, limit in limits.items()
-            if found[path][kind] > limit * (1 + TOLERANCE) + TIMERS
+            if found[path][kind] > limit * (1 + TOLERANCES[kind]) + TIMERS
         }
         if not over:
             return
