@@ -87,8 +87,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Marks a test by what it uses, so that `scripts/test unit` needs no list; of those that run, the longest first."""
     mark(items)
-    if "OTHER_TEST_FILES" in os.environ:
-        write_other_files(items, Path(os.environ["OTHER_TEST_FILES"]))
+    if to := os.environ.pop("OTHER_TEST_FILES", ""):  # not for the runs that a test starts
+        write_other_files(items, Path(to))
     yield
     items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
@@ -128,14 +128,17 @@ def mark(items: list[pytest.Item]) -> None:
 
 
 def write_other_files(items: list[pytest.Item], to: Path) -> None:
-    """Writes the names of the files with tests that are neither in the part `unit` nor in `spark`.
+    """Writes the names of the files with tests that are neither in the part `unit` nor in `spark`, once.
 
+    A later run of the same part has only the tests that failed, and would leave out files.
     Whoever runs these tests afterwards need not import the others, which saves each worker 5 s of CPU.
     """
+    if to.exists() and to.stat().st_size:
+        return
     files = {item.nodeid.partition("::")[0] for item in items if not {"unit", "spark"} & {*item.keywords}}
     part = to.with_name(f"{to.name}.{os.getpid()}")
     part.write_text("\n".join(sorted(files)))
-    part.replace(to)  # each worker writes it
+    part.replace(to)  # several workers write the same
 
 
 @pytest.hookimpl(trylast=True)

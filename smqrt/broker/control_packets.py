@@ -38,7 +38,6 @@ Value = TypeVar("Value")
 class RequestingClient(client_limits.Client, Protocol):
     """Session of a client that sends control packets, see `Session`."""
 
-    topic: Topic | None
     topics: dict[int, Topic] | None
     observed: set[Topic] | None
     fragments: bytearray | None

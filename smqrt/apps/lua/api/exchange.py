@@ -228,9 +228,7 @@ class Exchanges:
             if exchange.depth == 0:
                 del self._live[handle]
 
-    def _answer(self, exchange: Exchange, result: Sequence[LuaValue]) -> None:
-        body: Any
-        failure: Any
+    def _answer(self, exchange: Exchange, result: Sequence[Any]) -> None:
         body, failure = result
         request = exchange.request
         del request.env[_KEY]
