@@ -87,6 +87,10 @@ class Outbox:
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
+    is_plain = False
+    """Whether `smq/forwarder.py` can use it: it is a raw socket without TLS, and has no slow-consumer policies."""
+    is_forwarded = False
+    """Whether `smq/forwarder.py` receives the client's messages."""
     torn = 0
     """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 
@@ -194,6 +198,9 @@ class Outbox:
     def latest_key(batch: bytes) -> bytes:
         """Return topic and sub-topic of the first message of `batch`."""
         return batch[3:7] + batch[11:15]  # the publisher id is between them
+
+    def leave_forwarder(self) -> None:
+        """Receive the client's messages here again; a route of them has changed. Connections override it."""
 
     def backpressure_started(self) -> None:
         """Called when publishers begin to wait for this client; connections override it."""

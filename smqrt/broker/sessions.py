@@ -353,12 +353,16 @@ class Session:
                 topic.cached.discard(self)
         self.routes.clear()
         self.partitions = None
+        if self.outbox.is_forwarded:
+            self.outbox.leave_forwarder()
 
     def forget_route(self, destination: bytes) -> None:
         """Remove the route to a topic, given by its key, from the cache."""
         # The key of the route cache: type Publish, destination, publisher.
         self.routes.pop(b"\x08" + destination + self.etid.to_bytes(4, "big"), None)
         self.partitions = None
+        if self.outbox.is_forwarded:
+            self.outbox.leave_forwarder()
 
     def publish(self, batch: bytes) -> bool:
         """Route a batch of this client's Publish frames; return true when the client has to wait."""

@@ -34,6 +34,16 @@ class Observer(Protocol):
         """Handle a change of the number of `subscribers` of `topic`."""
 
 
+class ForwardedMessages(Protocol):
+    """Counter of messages that were delivered without `Topic.deliver` (`smq/forwarder.py`)."""
+
+    def take(self) -> tuple[int, int]:
+        """Return the number of messages and of bytes since the last call."""
+
+    def release(self) -> None:
+        """Free the counter."""
+
+
 class RouteCache(Protocol):
     """Cache of routes: a session."""
 
@@ -79,6 +89,7 @@ class Topic:
     Attributes:
         raw, ws: subscribers on raw sockets and on WebSockets; valid after `settle`.
         cached: sessions whose route cache contains this topic; they remove it when subscribers change.
+        forwarded: counter of messages that `deliver` does not see; None without any.
         observers: the number of subscribers in the last notification, by observer.
         elsewhere: number of subscribers at other nodes; counted only while the topic is observed.
         messages, bytes: delivered since the last `count`.
@@ -97,6 +108,7 @@ class Topic:
         "cached",
         "elsewhere",
         "encode",
+        "forwarded",
         "id",
         "key",
         "leads_away",
@@ -119,6 +131,7 @@ class Topic:
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NO_OBSERVERS
         self.cached: set[RouteCache] | None = None
+        self.forwarded: ForwardedMessages | None = None
         self._members: dict[Outbox, None] | None = None  # a dict: ordered, and removal takes constant time
         self._settled = True  # whether `raw` and `ws` agree with `_members`
 
@@ -225,6 +238,8 @@ class Topic:
 
         It is called before the number of subscribers changes, so that one addition counts the copies of all of them.
         """
+        if self.forwarded is not None:
+            self._add_forwarded(self.forwarded)
         if self.messages:
             copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
             self._traffic.add(self.messages, self.bytes, copies)
@@ -234,11 +249,20 @@ class Topic:
             self._traffic.arrived += self.arrived
             self.messages = self.bytes = self.arrived = self.arrived_bytes = 0
 
+    def _add_forwarded(self, counter: ForwardedMessages) -> None:
+        messages, size = counter.take()
+        self.messages += messages
+        self.bytes += size
+
     def forget_routes(self) -> None:
         """Remove this topic from all route caches, because its subscribers change."""
         sessions, self.cached = self.cached, None
         for session in sessions or ():
             session.forget_route(self.key)
+        counter, self.forwarded = self.forwarded, None
+        if counter is not None:
+            self._add_forwarded(counter)
+            counter.release()
 
     def observe(self, observer: Observer) -> None:
         """Notify `observer` of later changes of the number of subscribers."""

@@ -20,7 +20,7 @@ from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, ba
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
-from smqrt.smq import data_path
+from smqrt.smq import data_path, forwarder
 from smqrt.transport.tls import ClientSocket, Transport, half_close
 from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.kernels import MAX_PARTITIONS
@@ -88,11 +88,27 @@ class SocketOutbox(Outbox):
         self.backlog: Backlog | None = None
 
     @property
+    def fd(self) -> int:
+        """The descriptor of the socket."""
+        fd: int = self.watcher.fd
+        return fd
+
+    @property
     def transport(self) -> Transport:
         """The socket or `TlsTransport`, without a wrapper that limits its sends."""
         sock: Any = self.sock
         transport: Transport = getattr(sock, "unlimited", sock)
         return transport
+
+    def forwarded(self, data: bytes, sent: int) -> None:
+        """Queue messages of which the forwarder could send only the first `sent` bytes."""
+        if not self.life.over:
+            self.queue.insert(0, data)
+            self._advance(sent)
+
+    def send_failed(self) -> None:
+        """Disconnect: the forwarder could not send."""
+        self.lost(CloseReason.WRITE_FAILED)
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""
@@ -199,6 +215,7 @@ class SocketOutbox(Outbox):
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
         data_path.mark_blocked(self)
+        forwarder.withdraw(self)
         self._drop_over_budget()
 
     def _drop_over_budget(self) -> None:
@@ -222,6 +239,7 @@ class SocketOutbox(Outbox):
 
     def hold_back(self) -> None:
         """Send nothing until `send_again`."""
+        forwarder.withdraw(self)
         if self.life is not BLOCKED:
             self.life = transition(self.life, BLOCKED)
             self.queued_bytes = sum(map(len, self.queue))
@@ -281,6 +299,8 @@ class SocketOutbox(Outbox):
         if self.life.over:
             return
         self.settled()  # a greenlet may wait for the end of the handshake
+        self.leave_forwarder()
+        forwarder.withdraw(self)
         is_abrupt = reason in ABRUPT
         if not is_abrupt:
             self._flush_before_close(reason)
@@ -338,17 +358,20 @@ class RawConnection(SocketOutbox):
 
     Attributes:
         carry: the partial frame of the last receive; during a pause, data that is not routed yet.
+        joins_in: the number of single messages until the client tries to join the forwarder; 0 while it has joined.
         receive_bytes: the size of the next receive; it follows the amount of data.
         paused: whether the client is not read. This is independent of `life`, which is about sending.
     """
 
-    __slots__ = ("carry", "paused", "receive_bytes")
+    __slots__ = ("carry", "is_forwarded", "joins_in", "paused", "receive_bytes")
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__(sock, watcher)
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.paused = False
+        self.is_forwarded = False
+        self.joins_in = forwarder.JOIN_AFTER
 
     def greet(self, reply: bytes, hello: bytes) -> None:
         """Send the HTTP reply and the Init frame at once: in the queue the reply would be parsed as frames."""
@@ -404,6 +427,10 @@ class RawConnection(SocketOutbox):
             if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
                 if route.deliver(data):
                     self.pause()
+                    return
+                self.joins_in -= 1
+                if not self.joins_in:
+                    self._join_forwarder()
                 return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
@@ -554,6 +581,11 @@ class RawConnection(SocketOutbox):
     def pause(self) -> None:
         """Stop reading until `resume`, for example while a hook waits."""
         self.paused = True
+        self.stop_reading()
+
+    def stop_reading(self) -> None:
+        """Stop reading."""
+        self.leave_forwarder()
         self.watcher.stop()
 
     def defer(self) -> None:
@@ -586,6 +618,39 @@ class RawConnection(SocketOutbox):
         except OSError:
             return  # no data yet; or an error, which the next receive reports
         self.carry += bytes(view[:got])
+
+
+    # ---- forwarding in LuaJIT
+
+    @property
+    def is_plain(self) -> bool:
+        """See `Outbox.is_plain`."""
+        return type(self) is RawConnection and self.life is Life.OPEN and self.sock is self.transport
+
+    def _join_forwarder(self) -> None:
+        if forwarder.join(self):
+            self.is_forwarded = True
+            self.watcher.stop()
+        else:
+            self.joins_in = forwarder.RETRY_AFTER
+
+    def leave_forwarder(self) -> None:
+        """See `Outbox.leave_forwarder`; does nothing unless the client has joined."""
+        if self.is_forwarded:
+            forwarder.leave(self)
+            self.is_forwarded = False
+            self.joins_in = forwarder.JOIN_AFTER
+            self.watcher.start(self.on_readable)
+
+    def handed_over(self, data: bytes) -> None:
+        """Route data that the forwarder has received but can't forward."""
+        self.leave_forwarder()
+        self.carry += data
+        self.on_data_waiting()
+
+    def receive_failed(self) -> None:
+        """Disconnect: the forwarder could not receive."""
+        self.lost(CloseReason.READ_FAILED)
 
 
 class _DeferredClose:

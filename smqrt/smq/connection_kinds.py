@@ -18,7 +18,7 @@ from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
 from smqrt.settings.limits import Limit, LimitSettings
-from smqrt.smq import data_path
+from smqrt.smq import data_path, forwarder
 from smqrt.smq.connection import WRITE, RawConnection, chars, view
 from smqrt.transport.tls import ClientSocket, TlsTransport
 from smqrt.wire import smq, websocket
@@ -402,6 +402,8 @@ def police(connection: RawConnection, policed: bool) -> None:
             connection.backlog.policies.pressure.release(connection)
             connection.backlog = None
     if other is not None:
+        connection.leave_forwarder()
+        forwarder.withdraw(connection)
         connection.__class__ = other
         if connection.writer is not None and connection.writer.active:  # its callback is a method of the former class
             connection.writer.stop()

@@ -28,7 +28,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
 from smqrt.loop.scheduling import READ
 from smqrt.process import current_process
-from smqrt.smq import data_path
+from smqrt.smq import data_path, forwarder
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection, connection_class
 from smqrt.smq.handshake import Origin, chunk_bytes, limit_chunks
@@ -116,6 +116,7 @@ class PrecopiedClient:
         self.number, self._session, self.connection = number, session, connection
         self.record = client_and_connection(session, connection)
         self._state = self._current_state()
+        connection.leave_forwarder()
         connection.watcher.callback = self._first_read
 
     def _first_read(self) -> None:
@@ -152,7 +153,7 @@ def is_at_rest(session: Session) -> bool:
     connection = session.outbox
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
         return False
-    return not connection.paused and connection.watcher.active and _has_no_unfinished_data(session, connection)
+    return not connection.paused and (connection.is_forwarded or connection.watcher.active) and _has_no_unfinished_data(session, connection)
 
 
 def _has_no_unfinished_data(session: Session, connection: RawConnection) -> bool:
@@ -203,7 +204,7 @@ class MovingClient:
         self._carry: tuple[bytes, bytes] = (b"", b"")
         self._is_unread = ahead is not None and ahead.is_unread
         data_path.frozen_connections.add(connection)
-        connection.watcher.stop()
+        connection.stop_reading()
 
     @property
     def is_busy(self) -> bool:
@@ -270,7 +271,8 @@ def _close_quietly(connection: RawConnection) -> None:
         QueuedMemory.total_bytes -= connection.queued_bytes
     connection.life = Life.CLOSED
     data_path.unblocked(connection)
-    connection.watcher.stop()
+    connection.stop_reading()
+    forwarder.withdraw(connection)
     connection.watcher.close()
     if connection.writer is not None:
         connection.writer.stop()
@@ -343,7 +345,7 @@ class FrozenHub:
             self.others.append(session)
             if isinstance(connection, RawConnection):
                 data_path.frozen_connections.add(connection)
-                connection.watcher.stop()
+                connection.stop_reading()
 
     def settle(self, within_s: float = SETTLE_S) -> None:
         """Wait until running hooks, handlers and handshakes have ended, at most `within_s`.

@@ -135,6 +135,7 @@ def _close_if_idle(session: BrokerClient) -> bool:
         return True
     outbox = session.outbox
     if isinstance(outbox, RawConnection):
+        outbox.leave_forwarder()
         for _ in range(_MAX_READS):
             if outbox.life.over or outbox.paused:
                 break

@@ -1,0 +1,231 @@
+-- Forwards single messages between raw sockets (smq/forwarder.py): receive, look up, send, in one call for all sockets.
+-- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the addresses of the arrays for Python, the epoll
+-- descriptor, and a reference to the arrays.
+local sockets, buckets, most_segments, loop = ...
+local ffi, bit = require "ffi", require "bit"
+local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
+
+-- Linux packs this structure on x86-64 only. Its last member is a number of 64 bits; a descriptor fits into the first 32.
+if ffi.arch == "x64" then
+  ffi.cdef "typedef struct __attribute__((packed)) { uint32_t events; int32_t fd; uint32_t unused; } smqrt_epoll_event;"
+else
+  ffi.cdef "typedef struct { uint32_t events; uint32_t padding; int32_t fd; uint32_t unused; } smqrt_epoll_event;"
+end
+ffi.cdef[[
+typedef struct { int64_t tv_sec, tv_nsec; } smqrt_timespec;
+typedef struct { uint32_t publisher, tid, subscriber, generation, counter; } smqrt_route;
+typedef struct { double messages, bytes; } smqrt_count;
+int epoll_create1(int flags);
+int epoll_ctl(int epfd, int op, int fd, smqrt_epoll_event *event);
+int epoll_wait(int epfd, smqrt_epoll_event *events, int maxevents, int timeout);
+ssize_t recv(int fd, void *buffer, size_t length, int flags);
+ssize_t send(int fd, const void *buffer, size_t length, int flags);
+int clock_gettime(int clock, smqrt_timespec *time);
+typedef struct { smqrt_timespec interval, value; } smqrt_itimerspec;
+int timerfd_create(int clock, int flags);
+int timerfd_settime(int fd, int flags, const smqrt_itimerspec *new_value, void *old_value);
+ssize_t read(int fd, void *buffer, size_t length);
+void *calloc(size_t count, size_t size);
+void free(void *memory);
+]]
+local C = ffi.C
+
+local PUBLISH, PUBLISH_HEADER = 8, 15
+local EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CLOEXEC = 1, 1, 2, 0x80000
+local MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
+local EINTR, EAGAIN = 4, 11
+local CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC = 1, 0x80800
+local RECEIVE, ROOM, EVENTS, WAYS = 16384, 1024 * 1024, 256, 4
+local STAY_NS, FREQUENT_S = 2000000, 0.0005
+
+-- calloc, because the kernel gives memory to the touched part only; ffi.new would write zeros to all of it.
+local function array(kind, count)
+  return ffi.gc(ffi.cast(ffi.typeof("$*", ffi.typeof(kind)), C.calloc(count, ffi.sizeof(kind))), C.free)
+end
+local p = array("uint8_t", 2 * ROOM)  -- received data; behind it, messages that are gathered for one subscriber
+local u32_in = ffi.typeof "const uint32_t*"
+local etids, generations = array("uint32_t", sockets), array("uint32_t", sockets)
+local routes = array("smqrt_route", buckets * WAYS)
+local counts = array("smqrt_count", buckets * WAYS)
+local first, last = array("uint32_t", sockets), array("uint32_t", sockets)  -- segments by subscriber; 0 for none
+local starts, ends = array("uint32_t", most_segments + 1), array("uint32_t", most_segments + 1)
+local following = array("uint32_t", most_segments + 1)
+local subscribers = array("uint32_t", most_segments + 1)
+local handed = array("uint32_t", EVENTS * 3)   -- descriptor, start, bytes; without bytes, start is the error number
+local unsent = array("uint32_t", most_segments * 4)  -- descriptor, start, bytes, sent bytes or error number + 2^31
+local events, outer = ffi.new("smqrt_epoll_event[?]", EVENTS), ffi.new("smqrt_epoll_event[2]")
+local event, time = ffi.new "smqrt_epoll_event", ffi.new "smqrt_timespec"
+
+local epoll = C.epoll_create1(EPOLL_CLOEXEC)
+local timer = C.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC)
+local stay, expirations, is_armed = ffi.new "smqrt_itimerspec", ffi.new "uint64_t[1]", false
+stay.value.tv_nsec = STAY_NS
+local used, segments, touched, to_hand, to_queue = 0, 0, 0, 0, 0
+local last_s = 0
+
+local function now()
+  C.clock_gettime(CLOCK_MONOTONIC, time)
+  return tonumber(time.tv_sec) + tonumber(time.tv_nsec) * 1e-9
+end
+
+-- Index of the first route of the bucket. TIDs are random, descriptors are consecutive.
+local function bucket(fd, tid)
+  return band(bxor(tid, rshift(tid, 15), fd * 7), buckets - 1) * WAYS
+end
+
+local function find(fd, tid)
+  local at = bucket(fd, tid)
+  for way = at, at + WAYS - 1 do
+    if routes[way].publisher == fd and routes[way].tid == tid then return way end
+  end
+  return -1
+end
+
+-- tid as in a frame, read as a number of this machine; returns false if the bucket is full.
+local function add(fd, tid, subscriber, counter)
+  local at = bucket(fd, tid)
+  for way = at, at + WAYS - 1 do
+    if routes[way].publisher == 0 then
+      local route = routes[way]
+      route.publisher, route.tid, route.subscriber = fd, tid, subscriber
+      route.generation, route.counter = generations[subscriber], counter
+      return true
+    end
+  end
+  return false
+end
+
+local function remove(fd, tid)
+  local way = find(fd, tid)
+  if way >= 0 then routes[way].publisher = 0 end
+end
+
+local function join(fd, etid)
+  etids[fd] = etid
+  event.events, event.fd = EPOLLIN, fd
+  return C.epoll_ctl(epoll, EPOLL_CTL_ADD, fd, event) == 0
+end
+
+local function leave(fd)
+  C.epoll_ctl(epoll, EPOLL_CTL_DEL, fd, event)
+end
+
+local function append(subscriber, start, stop)
+  local tail = last[subscriber]
+  if first[subscriber] ~= 0 and ends[tail] == start then
+    ends[tail] = stop
+    return
+  end
+  segments = segments + 1
+  starts[segments], ends[segments], following[segments] = start, stop, 0
+  if first[subscriber] == 0 then
+    first[subscriber] = segments
+    subscribers[touched] = subscriber
+    touched = touched + 1
+  else
+    following[tail] = segments
+  end
+  last[subscriber] = segments
+end
+
+local function hand(fd, start, bytes)
+  handed[to_hand], handed[to_hand + 1], handed[to_hand + 2] = fd, start, bytes
+  to_hand = to_hand + 3
+end
+
+local function receive(fd, forwards)
+  local got = tonumber(C.recv(fd, p + used, RECEIVE, MSG_DONTWAIT))
+  if got <= 0 then
+    local errno = got < 0 and ffi.errno() or 0
+    if errno ~= EAGAIN and errno ~= EINTR then hand(fd, errno, 0) end
+    return
+  end
+  local at, stop = used, used + got
+  used = stop
+  while forwards and stop - at >= PUBLISH_HEADER do
+    local next_at = at + p[at] * 256 + p[at + 1]
+    local key = ffi.cast(u32_in, p + at + 3)
+    if p[at + 2] ~= PUBLISH or next_at > stop or next_at - at < PUBLISH_HEADER or key[1] ~= etids[fd] then break end
+    local way = find(fd, key[0])
+    if way < 0 then break end
+    local subscriber = routes[way].subscriber
+    if generations[subscriber] ~= routes[way].generation then break end
+    local count = counts[routes[way].counter]
+    count.messages, count.bytes = count.messages + 1, count.bytes + (next_at - at)
+    append(subscriber, at, next_at)
+    at = next_at
+  end
+  if at < stop then hand(fd, at, stop - at) end
+end
+
+local function gather(segment)
+  local to = used
+  while segment ~= 0 do
+    local bytes = ends[segment] - starts[segment]
+    ffi.copy(p + used, p + starts[segment], bytes)
+    used, segment = used + bytes, following[segment]
+  end
+  return to, used
+end
+
+local function send_all()
+  for i = 0, touched - 1 do
+    local subscriber = subscribers[i]
+    local segment = first[subscriber]
+    local start, stop = starts[segment], ends[segment]
+    if following[segment] ~= 0 then start, stop = gather(segment) end
+    first[subscriber] = 0
+    local sent = tonumber(C.send(subscriber, p + start, stop - start, MSG_DONTWAIT + MSG_NOSIGNAL))
+    if sent < stop - start then
+      if sent < 0 then
+        local errno = ffi.errno()
+        sent = (errno == EAGAIN or errno == EINTR) and 0 or errno + 2147483648
+      end
+      unsent[to_queue], unsent[to_queue + 1] = subscriber, start
+      unsent[to_queue + 2], unsent[to_queue + 3] = stop - start, sent
+      to_queue = to_queue + 4
+    end
+  end
+end
+
+-- One turn; false for `forwards` hands all received data to Python.
+local function turn(forwards)
+  used, segments, touched = 0, 0, 0
+  local ready = C.epoll_wait(epoll, events, EVENTS, 0)
+  for i = 0, ready - 1 do
+    if used > ROOM - RECEIVE then break end  -- the other sockets stay ready for the next turn
+    receive(events[i].fd, forwards)
+  end
+  send_all()
+end
+
+-- Makes `loop` ready when a stay has lasted long enough. A timeout of epoll_wait would cost 1 to 2 us for each message.
+local function arm()
+  if not is_armed then is_armed = C.timerfd_settime(timer, 0, stay, nil) == 0 end
+  return is_armed
+end
+
+local function expired()
+  C.read(timer, expirations, 8)
+  is_armed = false
+end
+
+-- One turn. If messages are frequent and there is nothing to do for Python, it stays and waits for more of them instead
+-- of the event loop, until another descriptor of the loop is ready: a turn of the event loop costs 10 us.
+local function run(forwards, stays)
+  to_hand, to_queue = 0, 0
+  turn(forwards)
+  if stays and to_hand == 0 and to_queue == 0 and now() - last_s < FREQUENT_S and arm() then
+    repeat
+      if C.epoll_wait(loop, outer, 2, -1) ~= 1 or outer[0].fd ~= epoll then break end
+      turn(true)
+    until to_hand > 0 or to_queue > 0
+  end
+  last_s = now()
+  return to_queue / 4, to_hand / 3
+end
+
+local function address(a) return tonumber(ffi.cast("uintptr_t", a)) end
+return run, expired, add, remove, join, leave, epoll, timer,
+  address(p), address(generations), address(counts), address(handed), address(unsent),
+  { events, outer, event, time, stay, expirations }
