@@ -1,4 +1,6 @@
 -- Forwards single messages between raw sockets (smq/forwarder.py): receive, look up, send, in one call for all sockets.
+-- The first of several sockets, frames and subscribers is handled before the loop over the others: LuaJIT can't compile
+-- a loop that usually has one pass, nor the code around it.
 -- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the addresses of the arrays for Python, the epoll
 -- descriptor, and a reference to the arrays.
 local sockets, buckets, most_segments, loop = ...
@@ -75,9 +77,10 @@ end
 
 local function find(fd, tid)
   local at = bucket(fd, tid)
-  for way = at, at + WAYS - 1 do
-    if routes[way].publisher == fd and routes[way].tid == tid then return way end
-  end
+  if routes[at].publisher == fd and routes[at].tid == tid then return at end
+  if routes[at + 1].publisher == fd and routes[at + 1].tid == tid then return at + 1 end
+  if routes[at + 2].publisher == fd and routes[at + 2].tid == tid then return at + 2 end
+  if routes[at + 3].publisher == fd and routes[at + 3].tid == tid then return at + 3 end
   return -1
 end
 
@@ -133,6 +136,22 @@ local function hand(fd, start, bytes)
   to_hand = to_hand + 3
 end
 
+-- Appends the frame at `at` to the messages of its subscriber; returns its end, or `at` if it can't be forwarded.
+local function forward(fd, at, stop)
+  if stop - at < PUBLISH_HEADER then return at end
+  local next_at = at + p[at] * 256 + p[at + 1]
+  local key = ffi.cast(u32_in, p + at + 3)
+  if p[at + 2] ~= PUBLISH or next_at > stop or next_at - at < PUBLISH_HEADER or key[1] ~= etids[fd] then return at end
+  local way = find(fd, key[0])
+  if way < 0 then return at end
+  local subscriber = routes[way].subscriber
+  if generations[subscriber] ~= routes[way].generation then return at end
+  local count = counts[routes[way].counter]
+  count.messages, count.bytes = count.messages + 1, count.bytes + (next_at - at)
+  append(subscriber, at, next_at)
+  return next_at
+end
+
 local function receive(fd, forwards)
   local got = tonumber(C.recv(fd, p + used, RECEIVE, MSG_DONTWAIT))
   if got <= 0 then
@@ -142,17 +161,12 @@ local function receive(fd, forwards)
   end
   local at, stop = used, used + got
   used = stop
-  while forwards and stop - at >= PUBLISH_HEADER do
-    local next_at = at + p[at] * 256 + p[at + 1]
-    local key = ffi.cast(u32_in, p + at + 3)
-    if p[at + 2] ~= PUBLISH or next_at > stop or next_at - at < PUBLISH_HEADER or key[1] ~= etids[fd] then break end
-    local way = find(fd, key[0])
-    if way < 0 then break end
-    local subscriber = routes[way].subscriber
-    if generations[subscriber] ~= routes[way].generation then break end
-    local count = counts[routes[way].counter]
-    count.messages, count.bytes = count.messages + 1, count.bytes + (next_at - at)
-    append(subscriber, at, next_at)
+  if forwards then
+    local next_at = forward(fd, at, stop)
+    while next_at ~= at and next_at ~= stop do
+      at = next_at
+      next_at = forward(fd, at, stop)
+    end
     at = next_at
   end
   if at < stop then hand(fd, at, stop - at) end
@@ -168,35 +182,35 @@ local function gather(segment)
   return to, used
 end
 
-local function send_all()
-  for i = 0, touched - 1 do
-    local subscriber = subscribers[i]
-    local segment = first[subscriber]
-    local start, stop = starts[segment], ends[segment]
-    if following[segment] ~= 0 then start, stop = gather(segment) end
-    first[subscriber] = 0
-    local sent = tonumber(C.send(subscriber, p + start, stop - start, MSG_DONTWAIT + MSG_NOSIGNAL))
-    if sent < stop - start then
-      if sent < 0 then
-        local errno = ffi.errno()
-        sent = (errno == EAGAIN or errno == EINTR) and 0 or errno + 2147483648
-      end
-      unsent[to_queue], unsent[to_queue + 1] = subscriber, start
-      unsent[to_queue + 2], unsent[to_queue + 3] = stop - start, sent
-      to_queue = to_queue + 4
-    end
+local function send(subscriber)
+  local segment = first[subscriber]
+  local start, stop = starts[segment], ends[segment]
+  if following[segment] ~= 0 then start, stop = gather(segment) end
+  first[subscriber] = 0
+  local sent = tonumber(C.send(subscriber, p + start, stop - start, MSG_DONTWAIT + MSG_NOSIGNAL))
+  if sent == stop - start then return end
+  if sent < 0 then
+    local errno = ffi.errno()
+    sent = (errno == EAGAIN or errno == EINTR) and 0 or errno + 2147483648
   end
+  unsent[to_queue], unsent[to_queue + 1] = subscriber, start
+  unsent[to_queue + 2], unsent[to_queue + 3] = stop - start, sent
+  to_queue = to_queue + 4
 end
 
 -- One turn; false for `forwards` hands all received data to Python.
 local function turn(forwards)
   used, segments, touched = 0, 0, 0
   local ready = C.epoll_wait(epoll, events, EVENTS, 0)
-  for i = 0, ready - 1 do
+  if ready < 1 then return end
+  receive(events[0].fd, forwards)
+  for i = 1, ready - 1 do
     if used > ROOM - RECEIVE then break end  -- the other sockets stay ready for the next turn
     receive(events[i].fd, forwards)
   end
-  send_all()
+  if touched == 0 then return end
+  send(subscribers[0])
+  for i = 1, touched - 1 do send(subscribers[i]) end
 end
 
 -- Makes `loop` ready when a stay has lasted long enough. A timeout of epoll_wait would cost 1 to 2 us for each message.
