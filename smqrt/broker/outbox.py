@@ -87,8 +87,6 @@ class Outbox:
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
-    is_plain = False
-    """Whether `smq/forwarder.py` can use it: it is a raw socket without TLS, and has no slow-consumer policies."""
     is_forwarded = False
     """Whether `smq/forwarder.py` receives the client's messages."""
     torn = 0
@@ -113,6 +111,11 @@ class Outbox:
     def put_view(self, view: memoryview) -> None:
         """Send or queue a large batch whose memory is reused after the call."""
         self.put(bytes(view))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `smq/forwarder.py` can use it: an open raw socket without TLS and without slow-consumer policies."""
+        return False
 
     @property
     def carrier(self) -> Outbox | None:

@@ -35,7 +35,9 @@ class Observer(Protocol):
 
 
 class ForwardedMessages(Protocol):
-    """Counter of messages that were delivered without `Topic.deliver` (`smq/forwarder.py`)."""
+    """Counter of messages that were delivered without `Topic.deliver` (`smq/forwarder.py`); `number` identifies it."""
+
+    number: int
 
     def take(self) -> tuple[int, int]:
         """Return the number of messages and of bytes since the last call."""

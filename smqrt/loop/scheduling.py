@@ -59,6 +59,11 @@ class Share:
         if not self._timer.active:
             self._timer.start(self._run_queue)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether tasks wait for a later turn."""
+        return bool(self._timer.active)
+
     def wait(self) -> None:
         """Block this greenlet until a later turn of the loop."""
         waiter: Waiter[None] = Waiter()

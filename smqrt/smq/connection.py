@@ -619,7 +619,6 @@ class RawConnection(SocketOutbox):
             return  # no data yet; or an error, which the next receive reports
         self.carry += bytes(view[:got])
 
-
     # ---- forwarding in LuaJIT
 
     @property

@@ -38,7 +38,7 @@ local MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 local EINTR, EAGAIN = 4, 11
 local CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC = 1, 0x80800
 local RECEIVE, ROOM, EVENTS, WAYS = 16384, 1024 * 1024, 256, 4
-local STAY_NS, FREQUENT_S = 2000000, 0.0005
+local STAY_NS, FREQUENT_S = 4000000, 0.0005
 
 -- calloc, because the kernel gives memory to the touched part only; ffi.new would write zeros to all of it.
 local function array(kind, count)

@@ -20,6 +20,7 @@ from gevent import get_hub
 from smqrt.broker.outbox import ahead, backlog, dirty
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
+from smqrt.loop.scheduling import share
 from smqrt.smq import data_path
 
 log = logging.getLogger("smqrt")
@@ -28,7 +29,7 @@ SOCKETS = 1 << 18
 """Only descriptors below this number are used."""
 BUCKETS = 1 << 14
 ROUTES = BUCKETS * 4
-"""The maximum number of routes. Each bucket of the table has room for four; a client whose bucket is full can't join."""
+"""The maximum number of routes, four in each bucket of the table. A client whose bucket is full can't join."""
 MAX_ROUTES_OF_CLIENT = 64
 JOIN_AFTER = 16
 """A client joins after this number of single messages: joining and leaving cost as much as a few of them."""
@@ -41,16 +42,27 @@ _ERROR = 1 << 31  # added to the number of an error, where otherwise the number 
 _READ = 1
 
 
-class ForwardedConnection(Protocol):
-    """A connection, as the forwarder uses it."""
+class Subscriber(Protocol):
+    """A connection that the forwarder sends to."""
+
+    @property
+    def fd(self) -> int: ...
+
+    def forwarded(self, data: bytes, sent: int) -> None: ...
+
+    def send_failed(self) -> None: ...
+
+
+class Publisher(Protocol):
+    """A connection that the forwarder receives from."""
 
     session: Session
 
     @property
-    def is_plain(self) -> bool: ...
+    def fd(self) -> int: ...
 
     @property
-    def fd(self) -> int: ...
+    def is_plain(self) -> bool: ...
 
     def leave_forwarder(self) -> None: ...
 
@@ -58,17 +70,13 @@ class ForwardedConnection(Protocol):
 
     def receive_failed(self) -> None: ...
 
-    def forwarded(self, data: bytes, sent: int) -> None: ...
-
-    def send_failed(self) -> None: ...
-
 
 class ForwardedCount:
     """Counter of the messages to one topic that were forwarded."""
 
     __slots__ = ("_counts", "_free", "number")
 
-    def __init__(self, counts: memoryview, free: list[int]) -> None:
+    def __init__(self, counts: memoryview[float], free: list[int]) -> None:
         self._counts, self._free, self.number = counts, free, free.pop()
 
     def take(self) -> tuple[int, int]:
@@ -108,9 +116,10 @@ class Forwarder:
         self._counts = _view(ctypes.c_double, 2 * ROUTES, counts)
         self._handed = _view(ctypes.c_uint32, 3 * _EVENTS, handed)
         self._unsent = _view(ctypes.c_uint32, 4 * _SEGMENTS, unsent)
+        self._share = share()
         self._free_counts = list(range(ROUTES))
-        self._publishers: dict[int, tuple[ForwardedConnection, list[int]]] = {}
-        self._subscribers: dict[int, ForwardedConnection] = {}
+        self._publishers: dict[int, tuple[Publisher, list[int]]] = {}
+        self._subscribers: dict[int, Subscriber] = {}
         if epoll < 0 or timer < 0:
             raise OSError("no descriptor is left for epoll or a timer")
         self._watchers: Any = [self._loop.io(descriptor, _READ) for descriptor in (epoll, timer)]
@@ -119,7 +128,7 @@ class Forwarder:
 
     # ---- joining and leaving
 
-    def join(self, connection: ForwardedConnection) -> bool:
+    def join(self, connection: Publisher) -> bool:
         """Begin to read a client, whose own watcher must be stopped then; return False if it can't be forwarded."""
         fd, routes = connection.fd, connection.session.routes
         if not connection.is_plain or not 0 < fd < SOCKETS or not 0 < len(routes) <= MAX_ROUTES_OF_CLIENT:
@@ -164,7 +173,7 @@ class Forwarder:
         """Whether it belongs to the loop of this thread."""
         return self._loop is get_hub().loop
 
-    def withdraw(self, subscriber: ForwardedConnection) -> None:
+    def withdraw(self, subscriber: Subscriber) -> None:
         """End forwarding to a subscriber; publishers leave with their next message to it."""
         fd = subscriber.fd
         if self._subscribers.get(fd) is subscriber:
@@ -180,13 +189,18 @@ class Forwarder:
         """
         if dirty or ahead:
             data_path.flush()
-        forwards = not (dirty or ahead or backlog)
-        stays = forwards and not data_path.deferred_reads and not self._loop._callbacks
-        unsent, handed = self._run(forwards, stays)
+        forwards = not (ahead or backlog or any(outbox.queue for outbox in dirty))
+        unsent, handed = self._run(forwards, forwards and not self._has_other_work)
         if unsent:
             self._queue_unsent(unsent)
         if handed:
             self._hand_over(handed)
+
+    @property
+    def _has_other_work(self) -> bool:
+        """Whether something waits for the next turn of the event loop that is not a readable descriptor."""
+        loop = self._loop
+        return bool(dirty or data_path.deferred_reads or loop._callbacks or loop.pendingcnt or self._share.has_waiting)
 
     def _queue_unsent(self, count: int) -> None:
         entries = self._unsent[: 4 * count].tolist()
@@ -226,7 +240,7 @@ _forwarder: Forwarder | None = None
 _is_available = os.environ.get("SMQRT_KERNELS") != "pure"
 
 
-def join(connection: ForwardedConnection) -> bool:
+def join(connection: Publisher) -> bool:
     """Let a client join the forwarder of this thread's loop; return False if it can't be forwarded."""
     global _forwarder, _is_available
     if _is_available and (_forwarder is None or not _forwarder.is_current):
@@ -238,13 +252,13 @@ def join(connection: ForwardedConnection) -> bool:
     return _forwarder is not None and _is_available and _forwarder.join(connection)
 
 
-def leave(connection: ForwardedConnection) -> None:
+def leave(connection: Publisher) -> None:
     """End reading a client that has joined."""
     if _forwarder is not None:
         _forwarder.leave(connection.fd)
 
 
-def withdraw(connection: ForwardedConnection) -> None:
+def withdraw(subscriber: Subscriber) -> None:
     """End forwarding to a subscriber, because its socket is blocked or closed."""
     if _forwarder is not None:
-        _forwarder.withdraw(connection)
+        _forwarder.withdraw(subscriber)

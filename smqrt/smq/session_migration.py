@@ -153,7 +153,11 @@ def is_at_rest(session: Session) -> bool:
     connection = session.outbox
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
         return False
-    return not connection.paused and (connection.is_forwarded or connection.watcher.active) and _has_no_unfinished_data(session, connection)
+    return (
+        not connection.paused
+        and (connection.is_forwarded or connection.watcher.active)
+        and _has_no_unfinished_data(session, connection)
+    )
 
 
 def _has_no_unfinished_data(session: Session, connection: RawConnection) -> bool:
