@@ -231,7 +231,7 @@ class Forwarder:
                 connection.leave_forwarder()  # its own watcher reports the end of the stream
 
 
-def _view(kind: Any, count: int, address: int) -> memoryview:
+def _view(kind: Any, count: int, address: int) -> Any:
     array = (kind * count).from_address(address)
     return memoryview(array).cast("B").cast(kind._type_)
 

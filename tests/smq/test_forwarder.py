@@ -1,0 +1,399 @@
+"""Single messages between raw sockets are forwarded in LuaJIT; nobody may notice, whatever else clients send."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt.broker.outbox import Drop
+from smqrt.broker.routes import Trace
+from smqrt.errors import CloseReason
+from smqrt.operations.snapshots import traffic
+from smqrt.smq import forwarder
+from smqrt.wire import smq
+from smqrt.wire.smq import Type
+from tests.support.device import RAW, TLS, WS, Device, Site, publish
+from tests.support.waiting import wait_until
+
+MANY = 3 * forwarder.JOIN_AFTER
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """It is set up before the sites, so this check comes after their end."""
+    yield
+    if (left := forwarder._forwarder) is not None:
+        assert not left._publishers
+        assert not left._subscribers
+        assert len(left._free_counts) == forwarder.ROUTES
+
+
+def is_forwarded(site: Site, device: Device) -> bool:
+    forwarded: bool = site.state.sessions[device.etid].outbox.is_forwarded
+    return forwarded
+
+
+def payloads(packets: list[bytes]) -> list[bytes]:
+    return [packet[13:] for packet in packets if packet[0] == Type.PUBLISH]
+
+
+def exchange(publisher: Device, subscriber: Device, tid: int, count: int = MANY) -> None:
+    """Send messages one by one, each received before the next."""
+    for number in range(count):
+        publisher.publish(tid, b"%d" % number)
+        assert subscriber.receive()[13:] == b"%d" % number
+
+
+def joined(site: Site, kind: str = RAW, to: str = RAW) -> tuple[Device, Device, int]:
+    """A publisher that has joined the forwarder, its subscriber, and the topic."""
+    subscriber, publisher = site.device(b"subscriber", to), site.device(b"publisher", kind)
+    tid = subscriber.subscribe(b"topic")
+    exchange(publisher, subscriber, tid)
+    return publisher, subscriber, tid
+
+
+# ---- joining and leaving
+
+
+def test_single_messages_are_forwarded_and_counted(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    assert is_forwarded(site, publisher)
+    counted = traffic(site.state)
+    size = MANY * (15 + 2) - 10  # numbers below 10 have one digit
+    assert (counted.messages, counted.copies) == (MANY, MANY)
+    assert counted.bytes == counted.copied_bytes == size
+    exchange(publisher, subscriber, tid, 5)
+    assert traffic(site.state).messages == MANY + 5
+    assert is_forwarded(site, publisher)
+
+
+def test_messages_to_an_etid_are_forwarded_both_ways(site: Site) -> None:
+    one, other = site.device(b"one-123"), site.device(b"other-1")
+    for number in range(MANY):
+        one.publish(other.etid, b"ping %d" % number)
+        assert other.receive() == publish(other.etid, one.etid, b"ping %d" % number)
+        other.publish(one.etid, b"pong %d" % number)
+        assert one.receive() == publish(one.etid, other.etid, b"pong %d" % number)
+    assert is_forwarded(site, one)
+    assert is_forwarded(site, other)
+
+
+def test_several_topics_of_a_publisher_are_forwarded(site: Site) -> None:
+    subscriber, other, publisher = site.device(b"subscriber"), site.device(b"other-1"), site.device(b"publisher")
+    tids = [subscriber.subscribe(b"topic %d" % number) for number in range(5)] + [other.subscribe(b"other")]
+    for number in range(MANY):
+        tid = tids[number % 6]
+        publisher.publish(tid, b"%d" % number)
+        receiver = other if tid == tids[5] else subscriber
+        assert receiver.receive() == publish(tid, publisher.etid, b"%d" % number)
+    assert is_forwarded(site, publisher)
+
+
+@pytest.mark.parametrize(("kind", "to"), [(WS, RAW), (RAW, WS), (TLS, RAW), (RAW, TLS)])
+def test_only_raw_sockets_join(site: Site, kind: str, to: str) -> None:
+    publisher, _, _ = joined(site, kind, to)
+    assert not is_forwarded(site, publisher)
+
+
+def test_messages_to_several_subscribers_are_not_forwarded(site: Site) -> None:
+    first, second, publisher = site.device(b"first-1"), site.device(b"second"), site.device(b"publisher")
+    tid = first.subscribe(b"topic")
+    second.subscribe(b"topic")
+    for number in range(MANY):
+        publisher.publish(tid, b"%d" % number)
+        assert first.receive()[13:] == second.receive()[13:] == b"%d" % number
+    assert not is_forwarded(site, publisher)
+
+
+def test_a_client_joins_again(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    publisher.expect_nothing()  # a Ping
+    assert not is_forwarded(site, publisher)
+    exchange(publisher, subscriber, tid)
+    assert is_forwarded(site, publisher)
+
+
+@pytest.mark.parametrize("reason", ["pure", "no epoll", "no LuaJIT"])
+def test_without_the_forwarder(site: Site, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    monkeypatch.setattr(forwarder, "_forwarder", None)
+    monkeypatch.setattr(forwarder, "_is_available", reason != "pure")
+    if reason == "no epoll":
+        monkeypatch.setattr(forwarder, "get_hub", lambda: SimpleNamespace(loop=SimpleNamespace(backend="select")))
+    else:
+        monkeypatch.setitem(sys.modules, "lupa.luajit21", None)
+    publisher, _, _ = joined(site)
+    assert not is_forwarded(site, publisher)
+
+
+# ---- what else a client may send
+
+
+def frame(packet: bytes) -> bytes:
+    return smq.frame(packet)
+
+
+OTHERS: dict[str, Callable[[Device, int], list[bytes]]] = {
+    "a control packet": lambda own, tid: [frame(smq.PING)],
+    "a message and a control packet": lambda own, tid: [frame(publish(tid, own.etid, b"x")) + frame(smq.PING)],
+    "a control packet and a message": lambda own, tid: [frame(smq.PING) + frame(publish(tid, own.etid, b"x"))],
+    "many messages": lambda own, tid: [b"".join(frame(publish(tid, own.etid, b"%d" % n)) for n in range(2000))],
+    "two messages": lambda own, tid: [2 * frame(publish(tid, own.etid, b"twice"))],
+    "a large message": lambda own, tid: [frame(publish(tid, own.etid, bytes(smq.MAX_PAYLOAD_BYTES)))],
+    "a message in pieces": lambda own, tid: [bytes((one,)) for one in frame(publish(tid, own.etid, b"x" * 20))],
+    "one and a half": lambda own, tid: [
+        frame(publish(tid, own.etid, b"one")) + frame(publish(tid, own.etid, b"half"))[:9],
+        frame(publish(tid, own.etid, b"half"))[9:],
+    ],
+    "fragments": lambda own, tid: [
+        frame(publish(tid, own.etid, b"begin", kind=Type.PUBFRAG)),
+        frame(publish(tid, own.etid, b"end", kind=Type.PUBFRAG)) + frame(publish(tid, own.etid, b"whole")),
+    ],
+    "an unknown topic": lambda own, tid: [frame(publish(12345, own.etid, b"x"))],
+    "a sub-topic": lambda own, tid: [frame(publish(tid, own.etid, b"x", stid=77))],
+    "an empty message": lambda own, tid: [frame(publish(tid, own.etid, b""))],
+    "another publisher": lambda own, tid: [frame(publish(tid, own.etid + 1, b"x"))],
+    "a length of 0": lambda own, tid: [b"\0\0"],
+    "a short Publish": lambda own, tid: [b"\0\x08" + publish(tid, own.etid, b"")[:6]],
+    "an unknown type": lambda own, tid: [frame(b"\x63")],
+    "Disconnect": lambda own, tid: [frame(smq.disconnect())],
+    "the end": lambda own, tid: [],
+}
+
+
+def outcome(site: Site, other: str) -> tuple[list[bytes], list[bytes], dict[Any, int], dict[Any, int]]:
+    """What both sides receive when the publisher sends something else between single messages, and what is counted."""
+    publisher, subscriber, tid = joined(site)
+    before = site.state.stats.drops.copy(), site.state.stats.ends.copy()
+    answers: list[bytes] = []
+    for part in OTHERS[other](publisher, tid):
+        publisher.send_bytes(part)
+        gevent.sleep(0.001)
+    if other == "the end":
+        publisher.close()
+        wait_until(lambda: publisher.etid not in site.state.sessions, "the publisher is gone")
+    elif publisher.etid in site.state.sessions:
+        publisher.publish(tid, b"last")
+        answers = publisher.sync()
+    received = subscriber.sync() + subscriber.sync()  # messages may come after the first Pong
+    known = {publisher.etid.to_bytes(4, "big"): b"from", tid.to_bytes(4, "big"): b"to"}
+    for number, name in known.items():
+        received = [packet.replace(number, name) for packet in received]
+    drops = {reason: count - before[0][reason] for reason, count in site.state.stats.drops.items()}
+    ends = {reason: count - before[1][reason] for reason, count in site.state.stats.ends.items()}
+    counted = traffic(site.state)
+    drops["messages"] = counted.messages
+    drops["copied bytes"] = counted.copied_bytes
+    return answers, received, drops, ends
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_else_a_client_sends(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """The outcome is that of a client that is never forwarded."""
+    forwarded = outcome(make_site(), other)
+    monkeypatch.setattr(forwarder, "JOIN_AFTER", 1 << 30)
+    assert forwarded == outcome(make_site(), other)
+
+
+def run_at_random(site: Site) -> list[dict[int, list[bytes]]]:
+    """Let clients publish to each other and to topics, and change subscriptions; return what each got of each."""
+    rng = random.Random(1)
+    devices = [site.device(b"device %d" % number) for number in range(4)]
+    tids = [devices[0].create(b"topic %d" % number) for number in range(3)]
+    received: list[list[bytes]] = [[] for _ in devices]
+    subscribed: set[tuple[int, int]] = set()
+
+    def receive_all() -> None:
+        for _ in range(2):  # messages may come after the first Pong
+            for device, got in zip(devices, received, strict=True):
+                got += payloads(device.sync())
+
+    for number in range(3000):
+        who, target = rng.randrange(4), rng.randrange(3)
+        if rng.random() < 0.02:
+            receive_all()
+            packet = smq.with_id(Type.UNSUBSCRIBE, tids[target]) if (who, target) in subscribed else b""
+            devices[who].send(packet or bytes((Type.SUBSCRIBE,)) + b"topic %d" % target)
+            subscribed ^= {(who, target)}
+            receive_all()
+        to = tids[target] if rng.random() < 0.7 else devices[(who + 1) % 4].etid
+        for burst in range(1 if rng.random() < 0.9 else 3):
+            devices[who].publish(to, b"%d:%d/%d" % (who, number, burst))
+    receive_all()
+    return [{who: [one for one in got if one.startswith(b"%d:" % who)] for who in range(4)} for got in received]
+
+
+def test_everything_at_random(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client gets what it gets without the forwarder; the order is that of each publisher."""
+    monkeypatch.setattr(forwarder, "JOIN_AFTER", 2)
+    forwarded = run_at_random(make_site())
+    assert sum(len(messages) for got in forwarded for messages in got.values()) > 2000
+    monkeypatch.setattr(forwarder, "JOIN_AFTER", 1 << 30)
+    assert forwarded == run_at_random(make_site())
+
+
+# ---- changes meanwhile
+
+
+def test_a_second_subscriber(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    second = site.device(b"second")
+    second.subscribe(b"topic")
+    publisher.publish(tid, b"to both")
+    assert subscriber.receive()[13:] == second.receive()[13:] == b"to both"
+    assert traffic(site.state).copies == MANY + 2
+
+
+def test_no_subscriber_any_more(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    subscriber.send(smq.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
+    publisher.publish(tid, b"lost").expect_nothing()
+    subscriber.expect_nothing()
+    assert site.state.stats.drops[Drop.UNROUTED] == 1
+
+
+@pytest.mark.parametrize("how", [Device.close, Device.reset, Device.disconnect])
+def test_a_new_client_with_the_descriptor_of_the_subscriber(site: Site, how: Callable[[Device], None]) -> None:
+    publisher, subscriber, tid = joined(site)
+    descriptor = site.state.sessions[subscriber.etid].outbox.fd
+    how(subscriber)
+    wait_until(lambda: subscriber.etid not in site.state.sessions, "the subscriber is gone")
+    newer = [site.device(b"newer %d" % number) for number in range(5)]
+    assert descriptor in [site.state.sessions[device.etid].outbox.fd for device in newer]
+    publisher.publish(tid, b"lost").publish(subscriber.etid, b"lost").expect_nothing()
+    for device in newer:
+        device.expect_nothing()
+    lost = site.state.stats.drops
+    assert lost[Drop.UNROUTED] + lost[Drop.CLOSED] == 2
+
+
+def test_the_end_of_a_publisher(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    publisher.publish(tid, b"last")
+    publisher.close()
+    assert subscriber.receive()[13:] == b"last"
+    wait_until(lambda: publisher.etid not in site.state.sessions, "the publisher is gone")
+    assert site.state.stats.ends[CloseReason.PEER_CLOSED] == 1
+
+
+def test_a_publisher_that_resets_its_connection(site: Site) -> None:
+    publisher, _, _ = joined(site)
+    publisher.reset()
+    wait_until(lambda: publisher.etid not in site.state.sessions, "the publisher is gone")
+    assert site.state.stats.ends[CloseReason.READ_FAILED] == 1
+
+
+def test_a_subscriber_that_resets_its_connection(site: Site) -> None:
+    """The publisher's next message and the reset are in one turn: either may be first."""
+    publisher, subscriber, tid = joined(site)
+    publisher.publish(tid, b"x")
+    subscriber.reset()
+    wait_until(lambda: subscriber.etid not in site.state.sessions, "the subscriber is gone")
+    publisher.expect_nothing()
+    ends = site.state.stats.ends
+    assert ends[CloseReason.READ_FAILED] + ends[CloseReason.WRITE_FAILED] == 1
+
+
+def test_a_trace_that_begins_later(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    trace = Trace(site.state, None, b"topic", lambda: None)
+    trace.start()
+    publisher.publish(tid, b"seen")
+    assert subscriber.receive()[13:] == b"seen"
+    assert [event["payload"] for event in trace.take() if event["event"] == "publish"] == ["seen"]
+    trace.stop()
+    exchange(publisher, subscriber, tid)
+    assert is_forwarded(site, publisher)
+    assert not trace.take()
+
+
+def test_an_onpublish_that_rejects(make_site: Callable[..., Site]) -> None:
+    site = make_site(onpublish=lambda data, *_: data != b"7")
+    subscriber, publisher = site.device(b"subscriber"), site.device(b"publisher")
+    tid = subscriber.subscribe(b"topic")
+    for number in range(MANY):
+        publisher.publish(tid, b"%d" % number).expect_nothing()
+    assert payloads(subscriber.sync()) == [b"%d" % number for number in range(MANY) if number != 7]
+
+
+def test_messages_of_the_server_stay_in_order_with_answers(site: Site) -> None:
+    """What Python has queued for the subscriber is sent first."""
+    publisher, subscriber, tid = joined(site)
+    for number in range(200):
+        site.smq.publish(b"server %d" % number, "topic")
+        publisher.publish(tid, b"client %d" % number)
+        if number % 7 == 0:
+            gevent.sleep(0)
+    wait_until(lambda: traffic(site.state).messages == MANY + 400, "all messages are routed")
+    got = payloads(subscriber.sync())
+    for who in (b"server", b"client"):
+        assert [one for one in got if one.startswith(who)] == [b"%s %d" % (who, number) for number in range(200)]
+
+
+# ---- slow subscribers
+
+
+def test_a_subscriber_that_does_not_read(site: Site) -> None:
+    """What its socket does not accept goes to its queue, and beyond its budget it is dropped and counted."""
+    publisher, subscriber, tid = joined(site)
+    site.state.sessions[subscriber.etid].outbox.budget_bytes = 200_000
+    sent = 0
+    while not subscriber_dropped(site, subscriber):
+        publisher.publish(tid, struct.pack(">I", sent) + bytes(8000))
+        sent += 1
+        gevent.sleep(0)
+    publisher.expect_nothing()
+    messages = payloads(subscriber.sync())
+    numbers = [struct.unpack_from(">I", one)[0] for one in messages]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + site.state.stats.drops[Drop.OVER_BUDGET] == sent
+    exchange(publisher, subscriber, tid)
+    assert is_forwarded(site, publisher)
+
+
+def subscriber_dropped(site: Site, subscriber: Device) -> int:
+    dropped: int = site.state.sessions[subscriber.etid].outbox.dropped
+    return dropped
+
+
+def test_many_publishers_of_one_subscriber(site: Site) -> None:
+    subscriber = site.device(b"subscriber")
+    tid = subscriber.subscribe(b"topic")
+    publishers = [site.device(b"publisher %d" % number) for number in range(20)]
+    for number in range(MANY):
+        for publisher in publishers:
+            publisher.publish(tid, struct.pack(">I", number))
+        for _ in publishers:
+            assert subscriber.receive()[13:] == struct.pack(">I", number)
+    assert all(is_forwarded(site, publisher) for publisher in publishers)
+
+
+# ---- the rest of the server
+
+
+def test_timers_and_other_clients_while_messages_are_frequent(site: Site) -> None:
+    publisher, subscriber, tid = joined(site)
+    late_s: list[float] = []
+    ends_s = monotonic() + 1
+
+    def echo() -> None:
+        while monotonic() < ends_s:
+            publisher.publish(tid, b"x")
+            subscriber.receive()
+
+    def timer() -> None:
+        while monotonic() < ends_s:
+            begun_s = monotonic()
+            gevent.sleep(0.005)
+            late_s.append(monotonic() - begun_s - 0.005)
+
+    gevent.joinall([gevent.spawn(echo), gevent.spawn(timer)], raise_error=True)
+    assert is_forwarded(site, publisher)
+    assert sorted(late_s)[len(late_s) // 2] < 0.02
