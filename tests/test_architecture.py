@@ -106,7 +106,11 @@ def test_wire_and_broker_are_pure(module: Path) -> None:
         )
 
 
-KERNELS = (PACKAGE / "wire" / "kernels.py", PACKAGE / "journal" / "columns.py")
+KERNELS = (
+    PACKAGE / "wire" / "kernels.py",
+    PACKAGE / "journal" / "columns.py",
+    PACKAGE / "smq" / "forwarder.py",
+)
 """The loops that are compiled by LuaJIT, each with a twin where that is missing."""
 
 

@@ -1,4 +1,4 @@
-"""Python calls, system calls and allocations of the server for one message, one turn, one connect and one page.
+"""Python calls, system calls and allocations of the server for a message, a turn, a connect and a page.
 
 A server with nothing enabled is asked for the same thing many times, one after the other, so that the counts are nearly
 the same on every machine. `scripts/bench/compare` measures time; this shows which step was added.
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 SERVER = Path(__file__).parent / "counted_server.py"
-TIMES = {"message": 200, "turn": 50, "connect": 100, "page": 100}
+TIMES = {"message": 200, "fan-out": 200, "turn": 50, "connect": 100, "page": 100}
 """How often each path is taken while it is counted."""
 PAIRS = 50
 """Messages in a turn: each of another publisher, to another subscriber."""
@@ -152,6 +152,15 @@ def paths(server: CountedServer) -> dict[str, Callable[[], None]]:
         publisher.send(heads[0] + bytes(16))
         subscriber.packet()
 
+    both = pairs[0][1].subscribe(b"both")
+    pairs[1][1].subscribe(b"both")
+
+    def fan_out() -> None:  # unlike the message of `message`, it is routed in Python
+        publisher = pairs[0][0]
+        publisher.send(struct.pack("!BIII", 8, both, publisher.etid, 0) + bytes(16))
+        for _, subscriber in pairs[:2]:
+            subscriber.packet()
+
     def turn() -> None:
         os.kill(server.process.pid, signal.SIGSTOP)
         for (publisher, _), head in zip(pairs, heads, strict=True):
@@ -175,7 +184,7 @@ def paths(server: CountedServer) -> dict[str, Callable[[], None]]:
             assert part, "the server closed the connection"
             data += part
 
-    return {"message": message, "turn": turn, "connect": connect, "page": page}
+    return {"message": message, "fan-out": fan_out, "turn": turn, "connect": connect, "page": page}
 
 
 def measure() -> dict[str, Costs]:

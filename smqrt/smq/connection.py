@@ -215,7 +215,8 @@ class SocketOutbox(Outbox):
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
         data_path.mark_blocked(self)
-        forwarder.withdraw(self)
+        if self.watcher.fd in forwarder.subscribers:
+            forwarder.withdraw(self)
         self._drop_over_budget()
 
     def _drop_over_budget(self) -> None:
@@ -299,8 +300,10 @@ class SocketOutbox(Outbox):
         if self.life.over:
             return
         self.settled()  # a greenlet may wait for the end of the handshake
-        self.leave_forwarder()
-        forwarder.withdraw(self)
+        if self.is_forwarded:
+            self.leave_forwarder()
+        if self.watcher.fd in forwarder.subscribers:
+            forwarder.withdraw(self)
         is_abrupt = reason in ABRUPT
         if not is_abrupt:
             self._flush_before_close(reason)
@@ -585,7 +588,8 @@ class RawConnection(SocketOutbox):
 
     def stop_reading(self) -> None:
         """Stop reading."""
-        self.leave_forwarder()
+        if self.is_forwarded:
+            self.leave_forwarder()
         self.watcher.stop()
 
     def defer(self) -> None:

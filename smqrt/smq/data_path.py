@@ -141,15 +141,17 @@ def _flush() -> None:
 
     In a turn, the loop runs its callbacks before this watcher. New callbacks would otherwise wait for the next event.
     """
-    if flush() or deferred_reads or _loop._callbacks:
+    for turn_end in turn_ends:
+        turn_end()
+    if (dirty and flush_dirty(time.monotonic)) or deferred_reads or _loop._callbacks:
         _watchers[_AT_ONCE].start(_next_turn)
 
 
-def flush() -> bool:
-    """Flush the queues; return true when something is left for the next turn."""
+def flush() -> None:
+    """Flush the queues before the end of the turn."""
     for turn_end in turn_ends:
         turn_end()
-    return bool(dirty and flush_dirty(time.monotonic))
+    flush_dirty(time.monotonic)
 
 
 def _next_turn() -> None:

@@ -119,7 +119,6 @@ class Forwarder:
         self._share = share()
         self._free_counts = list(range(ROUTES))
         self._publishers: dict[int, tuple[Publisher, list[int]]] = {}
-        self._subscribers: dict[int, Subscriber] = {}
         if epoll < 0 or timer < 0:
             raise OSError("no descriptor is left for epoll or a timer")
         self._watchers: Any = [self._loop.io(descriptor, _READ) for descriptor in (epoll, timer)]
@@ -155,7 +154,7 @@ class Forwarder:
             if not self._free_counts:
                 return False
             topic.forwarded = ForwardedCount(self._counts, self._free_counts)
-        self._subscribers[subscriber.fd] = subscriber
+        subscribers[subscriber.fd] = subscriber
         return bool(self._add(fd, tid, subscriber.fd, topic.forwarded.number))
 
     def leave(self, fd: int) -> None:
@@ -176,8 +175,8 @@ class Forwarder:
     def withdraw(self, subscriber: Subscriber) -> None:
         """End forwarding to a subscriber; publishers leave with their next message to it."""
         fd = subscriber.fd
-        if self._subscribers.get(fd) is subscriber:
-            del self._subscribers[fd]
+        if subscribers.get(fd) is subscriber:
+            del subscribers[fd]
             self._generations[fd] = self._generations[fd] + 1 & 0xFFFFFFFF
 
     # ---- turns
@@ -206,7 +205,7 @@ class Forwarder:
         entries = self._unsent[: 4 * count].tolist()
         # Complete before the first is queued: its connection may be closed then, which may close others.
         unsent = [
-            (self._subscribers[fd], self._chars[start : start + size], sent)
+            (subscribers[fd], self._chars[start : start + size], sent)
             for fd, start, size, sent in zip(*[iter(entries)] * 4, strict=True)
         ]
         for subscriber, data, sent in unsent:
@@ -236,6 +235,8 @@ def _view(kind: Any, count: int, address: int) -> Any:
     return memoryview(array).cast("B").cast(kind._type_)
 
 
+subscribers: dict[int, Subscriber] = {}
+"""The connections to which messages are forwarded, by descriptor."""
 _forwarder: Forwarder | None = None
 _is_available = os.environ.get("SMQRT_KERNELS") != "pure"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ def nothing_is_left() -> Iterator[None]:
     yield
     if (left := forwarder._forwarder) is not None:
         assert not left._publishers
-        assert not left._subscribers
+        assert not forwarder.subscribers
         assert len(left._free_counts) == forwarder.ROUTES
 
 
@@ -162,6 +163,9 @@ OTHERS: dict[str, Callable[[Device, int], list[bytes]]] = {
     "another publisher": lambda own, tid: [frame(publish(tid, own.etid + 1, b"x"))],
     "a length of 0": lambda own, tid: [b"\0\0"],
     "a short Publish": lambda own, tid: [b"\0\x08" + publish(tid, own.etid, b"")[:6]],
+    "a short Publish before a message": lambda own, tid: [
+        b"\0\x0b" + publish(tid, own.etid, b"")[:9] + frame(publish(tid, own.etid, b"x"))
+    ],
     "an unknown type": lambda own, tid: [frame(b"\x63")],
     "Disconnect": lambda own, tid: [frame(smq.disconnect())],
     "the end": lambda own, tid: [],
@@ -191,6 +195,7 @@ def outcome(site: Site, other: str) -> tuple[list[bytes], list[bytes], dict[Any,
     counted = traffic(site.state)
     drops["messages"] = counted.messages
     drops["copied bytes"] = counted.copied_bytes
+    site.close_devices()
     return answers, received, drops, ends
 
 
@@ -343,35 +348,36 @@ def test_messages_of_the_server_stay_in_order_with_answers(site: Site) -> None:
 def test_a_subscriber_that_does_not_read(site: Site) -> None:
     """What its socket does not accept goes to its queue, and beyond its budget it is dropped and counted."""
     publisher, subscriber, tid = joined(site)
-    site.state.sessions[subscriber.etid].outbox.budget_bytes = 200_000
-    sent = 0
-    while not subscriber_dropped(site, subscriber):
-        publisher.publish(tid, struct.pack(">I", sent) + bytes(8000))
+    outbox = site.state.sessions[subscriber.etid].outbox
+    outbox.budget_bytes = 50_000
+    outbox.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    subscriber.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+    sent = forwarded_until_blocked = 0
+    while not outbox.dropped:
+        publisher.publish(tid, struct.pack(">I", sent) + bytes(sent % 1000))
         sent += 1
-        gevent.sleep(0)
+        while traffic(site.state).messages < MANY + sent:
+            gevent.sleep(0)
+        forwarded_until_blocked += is_forwarded(site, publisher)
+    assert forwarded_until_blocked > 10
     publisher.expect_nothing()
-    messages = payloads(subscriber.sync())
-    numbers = [struct.unpack_from(">I", one)[0] for one in messages]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) + site.state.stats.drops[Drop.OVER_BUDGET] == sent
-    exchange(publisher, subscriber, tid)
+    numbers = [struct.unpack_from(">I", one)[0] for one in payloads(subscriber.sync())]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) + outbox.dropped == sent
+    exchange(publisher, subscriber, tid, 2 * MANY)
     assert is_forwarded(site, publisher)
 
 
-def subscriber_dropped(site: Site, subscriber: Device) -> int:
-    dropped: int = site.state.sessions[subscriber.etid].outbox.dropped
-    return dropped
-
-
-def test_many_publishers_of_one_subscriber(site: Site) -> None:
-    subscriber = site.device(b"subscriber")
-    tid = subscriber.subscribe(b"topic")
+def test_many_publishers_of_two_subscribers(site: Site) -> None:
+    subscribers = [site.device(b"one-123"), site.device(b"other-1")]
+    tids = [subscriber.subscribe(b"topic %d" % number) for number, subscriber in enumerate(subscribers)]
     publishers = [site.device(b"publisher %d" % number) for number in range(20)]
     for number in range(MANY):
-        for publisher in publishers:
-            publisher.publish(tid, struct.pack(">I", number))
-        for _ in publishers:
-            assert subscriber.receive()[13:] == struct.pack(">I", number)
+        for who, publisher in enumerate(publishers):
+            publisher.publish(tids[who % 2], b"%d" % who + bytes(number))
+        for which, subscriber in enumerate(subscribers):
+            got = [subscriber.receive()[13:] for _ in range(10)]
+            assert sorted(got) == sorted(b"%d" % who + bytes(number) for who in range(which, 20, 2))
     assert all(is_forwarded(site, publisher) for publisher in publishers)
 
 

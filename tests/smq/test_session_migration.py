@@ -40,7 +40,11 @@ REBUILT = {
         "unsaved_answers": "the names' file was closed: nothing waits for it",
         "waits_for_disk": "the same",
     },
-    RawConnection: {"paused": "it goes on by itself"},
+    RawConnection: {
+        "is_forwarded": "joins the forwarder again",
+        "joins_in": "the same",
+        "paused": "it goes on by itself",
+    },
     SocketOutbox: {
         "backlog": "made of the queue when the client does not read",
         "handshake": "over",
@@ -68,6 +72,7 @@ REBUILT = {
         "cached": "routes are looked up again",
         "elsewhere": "told by the other nodes, when the new process joined them",
         "encode": "of the hub",
+        "forwarded": "the same",
         "key": "made of the number",
         "observers": "each client observes again",
         "raw": "the members",
