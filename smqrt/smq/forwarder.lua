@@ -37,7 +37,7 @@ local EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CLOEXEC = 1, 1, 2, 0x80000
 local MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 local EINTR, EAGAIN = 4, 11
 local CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC = 1, 0x80800
-local RECEIVE, ROOM, EVENTS, WAYS = 16384, 1024 * 1024, 256, 4
+local RECEIVE, ROOM, EVENTS, WAYS = 16384, 256 * 1024, 256, 4  -- ROOM and EVENTS bound the time of a turn
 local STAY_NS, FREQUENT_S = 4000000, 0.0005
 
 -- calloc, because the kernel gives memory to the touched part only; ffi.new would write zeros to all of it.

@@ -35,7 +35,7 @@ JOIN_AFTER = 16
 """A client joins after this number of single messages: joining and leaving cost as much as a few of them."""
 RETRY_AFTER = 4096
 """The same for a client that could not join."""
-_ROOM_BYTES = 2 << 20
+_ROOM_BYTES = 512 << 10
 _EVENTS = 256
 _SEGMENTS = _ROOM_BYTES // 2 // 15 + 1  # the smallest message has 15 bytes
 _ERROR = 1 << 31  # added to the number of an error, where otherwise the number of sent bytes is
