@@ -310,10 +310,10 @@ class HandledRoute:
 class RecordedRoute:
     """Route that records messages in the journal before they are delivered."""
 
-    __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
+    __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_route", "recorder")
 
     def __init__(self, recorder: Recorder, route: Route, peer: BrokerPeer, reached: bool) -> None:
-        self._recorder, self._route, self._peer = recorder, route, peer
+        self.recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
         self._record, self._record_large = recorder.record, recorder.record_large
         if not reached:
@@ -321,19 +321,24 @@ class RecordedRoute:
             self._record_large = lambda batch: recorder.record_unrouted(bytes(batch))
 
     @property
+    def buffered(self) -> Topic | None:
+        """The topic, if messages are delivered to it before the recorder writes them; otherwise None."""
+        return self._route if isinstance(self._route, Topic) and self.recorder.is_buffered else None
+
+    @property
     def sole_raw(self) -> Outbox | None:
         """The only subscriber, see `Topic.sole_raw`; None while the recorder is full, because publishers wait then."""
-        return None if self._recorder.full else getattr(self._route, "sole_raw", None)
+        return None if self.recorder.full else getattr(self._route, "sole_raw", None)
 
     def deliver(self, batch: bytes) -> bool | None:
         """Record the batch, then deliver it; return true when the publisher has to wait."""
         self._record(batch)
-        return self._deliver(batch) or (self._recorder.full and self._recorder.hold(self._peer))
+        return self._deliver(batch) or (self.recorder.full and self.recorder.hold(self._peer))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
         self._record_large(view)
-        return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
+        return self._route.deliver_view(view) or (self.recorder.full and self.recorder.hold(self._peer))
 
 
 class DurableRoute(RecordedRoute):
@@ -349,7 +354,7 @@ class DurableRoute(RecordedRoute):
     def deliver(self, batch: bytes) -> bool:
         """Record the batch and deliver it later; return true when the publisher has to wait for that."""
         self._record(batch)
-        return self._recorder.send_later(self._deliver, batch, self._peer)
+        return self.recorder.send_later(self._deliver, batch, self._peer)
 
     def deliver_view(self, view: memoryview) -> bool:
         """See `deliver`."""

@@ -148,6 +148,10 @@ class Recorder(Protocol):
         """Resume the outbox of `publisher` once the recorder is not full; return true."""
 
     @property
+    def is_buffered(self) -> bool:
+        """Whether `record` only appends, and the messages are written later."""
+
+    @property
     def waits_for_disk(self) -> bool:
         """Whether messages reach subscribers only after they are written; `send_later` then delivers them."""
 

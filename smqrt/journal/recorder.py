@@ -71,6 +71,7 @@ class HubRecorder:
         sync: starts a sync; `on_synced` is called when the disk has the rows.
 
     Attributes:
+        is_buffered: whether `record` only appends.
         full: whether a write has failed, so that publishers wait.
         messages_skipped: number of messages that were not selected.
         record: adds a frame batch; called by the broker.
@@ -104,6 +105,7 @@ class HubRecorder:
         self.messages_skipped = 0
         self._at_once = settings.sync in ("publish", "always")
         self.record: Callable[[bytes], None] = self._record_now if self._at_once else self._frame_batches.append
+        self.is_buffered = not self._at_once
         self.waits_for_disk = settings.sync == "always"
         self._unsent: deque[_Unsent] = deque()
         self._unsent_bytes = 0

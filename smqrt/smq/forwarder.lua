@@ -15,7 +15,7 @@ else
 end
 ffi.cdef[[
 typedef struct { int64_t tv_sec, tv_nsec; } smqrt_timespec;
-typedef struct { uint32_t publisher, tid, subscriber, generation, counter; } smqrt_route;
+typedef struct { uint32_t publisher, tid, subscriber, generation, counter, recorder; } smqrt_route;
 typedef struct { double messages, bytes; } smqrt_count;
 int epoll_create1(int flags);
 int epoll_ctl(int epfd, int op, int fd, smqrt_epoll_event *event);
@@ -38,7 +38,7 @@ local MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 local EINTR, EAGAIN = 4, 11
 local CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC = 1, 0x80800
 local RECEIVE, ROOM, EVENTS, WAYS = 16384, 256 * 1024, 256, 4  -- ROOM and EVENTS bound the time of a turn
-local STAY_NS, FREQUENT_S = 4000000, 0.0005
+local FREQUENT_S = 0.0005
 
 -- calloc, because the kernel gives memory to the touched part only; ffi.new would write zeros to all of it.
 local function array(kind, count)
@@ -53,6 +53,8 @@ local first, last = array("uint32_t", sockets), array("uint32_t", sockets)  -- s
 local starts, ends = array("uint32_t", most_segments + 1), array("uint32_t", most_segments + 1)
 local following = array("uint32_t", most_segments + 1)
 local subscribers = array("uint32_t", most_segments + 1)
+local recorded = array("uint8_t", 2 * ROOM)  -- messages for journals
+local recorders, record_ends = array("uint32_t", 2 * most_segments), array("uint32_t", 2 * most_segments)
 local handed = array("uint32_t", EVENTS * 3)   -- descriptor, start, bytes; without bytes, start is the error number
 local unsent = array("uint32_t", most_segments * 4)  -- descriptor, start, bytes, sent bytes or error number + 2^31
 local events, outer = ffi.new("smqrt_epoll_event[?]", EVENTS), ffi.new("smqrt_epoll_event[2]")
@@ -61,8 +63,7 @@ local event, time = ffi.new "smqrt_epoll_event", ffi.new "smqrt_timespec"
 local epoll = C.epoll_create1(EPOLL_CLOEXEC)
 local timer = C.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC)
 local stay, expirations, is_armed = ffi.new "smqrt_itimerspec", ffi.new "uint64_t[1]", false
-stay.value.tv_nsec = STAY_NS
-local used, segments, touched, to_hand, to_queue = 0, 0, 0, 0, 0
+local used, segments, touched, to_hand, to_queue, recorded_bytes, to_record = 0, 0, 0, 0, 0, 0, 0
 local last_s = 0
 
 local function now()
@@ -84,14 +85,15 @@ local function find(fd, tid)
   return -1
 end
 
--- tid as in a frame, read as a number of this machine; returns false if the bucket is full.
-local function add(fd, tid, subscriber, counter)
+-- tid as in a frame, read as a number of this machine; recorder 0 for none. Returns false if the bucket is full.
+local function add(fd, tid, subscriber, counter, recorder)
   local at = bucket(fd, tid)
   for way = at, at + WAYS - 1 do
     if routes[way].publisher == 0 then
       local route = routes[way]
       route.publisher, route.tid, route.subscriber = fd, tid, subscriber
       route.generation, route.counter = generations[subscriber], counter
+      route.recorder = recorder
       return true
     end
   end
@@ -131,6 +133,16 @@ local function append(subscriber, start, stop)
   last[subscriber] = segments
 end
 
+local function record(recorder, start, stop)
+  ffi.copy(recorded + recorded_bytes, p + start, stop - start)
+  recorded_bytes = recorded_bytes + stop - start
+  if to_record == 0 or recorders[to_record - 1] ~= recorder then
+    recorders[to_record] = recorder
+    to_record = to_record + 1
+  end
+  record_ends[to_record - 1] = recorded_bytes
+end
+
 local function hand(fd, start, bytes)
   handed[to_hand], handed[to_hand + 1], handed[to_hand + 2] = fd, start, bytes
   to_hand = to_hand + 3
@@ -149,6 +161,7 @@ local function forward(fd, at, stop)
   local count = counts[routes[way].counter]
   count.messages, count.bytes = count.messages + 1, count.bytes + (next_at - at)
   append(subscriber, at, next_at)
+  if routes[way].recorder ~= 0 then record(routes[way].recorder, at, next_at) end
   return next_at
 end
 
@@ -214,7 +227,8 @@ local function turn(forwards)
 end
 
 -- Makes `loop` ready when a stay has lasted long enough. A timeout of epoll_wait would cost 1 to 2 us for each message.
-local function arm()
+local function arm(ns)
+  stay.value.tv_nsec = ns
   if not is_armed then is_armed = C.timerfd_settime(timer, 0, stay, nil) == 0 end
   return is_armed
 end
@@ -226,20 +240,21 @@ end
 
 -- One turn. If messages are frequent and there is nothing to do for Python, it stays and waits for more of them instead
 -- of the event loop, until another descriptor of the loop is ready: a turn of the event loop costs 10 us.
-local function run(forwards, stays)
-  to_hand, to_queue = 0, 0
+local function run(forwards, stay_ns)
+  to_hand, to_queue, recorded_bytes, to_record = 0, 0, 0, 0
   turn(forwards)
-  if stays and to_hand == 0 and to_queue == 0 and now() - last_s < FREQUENT_S and arm() then
+  if stay_ns > 0 and to_hand == 0 and to_queue == 0 and now() - last_s < FREQUENT_S and arm(stay_ns) then
     repeat
       if C.epoll_wait(loop, outer, 2, -1) ~= 1 or outer[0].fd ~= epoll then break end
       turn(true)
-    until to_hand > 0 or to_queue > 0
+    until to_hand > 0 or to_queue > 0 or recorded_bytes > ROOM
   end
   last_s = now()
-  return to_queue / 4, to_hand / 3
+  return to_record, to_queue / 4, to_hand / 3
 end
 
 local function address(a) return tonumber(ffi.cast("uintptr_t", a)) end
 return run, expired, add, remove, join, leave, epoll, timer,
   address(p), address(generations), address(counts), address(handed), address(unsent),
+  address(recorded), address(recorders), address(record_ends),
   { events, outer, event, time, stay, expirations }

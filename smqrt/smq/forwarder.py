@@ -18,8 +18,10 @@ from typing import Any, Protocol
 from gevent import get_hub
 
 from smqrt.broker.outbox import ahead, backlog, dirty
+from smqrt.broker.routes import RecordedRoute
 from smqrt.broker.sessions import Session
-from smqrt.broker.topics import Topic
+from smqrt.broker.state import Recorder
+from smqrt.broker.topics import Route, Topic
 from smqrt.loop.scheduling import share
 from smqrt.smq import data_path
 
@@ -37,6 +39,10 @@ RETRY_AFTER = 4096
 """The same for a client that could not join."""
 _ROOM_BYTES = 512 << 10
 _EVENTS = 256
+STAY_NS = 4_000_000
+"""While messages are frequent, the forwarder waits for this time instead of the event loop, and timers can be late."""
+RECORDING_STAY_NS = 1_000_000
+"""The same with a journal, whose rows have the time at the end."""
 _SEGMENTS = _ROOM_BYTES // 2 // 15 + 1  # the smallest message has 15 bytes
 _ERROR = 1 << 31  # added to the number of an error, where otherwise the number of sent bytes is
 _READ = 1
@@ -110,12 +116,16 @@ class Forwarder:
         chunk: Any = self._runtime.compile(source)
         functions = chunk(SOCKETS, BUCKETS, _SEGMENTS, self._loop.fileno())
         self._run, expired, self._add, self._remove, self._join, self._leave, epoll, timer, *rest = functions
-        chars, generations, counts, handed, unsent, self._keep = rest
+        chars, generations, counts, handed, unsent, recorded, recorders, record_ends, self._keep = rest
         self._chars: Any = (ctypes.c_char * _ROOM_BYTES).from_address(chars)
         self._generations = _view(ctypes.c_uint32, SOCKETS, generations)
         self._counts = _view(ctypes.c_double, 2 * ROUTES, counts)
         self._handed = _view(ctypes.c_uint32, 3 * _EVENTS, handed)
         self._unsent = _view(ctypes.c_uint32, 4 * _SEGMENTS, unsent)
+        self._recorded: Any = (ctypes.c_char * _ROOM_BYTES).from_address(recorded)
+        self._recorder_ids = _view(ctypes.c_uint32, 2 * _SEGMENTS, recorders)
+        self._record_ends = _view(ctypes.c_uint32, 2 * _SEGMENTS, record_ends)
+        self._recorders: dict[int, Recorder] = {}
         self._share = share()
         self._free_counts = list(range(ROUTES))
         self._publishers: dict[int, tuple[Publisher, list[int]]] = {}
@@ -136,7 +146,7 @@ class Forwarder:
         self._publishers[fd] = connection, tids
         for key, route in routes.items():
             tid = int.from_bytes(key[1:5], sys.byteorder)  # LuaJIT reads it from a frame as a number of this machine
-            if type(route) is not Topic or not self._add_route(fd, tid, route):
+            if not self._add_route(fd, tid, route):
                 self._forget(fd)
                 return False
             tids.append(tid)
@@ -146,7 +156,12 @@ class Forwarder:
             return False
         return True
 
-    def _add_route(self, fd: int, tid: int, topic: Topic) -> bool:
+    def _add_route(self, fd: int, tid: int, route: Route) -> bool:
+        recorder, topic = 0, route
+        if type(route) is RecordedRoute and route.buffered is not None:
+            recorder, topic = self._number(route.recorder), route.buffered
+        if type(topic) is not Topic:
+            return False
         subscriber: Any = topic.sole_raw
         if subscriber is None or not subscriber.is_plain or not 0 < subscriber.fd < SOCKETS:
             return False
@@ -155,7 +170,15 @@ class Forwarder:
                 return False
             topic.forwarded = ForwardedCount(self._counts, self._free_counts)
         subscribers[subscriber.fd] = subscriber
-        return bool(self._add(fd, tid, subscriber.fd, topic.forwarded.number))
+        return bool(self._add(fd, tid, subscriber.fd, topic.forwarded.number, recorder))
+
+    def _number(self, recorder: Recorder) -> int:
+        for number, known in self._recorders.items():
+            if known is recorder:
+                return number
+        number = len(self._recorders) + 1
+        self._recorders[number] = recorder
+        return number
 
     def leave(self, fd: int) -> None:
         """End reading a client."""
@@ -166,6 +189,8 @@ class Forwarder:
         _, tids = self._publishers.pop(fd)
         for tid in tids:
             self._remove(fd, tid)
+        if not self._publishers:
+            self._recorders.clear()
 
     @property
     def is_current(self) -> bool:
@@ -188,8 +213,16 @@ class Forwarder:
         """
         if dirty or ahead:
             data_path.flush()
-        forwards = not (ahead or backlog or any(outbox.queue for outbox in dirty))
-        unsent, handed = self._run(forwards, forwards and not self._has_other_work)
+        forwards = not (
+            ahead
+            or backlog
+            or any(outbox.queue for outbox in dirty)
+            or any(recorder.full for recorder in self._recorders.values())
+        )
+        stay_ns = 0 if not forwards or self._has_other_work else RECORDING_STAY_NS if self._recorders else STAY_NS
+        recorded, unsent, handed = self._run(forwards, stay_ns)
+        if recorded:
+            self._record(recorded)
         if unsent:
             self._queue_unsent(unsent)
         if handed:
@@ -200,6 +233,13 @@ class Forwarder:
         """Whether something waits for the next turn of the event loop that is not a readable descriptor."""
         loop = self._loop
         return bool(dirty or data_path.deferred_reads or loop._callbacks or loop.pendingcnt or self._share.has_waiting)
+
+    def _record(self, count: int) -> None:
+        start = 0
+        numbers, ends = self._recorder_ids[:count].tolist(), self._record_ends[:count].tolist()
+        for number, end in zip(numbers, ends, strict=True):
+            self._recorders[number].record(self._recorded[start:end])
+            start = end
 
     def _queue_unsent(self, count: int) -> None:
         entries = self._unsent[: 4 * count].tolist()
