@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 from smqrt.auth.identity import SERVER, Action, Identity
@@ -169,6 +170,8 @@ MIN_WAIT_S = 0.01
 """Shortest pause of a client over its rate: shorter ones would cost a timer for each message."""
 MAX_WAIT_S = 1.0
 """Longest pause before the buckets are checked again: the limits may have been raised meanwhile."""
+FILL_S = 0.01
+"""Maximum time between two fills of a bucket: its burst can be larger by the tokens of this time."""
 ROUNDING_TOLERANCE = 1e-6
 """Tokens are floats: 0.9999999 counts as 1."""
 PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "the client's limit of messages per second is reached")
@@ -209,9 +212,11 @@ class Meter:
     __slots__ = (
         "_bytes",
         "_clock",
+        "_fill_at_s",
         "_held",
         "_limits",
         "_max_frame_bytes",
+        "_limits_size",
         "_messages",
         "_session",
         "batch_messages",
@@ -234,6 +239,8 @@ class Meter:
 
         self._limits = limits
         self._max_frame_bytes = limits.message_bytes + smq.PUBLISH_HEADER_BYTES
+        self._limits_size = self._max_frame_bytes < smq.MAX_FRAME_BYTES
+        self._fill_at_s = 0.0
         self._messages = bucket(limits.per_s)
         self._bytes = bucket(limits.bytes_per_s)
 
@@ -242,8 +249,11 @@ class Meter:
         size = len(batch)
         if size == batch[0] << 8 | batch[1]:  # one frame: its length is the whole batch
             messages, longest = 1, size
+        elif self.batch_messages and not self._limits_size:  # any length is permitted
+            messages, longest = self.batch_messages, 0
         else:
-            messages, longest = self._measure(batch)
+            messages, longest = self._session.broker.measure(batch)
+        self.batch_messages = 0
         if longest > self._max_frame_bytes:
             return refuse_message(self._session, self._limits)
         limit = self._charge_batch(messages, size)
@@ -251,19 +261,13 @@ class Meter:
 
     def deliver_view(self, route: Route, view: memoryview) -> bool | None:
         """Deliver a batch whose memory is reused after the call, see `deliver`."""
-        messages, longest = self._measure(view)
-        if longest > self._max_frame_bytes:
-            return refuse_message(self._session, self._limits)
+        messages, self.batch_messages = self.batch_messages, 0
+        if not messages or self._limits_size:
+            messages, longest = self._session.broker.measure(view)
+            if longest > self._max_frame_bytes:
+                return refuse_message(self._session, self._limits)
         limit = self._charge_batch(messages, len(view))
         return route.deliver_view(view) if limit is None else self._apply_policy(limit, route, bytes(view))
-
-    def _measure(self, batch: bytes | memoryview) -> tuple[int, int]:
-        """Return the number of messages and the length of the longest frame; 0 as length when any is permitted."""
-        counted, self.batch_messages = self.batch_messages, 0
-        # The connection has counted the messages; the longest frame matters only with a size limit.
-        if counted and self._max_frame_bytes >= smq.MAX_FRAME_BYTES:
-            return counted, 0
-        return self._session.broker.measure(batch)
 
     def admits(self, frames: bytes) -> bool:
         """Charge frames of several topics together; return false, and charge nothing, when a limit is exceeded."""
@@ -276,15 +280,24 @@ class Meter:
         if self.waits:  # even with enough tokens, to keep the order: earlier batches are held back
             return PUBLISH_RATE
         now_s = self._clock()
-        if counted is not None and counted.fill(now_s) < messages:
+        if now_s >= self._fill_at_s:
+            self._fill_at_s = now_s + FILL_S
+            self._fill(now_s)
+        # Between two fills, a bucket is filled only if it has too few tokens: each call costs as much as a message.
+        if counted is not None and counted.tokens < messages and counted.fill(now_s) < messages:
             return PUBLISH_RATE
         if sized is not None:
-            if sized.fill(now_s) < size:
+            if sized.tokens < size and sized.fill(now_s) < size:
                 return PUBLISH_BYTES
             sized.tokens -= size
         if counted is not None:
             counted.tokens -= messages
         return None
+
+    def _fill(self, now_s: float) -> None:
+        for bucket in (self._messages, self._bytes):
+            if bucket is not None:
+                bucket.fill(now_s)
 
     def _charge_permitted(self, batch: bytes) -> tuple[int, int]:
         """Charge the leading messages of `batch` that the tokens permit; return their number and size.
@@ -396,20 +409,15 @@ def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:
 class MeteredRoute:
     """Route that charges the client's meter before it delivers messages."""
 
-    __slots__ = ("_meter", "_route")
+    __slots__ = ("_route", "deliver", "deliver_view")
 
     def __init__(self, meter: Meter, route: Route) -> None:
-        self._meter, self._route = meter, route
+        self._route = route
+        # Not methods: that would be one more call in Python for each batch.
+        self.deliver: Callable[[bytes], bool | None] = partial(meter.deliver, route)
+        self.deliver_view: Callable[[memoryview], bool | None] = partial(meter.deliver_view, route)
 
     @property
     def sole_raw(self) -> Outbox | None:
         """The only subscriber, see `Topic.sole_raw`; the connection calls `Meter.admits` before it sends directly."""
         return getattr(self._route, "sole_raw", None)
-
-    def deliver(self, batch: bytes) -> bool | None:
-        """Deliver what the limits permit; return true when the client has to wait."""
-        return self._meter.deliver(self._route, batch)
-
-    def deliver_view(self, view: memoryview) -> bool | None:
-        """See `deliver`."""
-        return self._meter.deliver_view(self._route, view)
