@@ -360,6 +360,10 @@ class Access:
         # Without allowed origins, the application may respond to preflights of GET, HEAD and OPTIONS itself.
         return is_allowed
 
+    def accepts_everywhere(self, host: str) -> bool:
+        """Whether a Host that has passed `check` is accepted at every local address."""
+        return self._any_host or host in self._accepted_hosts
+
     def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
         """Reject a request from a page of an origin that is not allowed. Requests without Origin are not from a page.
 

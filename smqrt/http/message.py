@@ -93,13 +93,15 @@ class Request(Head, BodyAndCookies):
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
         cors: CORS rules of the application, None for those of the server.
         running: the directories whose function or page is running for the request, the outermost first.
+        is_repeatable: whether nothing but the tree and files has been asked for the response so far.
+        sent_file: the file that was sent, if an equal request would get the same response; otherwise None.
         needs_checks: whether authenticators and prologues check the request. True for requests of clients and for
             redirects within the server; false in forwards and includes (spec: bas-api §17 A1).
     """
 
     __slots__ = (
-        "_body", "_connection", "_form", "_is_over", "_whole", "cors", "env", "forwards", "includes", "needs_checks",
-        "peer", "prefix", "response", "running", "secure", "transport",
+        "_body", "_connection", "_form", "_is_over", "_whole", "cors", "env", "forwards", "includes", "is_repeatable",
+        "needs_checks", "peer", "prefix", "response", "running", "secure", "sent_file", "transport",
     )  # fmt: skip
 
     def __init__(self, head: bytes, connection: RequestConnection) -> None:
@@ -117,6 +119,8 @@ class Request(Head, BodyAndCookies):
         self.forwards = 0
         self.needs_checks = True
         self.cors: Cors | None = None
+        self.is_repeatable = True
+        self.sent_file: Any = None
         self._is_over = False
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)

@@ -25,9 +25,10 @@ from smqrt.http.access import Access, Cors
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
 from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
-from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, error_page, reason
+from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, date_line, error_page, reason
 from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request, report_failure
+from smqrt.http.repeats import Repeats
 from smqrt.loop import greenlets
 from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import NEVER, Deadlines, Turn, Watcher, share
@@ -51,6 +52,10 @@ class Dispatcher(Protocol):
 
     def dispatch(self, request: Request) -> None:
         """Respond to a request; runs in a pooled greenlet and may block."""
+
+    @property
+    def version(self) -> int:
+        """Number that grows with each change of how requests are handled."""
 
     def cors(self, path: str) -> Cors | None:
         """Return the CORS rules of an application for a path; None for those of the server."""
@@ -99,6 +104,7 @@ class HttpServer:
         self.observers: tuple[RequestObserver, ...] = ()
         self.on_rejected: Callable[[str, int, str], object] | None = None
         self.challenge_answer: Callable[[str], bytes | None] | None = None
+        self.repeats = Repeats()
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
@@ -249,7 +255,8 @@ class HttpConnection:
                 head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:
                     return
-                self._begin(Request(head, self))
+                if not self._send_again(head):
+                    self._begin(Request(head, self), head)
                 if self.data and self.server.share.spent():
                     break
         except BadRequest as error:
@@ -284,16 +291,47 @@ class HttpConnection:
         self.data = data[end:]
         return data[:end]
 
-    def _begin(self, request: Request) -> None:
+    def _send_again(self, head: bytes) -> bool:
+        """Respond with a kept response, if there is one for this request; return whether it was sent."""
+        server = self.server
+        if server.observers or server.proxies is not None or server.draining or not len(server.repeats):
+            return False
+        file = server.repeats.find(head, server.access, server.root.version, self.is_https)
+        if file is None:
+            return False
+        data = b"".join((file.head, date_line(), b"\r\n", file.body))
+        try:
+            sent = self.transport.send(data)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.close()
+            return True
+        if self.life is Life.OPENING:
+            self.life = transition(self.life, Life.OPEN)
+        if sent == len(data) and not (self.secure and self.transport.wants_write):
+            self.deadline_s = monotonic() + server.limits.keep_alive_s
+        else:
+            self._start(Request(head, self), self._send_end, data[sent:])
+        return True
+
+    def _begin(self, request: Request, head: bytes) -> None:
         if self.server.proxies is not None:
             self.server.proxies.apply(request)
         if request.content_length is None:  # reject a malformed body before a handler acts on the request
             ChunkedDecoder().feed(self.data[:_CHECKED_BODY_BYTES])
-        self._busy = request
         if self.life is Life.OPENING:
             self.life = transition(self.life, Life.OPEN)
+        self._start(request, self._respond)
+        server = self.server
+        if request.sent_file is not None and not server.observers and server.proxies is None:
+            server.repeats.keep(head, request, server.access, server.root.version, self.is_https)
+
+    def _start(self, request: Request, respond: Callable[..., None], *args: object) -> None:
+        """Run an exchange in a pooled greenlet, as far as it does not block."""
+        self._busy = request
         self.deadline_s = NEVER
-        greenlets.start(self._exchange, request)
+        greenlets.start(self._exchange, request, respond, *args)
         if self._busy is request and self.transport is not None:
             self._parked = True
             if self._waiting is None:
@@ -316,11 +354,11 @@ class HttpConnection:
 
     # In a pooled greenlet: one exchange
 
-    def _exchange(self, request: Request) -> None:
+    def _exchange(self, request: Request, respond: Callable[..., None], *args: object) -> None:
         try:
             for observer in self.server.observers:
                 observer.began(request)
-            self._respond(request)
+            respond(request, *args)
         except ClientGoneError:
             self.close()
         except Exception:
@@ -348,6 +386,10 @@ class HttpConnection:
         if self._parked:
             self._parked = False
             get_hub().loop.run_callback(self._resume)
+
+    def _send_end(self, request: Request, end: bytes) -> None:
+        """Send the end of a kept response to a client that reads slowly."""
+        self._send_rest(memoryview(end))
 
     def _respond(self, request: Request) -> None:
         response = request.response

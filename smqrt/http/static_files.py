@@ -151,10 +151,13 @@ class StaticFiles:
                 if response.committed:
                     raise
                 response.error(404)
-        elif self._sends_gzipped(request, entry):
-            response.send_ready(entry.gzip_head, entry.gzipped or b"")
         else:
-            response.send_ready(entry.head, entry.body or b"")
+            is_gzipped = self._sends_gzipped(request, entry)
+            head = entry.gzip_head if is_gzipped else entry.head
+            body = (entry.gzipped if is_gzipped else entry.body) or b""
+            if request.is_repeatable and self._io.is_local(entry.name):
+                request.sent_file = _SentFile(self, entry, headers, head, body)
+            response.send_ready(head, body)
 
     def _sends_gzipped(self, request: Request, entry: StaticFile) -> bool:
         """Return whether to send the compressed content; compress it first if necessary."""
@@ -172,6 +175,13 @@ class StaticFiles:
             self._kept_bytes += len(entry.gzipped)
         _prepare_heads(entry, entry.fields or {})
         return bool(entry.gzipped)
+
+    def is_current(self, entry: StaticFile) -> bool:
+        """Return whether `find` would return this entry, and without blocking."""
+        name = entry.name
+        return (
+            self._known.get(name) is entry and self._io.is_local(name) and self._io.version(name) == entry.stat.version
+        )
 
     def _remove(self, name: str) -> None:
         entry = self._known.pop(name, None)
@@ -200,6 +210,20 @@ class StaticFiles:
             if self._kept_bytes <= MAX_KEPT_BYTES:
                 break
         return True
+
+
+@dataclass(slots=True)
+class _SentFile:
+    """See `repeats.SentFile`."""
+
+    files: StaticFiles
+    entry: StaticFile
+    headers: dict[str, str]
+    head: bytes
+    body: bytes
+
+    def is_current(self) -> bool:
+        return self.entry.fields == self.headers and self.files.is_current(self.entry)
 
 
 class _FileResponse:

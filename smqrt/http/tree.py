@@ -72,6 +72,12 @@ class HiddenPathRoute:
         return is_stopped or self.directory.service(request, self.relpath)
 
 
+class _Changes:
+    """Number of changes of all trees of this process."""
+
+    count = 0
+
+
 class Branch:
     """A node with child directories.
 
@@ -119,8 +125,12 @@ class Branch:
         """Serve a request from the first child that responds; return whether one has."""
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
-            if relpath.startswith(prefix) and child.service(request, relpath[len(prefix) :]):
-                return True
+            if relpath.startswith(prefix):
+                if child.service(request, relpath[len(prefix) :]):
+                    if not child.is_plain:
+                        request.sent_file = None
+                    return True
+                request.is_repeatable = False  # next time it may respond
         return False
 
     def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[LoginGuard, str]]:
@@ -170,6 +180,12 @@ class Directory(Branch):
         self._siblings: list[Directory] = []
         self._cors: Cors | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it responds as this class or `ResourceReader` do, without checks of its own."""
+        own = type(self)
+        return own.service is Directory.service and own._serve_own in _PLAIN_WAYS
+
     def setfunc(self, func: Func | None) -> None:
         """Set `func`; None removes it (spec: bas-api §4).
 
@@ -179,6 +195,7 @@ class Directory(Branch):
         if func is not None and not callable(func):
             raise ArgumentError(f"func: a function is needed, not {type(func).__name__}")
         self.func = func
+        _Changes.count += 1
 
     def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
         """Require a login for the files and directories in it, but not for `func` (spec: bas-api §4, runtime §5).
@@ -190,6 +207,7 @@ class Directory(Branch):
             authorizer: authorizes their requests; None permits all.
         """
         self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
+        _Changes.count += 1
 
     def setcors(
         self,
@@ -210,6 +228,7 @@ class Directory(Branch):
         )
         has_any = bool(expose) or max_age_s != MAX_AGE_S or (origins, methods, headers, credentials) != (None,) * 4
         self._cors = rules if has_any else None
+        _Changes.count += 1
         _with_cors.add(self)
 
     def cors(self, relpath: str) -> Cors | None:
@@ -248,6 +267,7 @@ class Directory(Branch):
         """Add the directory to `siblings`; called by `insert`."""
         if self.parent is not None:
             raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
+        _Changes.count += 1
         self.parent, self._siblings = parent, siblings
         siblings.append(self)
         siblings.sort(key=lambda child: (-child.priority, not child.name))  # stable: equal ones keep their order
@@ -256,6 +276,7 @@ class Directory(Branch):
         """Remove the directory from its tree; return whether it was in one."""
         if self.parent is None:
             return False
+        _Changes.count += 1
         self._siblings.remove(self)
         self.parent = None
         return True
@@ -279,6 +300,7 @@ class Directory(Branch):
         """Call `func`, unless it is already running for this request: it does not receive its own forwards."""
         if self.func is None or self in request.running:
             return False
+        request.is_repeatable = False
         outer = request.running
         request.running = (*outer, self)
         try:
@@ -344,6 +366,7 @@ class ResourceReader(Directory):
         else:
             found = (self._files.find(relpath + index) for index in _INDEX)
             entry = next((one for one in found if one is not None), None)
+            request.is_repeatable = False  # a file with another of these names may have precedence next time
         if entry is None:
             return False
         if entry.is_page:
@@ -362,8 +385,16 @@ class ResourceReader(Directory):
         return True
 
 
+_PLAIN_WAYS = Directory._serve_own, ResourceReader._serve_own
+
+
 class Root(Branch):
     """The top of the tree, which receives every request."""
+
+    @property
+    def version(self) -> int:
+        """Number that grows with each change of a tree, a function, a login or CORS rules."""
+        return _Changes.count
 
     def cors(self, path: str) -> Cors | None:
         """See `Branch.cors`. Here `path` is the path of a request."""
@@ -386,6 +417,7 @@ class Root(Branch):
             request.response.status = 204
             request.response.headers.set("Allow", _ALLOW)
         elif hidden(path):  # 404, or a login is required as for other names (spec: bas-api §17 A4)
+            request.is_repeatable = False
             is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
             route = self._find_hidden_route(self._children, path) if is_plain else None
             if route is not None:  # to a file server, which has its own rules for hidden names

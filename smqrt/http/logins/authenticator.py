@@ -189,6 +189,7 @@ class Authenticator:
         Raises:
             HttpError: the form cannot be read.
         """
+        request.is_repeatable = False
         try:
             accepts_clear_text = self.kind != "sform" or request.secure
             credentials = form_of(request, accepts_clear_text) if self._has_form else None

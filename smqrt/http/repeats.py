@@ -1,0 +1,92 @@
+"""Responses with small static files, sent again without parsing when a request is repeated (help: http).
+
+Browsers and programs send equal heads again and again. For a known head, the server skips the parser and the search in
+the tree. It keeps only responses that depend on the head, the file and the tree, but on no function, login or client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from smqrt.http.access import Access
+from smqrt.http.message import Request
+
+MAX_KEPT = 1024
+"""Heads of one server. The oldest is removed first."""
+MAX_HEAD_BYTES = 2048
+MAX_BODY_BYTES = 16 << 10
+_CHALLENGES = "/.well-known/"  # paths that a certificate authority requests; their responses are not files
+
+
+class SentFile(Protocol):
+    """A file as it was sent.
+
+    Attributes:
+        head: the response head, without `Date` and the empty line.
+        body: the body.
+    """
+
+    head: bytes
+    body: bytes
+
+    def is_current(self) -> bool:
+        """Whether the file and the header fields of its reader are the same; takes one system call."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    file: SentFile
+    access: Access
+    tree_version: int
+    is_https: bool
+
+
+class Repeats:
+    """The kept responses of one server, by request head."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, _Kept] = {}
+
+    def __len__(self) -> int:
+        """Return the number of kept responses."""
+        return len(self._kept)
+
+    def find(self, head: bytes, access: Access, tree_version: int, is_https: bool) -> SentFile | None:
+        """Return the file for a request head, if nothing has changed; otherwise None.
+
+        Args:
+            head: the whole head of the request.
+            access: the checks of the server.
+            tree_version: see `tree.Root.version`.
+            is_https: whether the connection is encrypted.
+        """
+        kept = self._kept.get(head)
+        if kept is None or kept.is_https is not is_https:
+            return None
+        if kept.tree_version == tree_version and kept.access is access and kept.file.is_current():
+            return kept.file
+        del self._kept[head]
+        return None
+
+    def keep(self, head: bytes, request: Request, access: Access, tree_version: int, is_https: bool) -> None:
+        """Keep the response to a request, unless it depends on more than `find` compares."""
+        file, response = request.sent_file, request.response
+        if (
+            file is None
+            or len(head) > MAX_HEAD_BYTES
+            or len(file.body) > MAX_BODY_BYTES
+            or request.method != "GET"
+            or request.version != "1.1"
+            or request.content_length != 0
+            or request.expects_continue
+            or response.close
+            or response.finishers
+            or response.before_send is not None
+            or request.path.startswith(_CHALLENGES)
+            or not access.accepts_everywhere(request.host)
+        ):
+            return
+        if len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[head] = _Kept(file, access, tree_version, is_https)
