@@ -73,7 +73,7 @@ class HiddenPathRoute:
 
 
 class _Changes:
-    """Number of changes of all trees of this process."""
+    """Number of changes of all directories in this process: of assigned attributes, which insertions assign too."""
 
     count = 0
 
@@ -186,6 +186,11 @@ class Directory(Branch):
         own = type(self)
         return own.service is Directory.service and own._serve_own in _PLAIN_WAYS
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Count a change, since responses may depend on each attribute."""
+        _Changes.count += 1
+        super().__setattr__(name, value)
+
     def setfunc(self, func: Func | None) -> None:
         """Set `func`; None removes it (spec: bas-api §4).
 
@@ -195,7 +200,6 @@ class Directory(Branch):
         if func is not None and not callable(func):
             raise ArgumentError(f"func: a function is needed, not {type(func).__name__}")
         self.func = func
-        _Changes.count += 1
 
     def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
         """Require a login for the files and directories in it, but not for `func` (spec: bas-api §4, runtime §5).
@@ -207,7 +211,6 @@ class Directory(Branch):
             authorizer: authorizes their requests; None permits all.
         """
         self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
-        _Changes.count += 1
 
     def setcors(
         self,
@@ -228,7 +231,6 @@ class Directory(Branch):
         )
         has_any = bool(expose) or max_age_s != MAX_AGE_S or (origins, methods, headers, credentials) != (None,) * 4
         self._cors = rules if has_any else None
-        _Changes.count += 1
         _with_cors.add(self)
 
     def cors(self, relpath: str) -> Cors | None:
@@ -267,7 +269,6 @@ class Directory(Branch):
         """Add the directory to `siblings`; called by `insert`."""
         if self.parent is not None:
             raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
-        _Changes.count += 1
         self.parent, self._siblings = parent, siblings
         siblings.append(self)
         siblings.sort(key=lambda child: (-child.priority, not child.name))  # stable: equal ones keep their order
@@ -276,7 +277,6 @@ class Directory(Branch):
         """Remove the directory from its tree; return whether it was in one."""
         if self.parent is None:
             return False
-        _Changes.count += 1
         self._siblings.remove(self)
         self.parent = None
         return True

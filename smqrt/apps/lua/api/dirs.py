@@ -104,7 +104,7 @@ class DirsBinding:
 
     def set_function(self, handle: int, is_set: bool) -> None:
         directory = self._dirs[handle]
-        directory.setfunc(partial(self.call, handle, (directory, "")) if is_set else None)
+        directory.func = partial(self.call, handle, (directory, "")) if is_set else None
 
     def set_cors(
         self,
