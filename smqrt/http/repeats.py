@@ -43,17 +43,17 @@ class _Kept:
 
 
 class Repeats:
-    """The kept responses of one server, by request head."""
+    """The kept responses of one server.
+
+    Attributes:
+        by_head: the responses by request head.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, _Kept] = {}
-
-    def __len__(self) -> int:
-        """Return the number of kept responses."""
-        return len(self._kept)
+        self.by_head: dict[bytes, _Kept] = {}
 
     def find(self, head: bytes, access: Access, tree_version: int, is_https: bool) -> SentFile | None:
-        """Return the file for a request head, if nothing has changed; otherwise None.
+        """Return the file for a request head in `by_head`, if nothing has changed; otherwise None.
 
         Args:
             head: the whole head of the request.
@@ -61,12 +61,12 @@ class Repeats:
             tree_version: see `tree.Root.version`.
             is_https: whether the connection is encrypted.
         """
-        kept = self._kept.get(head)
-        if kept is None or kept.is_https is not is_https:
+        kept = self.by_head[head]
+        if kept.is_https is not is_https:
             return None
         if kept.tree_version == tree_version and kept.access is access and kept.file.is_current():
             return kept.file
-        del self._kept[head]
+        del self.by_head[head]
         return None
 
     def keep(self, head: bytes, request: Request, access: Access, tree_version: int, is_https: bool) -> None:
@@ -87,6 +87,6 @@ class Repeats:
             or not access.accepts_everywhere(request.host)
         ):
             return
-        if len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[head] = _Kept(file, access, tree_version, is_https)
+        if len(self.by_head) >= MAX_KEPT:
+            del self.by_head[next(iter(self.by_head))]
+        self.by_head[head] = _Kept(file, access, tree_version, is_https)

@@ -255,7 +255,7 @@ class HttpConnection:
                 head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:
                     return
-                if not self._send_again(head):
+                if head not in self.server.repeats.by_head or not self._send_again(head):
                     self._begin(Request(head, self), head)
                 if self.data and self.server.share.spent():
                     break
@@ -292,9 +292,9 @@ class HttpConnection:
         return data[:end]
 
     def _send_again(self, head: bytes) -> bool:
-        """Respond with a kept response, if there is one for this request; return whether it was sent."""
+        """Respond with the kept response for this request, unless anything has changed; return whether it was sent."""
         server = self.server
-        if server.observers or server.proxies is not None or server.draining or not len(server.repeats):
+        if server.observers or server.proxies is not None or server.draining:
             return False
         file = server.repeats.find(head, server.access, server.root.version, self.is_https)
         if file is None:

@@ -127,7 +127,7 @@ class Branch:
             prefix = child.prefix
             if relpath.startswith(prefix):
                 if child.service(request, relpath[len(prefix) :]):
-                    if not child.is_plain:
+                    if request.sent_file is not None and not child.is_plain:
                         request.sent_file = None
                     return True
                 request.is_repeatable = False  # next time it may respond

@@ -94,7 +94,7 @@ def test_what_is_not_kept(site: Site, path: str, headers: str) -> None:
     (site.folder / ".well-known").mkdir()
     (site.folder / ".well-known/a.txt").write_text("challenge")
     site.wire.ask(path, headers=headers)
-    assert not len(site.bench.server.repeats)
+    assert not site.bench.server.repeats.by_head
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_is_not_kept(site: Site, path: str, headers: str) -> None:
 )
 def test_other_methods_and_versions_are_not_kept(site: Site, request_bytes: bytes) -> None:
     site.wire.send(request_bytes).answer("HEAD")
-    assert not len(site.bench.server.repeats)
+    assert not site.bench.server.repeats.by_head
 
 
 def test_a_request_with_a_body(site: Site) -> None:
@@ -110,7 +110,7 @@ def test_a_request_with_a_body(site: Site) -> None:
     head = get("/a.txt", b"Content-Length: 4\r\n")
     for _ in range(3):
         assert site.wire.send(head + b"body").answer().body == b"first"
-    assert not len(site.bench.server.repeats)
+    assert not site.bench.server.repeats.by_head
 
 
 def test_compressed_and_plain(site: Site) -> None:
@@ -276,7 +276,7 @@ def test_a_host_that_is_not_accepted_at_every_address(site: Site, monkeypatch: p
     site.bench.server.access = Access(loopback=True)
     monkeypatch.setattr(access, "_is_local", lambda request: False)  # a request to another address of this machine
     site.warm()
-    assert not len(site.bench.server.repeats)
+    assert not site.bench.server.repeats.by_head
     monkeypatch.undo()
     assert site.wire.ask("/a.txt").status == 403
 
@@ -316,7 +316,7 @@ def test_a_server_that_drains_closes_the_connection(site: Site) -> None:
 def test_the_number_of_kept_responses_is_limited(site: Site) -> None:
     for number in range(repeats.MAX_KEPT + 20):
         site.warm(f"/a.txt?{number}")
-    assert len(site.bench.server.repeats) == repeats.MAX_KEPT
+    assert len(site.bench.server.repeats.by_head) == repeats.MAX_KEPT
     assert site.is_repeated(f"/a.txt?{repeats.MAX_KEPT}")
 
 
