@@ -114,7 +114,7 @@ class Outbox:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `smq/forwarder.py` can use it: an open raw socket without TLS and without slow-consumer policies."""
+        """Whether `smq/forwarder.py` can use it: open, without TLS and without slow-consumer policies."""
         return False
 
     @property

@@ -433,7 +433,7 @@ class RawConnection(SocketOutbox):
                     return
                 self.joins_in -= 1
                 if not self.joins_in:
-                    self._join_forwarder()
+                    self.join_forwarder()
                 return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
@@ -630,7 +630,8 @@ class RawConnection(SocketOutbox):
         """See `Outbox.is_plain`."""
         return type(self) is RawConnection and self.life is Life.OPEN and self.sock is self.transport
 
-    def _join_forwarder(self) -> None:
+    def join_forwarder(self) -> None:
+        """Let the forwarder receive the client's messages, if it can forward them."""
         if forwarder.join(self):
             self.is_forwarded = True
             self.watcher.stop()

@@ -60,10 +60,22 @@ class WsConnection(RawConnection):
             if written and not self._route_decoded(written):
                 self.carry = rest
                 return
+            if not rest and view[2] == smq.Type.PUBLISH and written == view[0] << 8 | view[1]:
+                self._count_single_message()
             at = self._route_each_frame(rest) if rest else 0
             self.carry = rest[at:]
         except ProtocolError as error:
             self.session.fail(error)
+
+    def _count_single_message(self) -> None:
+        self.joins_in -= 1
+        if not self.joins_in:
+            self.join_forwarder()
+
+    @property
+    def is_plain(self) -> bool:
+        """See `Outbox.is_plain`."""
+        return type(self) is WsConnection and self.life is Life.OPEN and self.sock is self.transport
 
     def _route_each_frame(self, data: bytes) -> int:
         """Handle the frames of `data`; return the number of used bytes."""

@@ -44,8 +44,11 @@ local FREQUENT_S = 0.0005
 local function array(kind, count)
   return ffi.gc(ffi.cast(ffi.typeof("$*", ffi.typeof(kind)), C.calloc(count, ffi.sizeof(kind))), C.free)
 end
-local p = array("uint8_t", 2 * ROOM)  -- received data; behind it, messages that are gathered for one subscriber
-local u32_in = ffi.typeof "const uint32_t*"
+-- Received data, then the same without WebSocket framing, and at last messages that are encoded or gathered for subscribers.
+local DECODED, ENCODED = ROOM, 2 * ROOM
+local p = array("uint8_t", 6 * ROOM)
+local websockets = array("uint8_t", sockets)  -- whether a descriptor is a WebSocket
+local u32_in, u32_out = ffi.typeof "const uint32_t*", ffi.typeof "uint32_t*"
 local etids, generations = array("uint32_t", sockets), array("uint32_t", sockets)
 local routes = array("smqrt_route", buckets * WAYS)
 local counts = array("smqrt_count", buckets * WAYS)
@@ -63,6 +66,7 @@ local event, time = ffi.new "smqrt_epoll_event", ffi.new "smqrt_timespec"
 local epoll = C.epoll_create1(EPOLL_CLOEXEC)
 local timer = C.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC)
 local stay, expirations, is_armed = ffi.new "smqrt_itimerspec", ffi.new "uint64_t[1]", false
+local decoded, encoded = 0, 0  -- the ends of these parts
 local used, segments, touched, to_hand, to_queue, recorded_bytes, to_record = 0, 0, 0, 0, 0, 0, 0
 local last_s = 0
 
@@ -86,8 +90,9 @@ local function find(fd, tid)
 end
 
 -- tid as in a frame, read as a number of this machine; recorder 0 for none. Returns false if the bucket is full.
-local function add(fd, tid, subscriber, counter, recorder)
+local function add(fd, tid, subscriber, is_websocket, counter, recorder)
   local at = bucket(fd, tid)
+  websockets[subscriber] = is_websocket
   for way = at, at + WAYS - 1 do
     if routes[way].publisher == 0 then
       local route = routes[way]
@@ -105,8 +110,8 @@ local function remove(fd, tid)
   if way >= 0 then routes[way].publisher = 0 end
 end
 
-local function join(fd, etid)
-  etids[fd] = etid
+local function join(fd, etid, is_websocket)
+  etids[fd], websockets[fd] = etid, is_websocket
   event.events, event.fd = EPOLLIN, fd
   return C.epoll_ctl(epoll, EPOLL_CTL_ADD, fd, event) == 0
 end
@@ -148,6 +153,22 @@ local function hand(fd, start, bytes)
   to_hand = to_hand + 3
 end
 
+-- Writes the WebSocket frame of the frame at `at`. -> its start, its end
+local function encode(at, next_at)
+  local start, bytes = encoded, next_at - at - 2
+  p[start] = 0x82  -- a final binary frame (RFC 6455 5.2)
+  if bytes < 126 then
+    p[start + 1] = bytes
+    encoded = start + 2
+  else
+    p[start + 1], p[start + 2], p[start + 3] = 126, rshift(bytes, 8), band(bytes, 255)
+    encoded = start + 4
+  end
+  ffi.copy(p + encoded, p + at + 2, bytes)
+  encoded = encoded + bytes
+  return start, encoded
+end
+
 -- Appends the frame at `at` to the messages of its subscriber; returns its end, or `at` if it can't be forwarded.
 local function forward(fd, at, stop)
   if stop - at < PUBLISH_HEADER then return at end
@@ -160,9 +181,32 @@ local function forward(fd, at, stop)
   if generations[subscriber] ~= routes[way].generation then return at end
   local count = counts[routes[way].counter]
   count.messages, count.bytes = count.messages + 1, count.bytes + (next_at - at)
-  append(subscriber, at, next_at)
+  if websockets[subscriber] == 0 then
+    append(subscriber, at, next_at)
+  else
+    append(subscriber, encode(at, next_at))
+  end
   if routes[way].recorder ~= 0 then record(routes[way].recorder, at, next_at) end
   return next_at
+end
+
+-- Forwards the masked WebSocket frame at `at`; returns its end, or `at` if it can't be forwarded.
+local function forward_websocket(fd, at, stop)
+  if stop - at < 6 + PUBLISH_HEADER - 2 or p[at] ~= 0x82 or p[at + 1] < 128 then return at end
+  local bytes, head = p[at + 1] - 128, 6
+  if bytes == 126 then bytes, head = p[at + 2] * 256 + p[at + 3], 8 end
+  local next_at = at + head + bytes
+  if bytes == 127 or next_at > stop or bytes + 2 > 0xFFFF or (head == 8 and bytes < 126) then return at end
+  local key = ffi.cast(u32_in, p + at + head - 4)[0]
+  local from, to = ffi.cast(u32_in, p + at + head), ffi.cast(u32_out, p + decoded + 2)
+  -- Up to three bytes too many; what is behind them is written later, or was read before.
+  for i = 0, rshift(bytes + 3, 2) - 1 do to[i] = bxor(from[i], key) end
+  p[decoded], p[decoded + 1] = rshift(bytes + 2, 8), band(bytes + 2, 255)
+  local start = decoded
+  decoded = start + bytes + 2
+  if forward(fd, start, decoded) == decoded then return next_at end
+  decoded = start
+  return at
 end
 
 local function receive(fd, forwards)
@@ -175,10 +219,11 @@ local function receive(fd, forwards)
   local at, stop = used, used + got
   used = stop
   if forwards then
-    local next_at = forward(fd, at, stop)
+    local forward_one = websockets[fd] == 0 and forward or forward_websocket
+    local next_at = forward_one(fd, at, stop)
     while next_at ~= at and next_at ~= stop do
       at = next_at
-      next_at = forward(fd, at, stop)
+      next_at = forward_one(fd, at, stop)
     end
     at = next_at
   end
@@ -186,13 +231,13 @@ local function receive(fd, forwards)
 end
 
 local function gather(segment)
-  local to = used
+  local to = encoded
   while segment ~= 0 do
     local bytes = ends[segment] - starts[segment]
-    ffi.copy(p + used, p + starts[segment], bytes)
-    used, segment = used + bytes, following[segment]
+    ffi.copy(p + encoded, p + starts[segment], bytes)
+    encoded, segment = encoded + bytes, following[segment]
   end
-  return to, used
+  return to, encoded
 end
 
 local function send(subscriber)
@@ -213,7 +258,7 @@ end
 
 -- One turn; false for `forwards` hands all received data to Python.
 local function turn(forwards)
-  used, segments, touched = 0, 0, 0
+  used, decoded, encoded, segments, touched = 0, DECODED, ENCODED, 0, 0
   local ready = C.epoll_wait(epoll, events, EVENTS, 0)
   if ready < 1 then return end
   receive(events[0].fd, forwards)

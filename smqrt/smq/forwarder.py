@@ -1,7 +1,7 @@
-"""Forwards single messages between raw sockets, without Python (help: data-path).
+"""Forwards single messages between clients, without Python (help: data-path).
 
 One message at a time costs more in Python than in the kernel. A client that sends such messages joins the forwarder
-when each of its destinations has one subscriber, on a raw socket, and no route has a hook. The forwarder has an epoll
+when each of its destinations has one subscriber, no TLS is used and no route has a hook. The forwarder has an epoll
 set of its own for these clients. One call of LuaJIT receives, looks up and sends the messages of all of them. A client
 leaves when it sends anything else or a route changes; then `RawConnection` reads it again.
 """
@@ -37,13 +37,13 @@ JOIN_AFTER = 16
 """A client joins after this number of single messages: joining and leaving cost as much as a few of them."""
 RETRY_AFTER = 4096
 """The same for a client that could not join."""
-_ROOM_BYTES = 512 << 10
+_ROOM_BYTES = 256 << 10
 _EVENTS = 256
 STAY_NS = 4_000_000
 """While messages are frequent, the forwarder waits for this time instead of the event loop, and timers can be late."""
 RECORDING_STAY_NS = 1_000_000
 """The same with a journal, whose rows have the time at the end."""
-_SEGMENTS = _ROOM_BYTES // 2 // 15 + 1  # the smallest message has 15 bytes
+_SEGMENTS = _ROOM_BYTES // 15 + 1  # the smallest message has 15 bytes
 _ERROR = 1 << 31  # added to the number of an error, where otherwise the number of sent bytes is
 _READ = 1
 
@@ -63,6 +63,7 @@ class Publisher(Protocol):
     """A connection that the forwarder receives from."""
 
     session: Session
+    websocket: bool
 
     @property
     def fd(self) -> int: ...
@@ -117,12 +118,12 @@ class Forwarder:
         functions = chunk(SOCKETS, BUCKETS, _SEGMENTS, self._loop.fileno())
         self._run, expired, self._add, self._remove, self._join, self._leave, epoll, timer, *rest = functions
         chars, generations, counts, handed, unsent, recorded, recorders, record_ends, self._keep = rest
-        self._chars: Any = (ctypes.c_char * _ROOM_BYTES).from_address(chars)
+        self._chars: Any = (ctypes.c_char * (6 * _ROOM_BYTES)).from_address(chars)
         self._generations = _view(ctypes.c_uint32, SOCKETS, generations)
         self._counts = _view(ctypes.c_double, 2 * ROUTES, counts)
         self._handed = _view(ctypes.c_uint32, 3 * _EVENTS, handed)
         self._unsent = _view(ctypes.c_uint32, 4 * _SEGMENTS, unsent)
-        self._recorded: Any = (ctypes.c_char * _ROOM_BYTES).from_address(recorded)
+        self._recorded: Any = (ctypes.c_char * (2 * _ROOM_BYTES)).from_address(recorded)
         self._recorder_ids = _view(ctypes.c_uint32, 2 * _SEGMENTS, recorders)
         self._record_ends = _view(ctypes.c_uint32, 2 * _SEGMENTS, record_ends)
         self._recorders: dict[int, Recorder] = {}
@@ -151,7 +152,7 @@ class Forwarder:
                 return False
             tids.append(tid)
         etid = connection.session.etid.to_bytes(4, "big")
-        if not self._join(fd, int.from_bytes(etid, sys.byteorder)):
+        if not self._join(fd, int.from_bytes(etid, sys.byteorder), int(connection.websocket)):
             self._forget(fd)
             return False
         return True
@@ -162,15 +163,18 @@ class Forwarder:
             recorder, topic = self._number(route.recorder), route.buffered
         if type(topic) is not Topic:
             return False
-        subscriber: Any = topic.sole_raw
-        if subscriber is None or not subscriber.is_plain or not 0 < subscriber.fd < SOCKETS:
+        if len(topic.raw) + len(topic.ws) != 1:
+            return False
+        subscriber: Any = (topic.raw or topic.ws)[0]
+        if not subscriber.is_plain or not 0 < subscriber.fd < SOCKETS:
             return False
         if topic.forwarded is None:
             if not self._free_counts:
                 return False
             topic.forwarded = ForwardedCount(self._counts, self._free_counts)
         subscribers[subscriber.fd] = subscriber
-        return bool(self._add(fd, tid, subscriber.fd, topic.forwarded.number, recorder))
+        counter = topic.forwarded.number
+        return bool(self._add(fd, tid, subscriber.fd, int(subscriber.websocket), counter, recorder))
 
     def _number(self, recorder: Recorder) -> int:
         for number, known in self._recorders.items():

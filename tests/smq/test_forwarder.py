@@ -1,4 +1,4 @@
-"""Single messages between raw sockets are forwarded in LuaJIT; nobody may notice, whatever else clients send."""
+"""Single messages are forwarded in LuaJIT; nobody may notice, whatever else clients send."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from smqrt.broker.routes import Trace
 from smqrt.errors import CloseReason
 from smqrt.operations.snapshots import traffic
 from smqrt.smq import forwarder
-from smqrt.wire import smq
+from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.support.device import RAW, TLS, WS, Device, Site, publish
+from tests.support.device import RAW, TLS, WS, WSS, Device, Site, masked, publish
 from tests.support.waiting import wait_until
 
 MANY = 3 * forwarder.JOIN_AFTER
@@ -34,7 +34,7 @@ def nothing_is_left() -> Iterator[None]:
     if (left := forwarder._forwarder) is not None:
         assert not left._publishers
         assert not forwarder.subscribers
-        assert len(left._free_counts) == forwarder.ROUTES
+        wait_until(lambda: len(left._free_counts) == forwarder.ROUTES, "no counter is in use")
 
 
 def is_forwarded(site: Site, device: Device) -> bool:
@@ -64,8 +64,9 @@ def joined(site: Site, kind: str = RAW, to: str = RAW) -> tuple[Device, Device, 
 # ---- joining and leaving
 
 
-def test_single_messages_are_forwarded_and_counted(site: Site) -> None:
-    publisher, subscriber, tid = joined(site)
+@pytest.mark.parametrize(("kind", "to"), [(RAW, RAW), (RAW, WS), (WS, RAW), (WS, WS)])
+def test_single_messages_are_forwarded_and_counted(site: Site, kind: str, to: str) -> None:
+    publisher, subscriber, tid = joined(site, kind, to)
     assert is_forwarded(site, publisher)
     counted = traffic(site.state)
     size = MANY * (15 + 2) - 10  # numbers below 10 have one digit
@@ -76,8 +77,9 @@ def test_single_messages_are_forwarded_and_counted(site: Site) -> None:
     assert is_forwarded(site, publisher)
 
 
-def test_messages_to_an_etid_are_forwarded_both_ways(site: Site) -> None:
-    one, other = site.device(b"one-123"), site.device(b"other-1")
+@pytest.mark.parametrize(("kind", "to"), [(RAW, RAW), (RAW, WS), (WS, WS)])
+def test_messages_to_an_etid_are_forwarded_both_ways(site: Site, kind: str, to: str) -> None:
+    one, other = site.device(b"one-123", kind), site.device(b"other-1", to)
     for number in range(MANY):
         one.publish(other.etid, b"ping %d" % number)
         assert other.receive() == publish(other.etid, one.etid, b"ping %d" % number)
@@ -88,7 +90,7 @@ def test_messages_to_an_etid_are_forwarded_both_ways(site: Site) -> None:
 
 
 def test_several_topics_of_a_publisher_are_forwarded(site: Site) -> None:
-    subscriber, other, publisher = site.device(b"subscriber"), site.device(b"other-1"), site.device(b"publisher")
+    subscriber, other, publisher = site.device(b"subscriber"), site.device(b"other-1", WS), site.device(b"publisher")
     tids = [subscriber.subscribe(b"topic %d" % number) for number in range(5)] + [other.subscribe(b"other")]
     for number in range(MANY):
         tid = tids[number % 6]
@@ -98,8 +100,8 @@ def test_several_topics_of_a_publisher_are_forwarded(site: Site) -> None:
     assert is_forwarded(site, publisher)
 
 
-@pytest.mark.parametrize(("kind", "to"), [(WS, RAW), (RAW, WS), (TLS, RAW), (RAW, TLS)])
-def test_only_raw_sockets_join(site: Site, kind: str, to: str) -> None:
+@pytest.mark.parametrize(("kind", "to"), [(TLS, RAW), (RAW, TLS), (WSS, RAW), (RAW, WSS)])
+def test_clients_over_tls_do_not_join(site: Site, kind: str, to: str) -> None:
     publisher, _, _ = joined(site, kind, to)
     assert not is_forwarded(site, publisher)
 
@@ -137,47 +139,83 @@ def test_without_the_forwarder(site: Site, monkeypatch: pytest.MonkeyPatch, reas
 # ---- what else a client may send
 
 
-def frame(packet: bytes) -> bytes:
-    return smq.frame(packet)
-
-
 OTHERS: dict[str, Callable[[Device, int], list[bytes]]] = {
-    "a control packet": lambda own, tid: [frame(smq.PING)],
-    "a message and a control packet": lambda own, tid: [frame(publish(tid, own.etid, b"x")) + frame(smq.PING)],
-    "a control packet and a message": lambda own, tid: [frame(smq.PING) + frame(publish(tid, own.etid, b"x"))],
-    "many messages": lambda own, tid: [b"".join(frame(publish(tid, own.etid, b"%d" % n)) for n in range(2000))],
-    "two messages": lambda own, tid: [2 * frame(publish(tid, own.etid, b"twice"))],
-    "a large message": lambda own, tid: [frame(publish(tid, own.etid, bytes(smq.MAX_PAYLOAD_BYTES)))],
-    "a message in pieces": lambda own, tid: [bytes((one,)) for one in frame(publish(tid, own.etid, b"x" * 20))],
+    "a control packet": lambda own, tid: [own.framed(smq.PING)],
+    "a message and a control packet": lambda own, tid: [
+        own.framed(publish(tid, own.etid, b"x")) + own.framed(smq.PING)
+    ],
+    "a control packet and a message": lambda own, tid: [
+        own.framed(smq.PING) + own.framed(publish(tid, own.etid, b"x"))
+    ],
+    "many messages": lambda own, tid: [b"".join(own.framed(publish(tid, own.etid, b"%d" % n)) for n in range(2000))],
+    "two messages": lambda own, tid: [2 * own.framed(publish(tid, own.etid, b"twice"))],
+    "a large message": lambda own, tid: [own.framed(publish(tid, own.etid, bytes(smq.MAX_PAYLOAD_BYTES)))],
+    "a message in pieces": lambda own, tid: [bytes((one,)) for one in own.framed(publish(tid, own.etid, b"x" * 20))],
     "one and a half": lambda own, tid: [
-        frame(publish(tid, own.etid, b"one")) + frame(publish(tid, own.etid, b"half"))[:9],
-        frame(publish(tid, own.etid, b"half"))[9:],
+        own.framed(publish(tid, own.etid, b"one")) + own.framed(publish(tid, own.etid, b"half"))[:9],
+        own.framed(publish(tid, own.etid, b"half"))[9:],
     ],
     "fragments": lambda own, tid: [
-        frame(publish(tid, own.etid, b"begin", kind=Type.PUBFRAG)),
-        frame(publish(tid, own.etid, b"end", kind=Type.PUBFRAG)) + frame(publish(tid, own.etid, b"whole")),
+        own.framed(publish(tid, own.etid, b"begin", kind=Type.PUBFRAG)),
+        own.framed(publish(tid, own.etid, b"end", kind=Type.PUBFRAG)) + own.framed(publish(tid, own.etid, b"whole")),
     ],
-    "an unknown topic": lambda own, tid: [frame(publish(12345, own.etid, b"x"))],
-    "a sub-topic": lambda own, tid: [frame(publish(tid, own.etid, b"x", stid=77))],
-    "an empty message": lambda own, tid: [frame(publish(tid, own.etid, b""))],
-    "another publisher": lambda own, tid: [frame(publish(tid, own.etid + 1, b"x"))],
-    "a length of 0": lambda own, tid: [b"\0\0"],
-    "a short Publish": lambda own, tid: [b"\0\x08" + publish(tid, own.etid, b"")[:6]],
+    "an unknown topic": lambda own, tid: [own.framed(publish(12345, own.etid, b"x"))],
+    "a sub-topic": lambda own, tid: [own.framed(publish(tid, own.etid, b"x", stid=77))],
+    "an empty message": lambda own, tid: [own.framed(publish(tid, own.etid, b""))],
+    "another publisher": lambda own, tid: [own.framed(publish(tid, own.etid + 1, b"x"))],
+    "a length of 0": lambda own, tid: [own.framed(b"")],
+    "a short Publish": lambda own, tid: [own.framed(publish(tid, own.etid, b"")[:6])],
     "a short Publish before a message": lambda own, tid: [
-        b"\0\x0b" + publish(tid, own.etid, b"")[:9] + frame(publish(tid, own.etid, b"x"))
+        own.framed(publish(tid, own.etid, b"")[:9]) + own.framed(publish(tid, own.etid, b"x"))
     ],
-    "an unknown type": lambda own, tid: [frame(b"\x63")],
-    "Disconnect": lambda own, tid: [frame(smq.disconnect())],
+    "an unknown type": lambda own, tid: [own.framed(b"\x63")],
+    "Disconnect": lambda own, tid: [own.framed(smq.disconnect())],
     "the end": lambda own, tid: [],
 }
 
 
-def outcome(site: Site, other: str) -> tuple[list[bytes], list[bytes], dict[Any, int], dict[Any, int]]:
+WS_OTHERS: dict[str, Callable[[Device, int], list[bytes]]] = {
+    "a ping": lambda own, tid: [masked(b"are you there", websocket.PING)],
+    "a ping between messages": lambda own, tid: [
+        own.framed(publish(tid, own.etid, b"one"))
+        + masked(b"?", websocket.PING)
+        + own.framed(publish(tid, own.etid, b"2"))
+    ],
+    "a pong": lambda own, tid: [masked(b"", websocket.PONG)],
+    "text": lambda own, tid: [masked(publish(tid, own.etid, b"x"), websocket.TEXT)],
+    "no mask": lambda own, tid: [websocket.encode(websocket.BINARY, publish(tid, own.etid, b"x"))],
+    "a message in two frames": lambda own, tid: [
+        masked(publish(tid, own.etid, b"begin"), fin=False) + masked(b"end", websocket.CONTINUATION)
+    ],
+    "the beginning of a message in two frames": lambda own, tid: [
+        masked(publish(tid, own.etid, b"begin"), fin=False),
+        masked(b"end", websocket.CONTINUATION),
+    ],
+    "a close frame": lambda own, tid: [masked(b"\x03\xe8", websocket.CLOSE)],
+    "a length in two bytes": lambda own, tid: [
+        b"\x82\xfe\0\x0e" + masked(publish(tid, own.etid, b"x"))[2:]  # RFC 6455 allows one byte only
+    ],
+    "a length in eight bytes": lambda own, tid: [
+        b"\x82\xff" + bytes(7) + b"\x0e" + masked(publish(tid, own.etid, b"x"))[2:]
+    ],
+    "other masks": lambda own, tid: [
+        masked(publish(tid, own.etid, bytes(range(size))), key=struct.pack(">I", size * 7777777))
+        for size in range(1, 140)
+    ],
+    "no mask bits": lambda own, tid: [masked(publish(tid, own.etid, b"plain"), key=bytes(4))],
+}
+"""What only clients on WebSockets send."""
+CASES = [(kind, other) for kind in (RAW, WS) for other in OTHERS] + [(WS, other) for other in WS_OTHERS]
+
+
+def outcome(
+    site: Site, kind: str, to: str, other: str
+) -> tuple[list[bytes], list[bytes], dict[Any, int], dict[Any, int]]:
     """What both sides receive when the publisher sends something else between single messages, and what is counted."""
-    publisher, subscriber, tid = joined(site)
+    publisher, subscriber, tid = joined(site, kind, to)
     before = site.state.stats.drops.copy(), site.state.stats.ends.copy()
     answers: list[bytes] = []
-    for part in OTHERS[other](publisher, tid):
+    for part in (OTHERS | WS_OTHERS)[other](publisher, tid):
         publisher.send_bytes(part)
         gevent.sleep(0.001)
     if other == "the end":
@@ -199,18 +237,21 @@ def outcome(site: Site, other: str) -> tuple[list[bytes], list[bytes], dict[Any,
     return answers, received, drops, ends
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_what_else_a_client_sends(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+@pytest.mark.parametrize(("kind", "other"), CASES)
+@pytest.mark.parametrize("to", [RAW, WS])
+def test_what_else_a_client_sends(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str, other: str, to: str
+) -> None:
     """The outcome is that of a client that is never forwarded."""
-    forwarded = outcome(make_site(), other)
+    forwarded = outcome(make_site(), kind, to, other)
     monkeypatch.setattr(forwarder, "JOIN_AFTER", 1 << 30)
-    assert forwarded == outcome(make_site(), other)
+    assert forwarded == outcome(make_site(), kind, to, other)
 
 
 def run_at_random(site: Site) -> list[dict[int, list[bytes]]]:
     """Let clients publish to each other and to topics, and change subscriptions; return what each got of each."""
     rng = random.Random(1)
-    devices = [site.device(b"device %d" % number) for number in range(4)]
+    devices = [site.device(b"device %d" % number, WS if number < 2 else RAW) for number in range(4)]
     tids = [devices[0].create(b"topic %d" % number) for number in range(3)]
     received: list[list[bytes]] = [[] for _ in devices]
     subscribed: set[tuple[int, int]] = set()
@@ -345,9 +386,10 @@ def test_messages_of_the_server_stay_in_order_with_answers(site: Site) -> None:
 # ---- slow subscribers
 
 
-def test_a_subscriber_that_does_not_read(site: Site) -> None:
+@pytest.mark.parametrize("to", [RAW, WS])
+def test_a_subscriber_that_does_not_read(site: Site, to: str) -> None:
     """What its socket does not accept goes to its queue, and beyond its budget it is dropped and counted."""
-    publisher, subscriber, tid = joined(site)
+    publisher, subscriber, tid = joined(site, to=to)
     outbox = site.state.sessions[subscriber.etid].outbox
     outbox.budget_bytes = 50_000
     outbox.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
@@ -369,7 +411,7 @@ def test_a_subscriber_that_does_not_read(site: Site) -> None:
 
 
 def test_many_publishers_of_two_subscribers(site: Site) -> None:
-    subscribers = [site.device(b"one-123"), site.device(b"other-1")]
+    subscribers = [site.device(b"one-123", WS), site.device(b"other-1")]
     tids = [subscriber.subscribe(b"topic %d" % number) for number, subscriber in enumerate(subscribers)]
     publishers = [site.device(b"publisher %d" % number) for number in range(20)]
     for number in range(MANY):
