@@ -1,8 +1,8 @@
--- Forwards single messages between raw sockets (smq/forwarder.py): receive, look up, send, in one call for all sockets.
+-- Forwards single messages between clients (smq/forwarder.py): receive, look up, send, in one call for all sockets.
 -- The first of several sockets, frames and subscribers is handled before the loop over the others: LuaJIT can't compile
 -- a loop that usually has one pass, nor the code around it.
--- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the addresses of the arrays for Python, the epoll
--- descriptor, and a reference to the arrays.
+-- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the descriptors of the epoll set and the
+-- timer, the addresses of the arrays for Python, and a reference to other memory.
 local sockets, buckets, most_segments, loop = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
