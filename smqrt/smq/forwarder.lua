@@ -1,8 +1,8 @@
 -- Forwards single messages between clients (smq/forwarder.py): receive, look up, send, in one call for all sockets.
 -- The first of several sockets, frames and subscribers is handled before the loop over the others: LuaJIT can't compile
 -- a loop that usually has one pass, nor the code around it.
--- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the descriptors of the epoll set and the
--- timer, the addresses of the arrays for Python, and a reference to other memory.
+-- Called as chunk(sockets, buckets, most_segments, loop). Returns the functions, the descriptors of the epoll set and of
+-- the timer, the addresses of the arrays for Python, and a reference to other memory.
 local sockets, buckets, most_segments, loop = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
@@ -44,7 +44,7 @@ local FREQUENT_S = 0.0005
 local function array(kind, count)
   return ffi.gc(ffi.cast(ffi.typeof("$*", ffi.typeof(kind)), C.calloc(count, ffi.sizeof(kind))), C.free)
 end
--- Received data, then the same without WebSocket framing, and at last messages that are encoded or gathered for subscribers.
+-- Received data; then the same without WebSocket framing; then messages that were encoded or gathered for subscribers.
 local DECODED, ENCODED = ROOM, 2 * ROOM
 local p = array("uint8_t", 6 * ROOM)
 local websockets = array("uint8_t", sockets)  -- whether a descriptor is a WebSocket
