@@ -16,6 +16,8 @@ MAX_KEPT = 1024
 """Heads of one server. The oldest is removed first."""
 MAX_HEAD_BYTES = 2048
 MAX_BODY_BYTES = 16 << 10
+MAX_FILE_BYTES = 32 << 10
+"""In memory, as it is and compressed. Kept responses keep files in memory that the reader has dropped."""
 _CHALLENGES = "/.well-known/"  # paths that a certificate authority requests; their responses are not files
 
 
@@ -29,6 +31,10 @@ class SentFile(Protocol):
 
     head: bytes
     body: bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the whole file takes in memory."""
 
     def is_current(self) -> bool:
         """Whether the file and the header fields of its reader are the same; takes one system call."""
@@ -51,6 +57,7 @@ class Repeats:
 
     def __init__(self) -> None:
         self.by_head: dict[bytes, _Kept] = {}
+        self._valid_for: tuple[Access | None, int] = None, 0
 
     def find(self, head: bytes, access: Access, tree_version: int, is_https: bool) -> SentFile | None:
         """Return the file for a request head in `by_head`, if nothing has changed; otherwise None.
@@ -76,6 +83,7 @@ class Repeats:
             file is None
             or len(head) > MAX_HEAD_BYTES
             or len(file.body) > MAX_BODY_BYTES
+            or file.kept_bytes > MAX_FILE_BYTES
             or request.method != "GET"
             or request.version != "1.1"
             or request.content_length != 0
@@ -87,6 +95,9 @@ class Repeats:
             or not access.accepts_everywhere(request.host)
         ):
             return
+        if (access, tree_version) != self._valid_for:  # all others are invalid, and may keep an unloaded application
+            self._valid_for = access, tree_version
+            self.by_head.clear()
         if len(self.by_head) >= MAX_KEPT:
             del self.by_head[next(iter(self.by_head))]
         self.by_head[head] = _Kept(file, access, tree_version, is_https)

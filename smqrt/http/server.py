@@ -326,6 +326,7 @@ class HttpConnection:
         server = self.server
         if request.sent_file is not None and not server.observers and server.proxies is None:
             server.repeats.keep(head, request, server.access, server.root.version, self.is_https)
+        request.sent_file = None  # a pooled greenlet refers to its last request
 
     def _start(self, request: Request, respond: Callable[..., None], *args: object) -> None:
         """Run an exchange in a pooled greenlet, as far as it does not block."""
@@ -585,6 +586,7 @@ class HttpConnection:
             return
         self.life = transition(self.life, Life.CLOSED)
         transport, self.transport = self.transport, None
+        self.data = b""  # further requests of a pipeline
         self._watcher.stop()
         self._watcher.close()
         self._close_writable()

@@ -156,7 +156,7 @@ class StaticFiles:
             head = entry.gzip_head if is_gzipped else entry.head
             body = (entry.gzipped if is_gzipped else entry.body) or b""
             if request.is_repeatable and self._io.is_local(entry.name):
-                request.sent_file = _SentFile(self, entry, headers, head, body)
+                request.sent_file = _SentFile(self, entry, entry.fields, headers, head, body)
             response.send_ready(head, body)
 
     def _sends_gzipped(self, request: Request, entry: StaticFile) -> bool:
@@ -218,12 +218,19 @@ class _SentFile:
 
     files: StaticFiles
     entry: StaticFile
+    fields: dict[str, str] | None
     headers: dict[str, str]
     head: bytes
     body: bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        return self.entry.kept_bytes
+
     def is_current(self) -> bool:
-        return self.entry.fields == self.headers and self.files.is_current(self.entry)
+        # `fields` is replaced when the heads are prepared again, also for another request.
+        is_same = self.entry.fields is self.fields and self.fields == self.headers
+        return is_same and self.files.is_current(self.entry)
 
 
 class _FileResponse:

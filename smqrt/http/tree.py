@@ -73,9 +73,11 @@ class HiddenPathRoute:
 
 
 class _Changes:
-    """Number of changes of all directories in this process: of assigned attributes, which insertions assign too."""
+    """Number of changes of all directories in this process that responses depend on."""
 
     count = 0
+    attributes = frozenset(("_cors", "func", "guard", "headers", "io", "pages", "parent", "prefix", "service"))
+    """Assigning one of these is a change. Insertion and removal assign `parent`."""
 
 
 class Branch:
@@ -163,6 +165,8 @@ class Directory(Branch):
 
     is_file_server = False
 
+    _is_plain = True
+
     def __init__(self, name: str | None = None, priority: int = 0) -> None:
         super().__init__()
         if not -127 <= priority <= 127:
@@ -182,13 +186,13 @@ class Directory(Branch):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it responds as this class or `ResourceReader` do, without checks of its own."""
-        own = type(self)
-        return own.service is Directory.service and own._serve_own in _PLAIN_WAYS
+        """Whether its class says that a file of it may be sent again for an equal request; not inherited."""
+        return "_is_plain" in type(self).__dict__ and "service" not in self.__dict__
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Count a change, since responses may depend on each attribute."""
-        _Changes.count += 1
+        """Count changes that responses depend on."""
+        if name in _Changes.attributes:
+            _Changes.count += 1
         super().__setattr__(name, value)
 
     def setfunc(self, func: Func | None) -> None:
@@ -309,7 +313,10 @@ class Directory(Branch):
             request.running = outer
 
     def _serve_own(self, request: Request, relpath: str) -> bool:
-        return self.guard is not None and request.needs_checks and self.guard.stops(request, relpath)
+        if self.guard is None or not request.needs_checks:
+            return False
+        request.is_repeatable = False
+        return self.guard.stops(request, relpath)
 
 
 class ResourceReader(Directory):
@@ -323,6 +330,8 @@ class ResourceReader(Directory):
         headers: fields added to every response, except in includes.
         pages: runs a Lua Server Page, called with request, stat, name in the io and this directory. None hides pages.
     """
+
+    _is_plain = True
 
     def __init__(self, name: str | None = None, priority: int = 0, *, io: Io) -> None:
         super().__init__(name, priority)
@@ -368,6 +377,7 @@ class ResourceReader(Directory):
             entry = next((one for one in found if one is not None), None)
             request.is_repeatable = False  # a file with another of these names may have precedence next time
         if entry is None:
+            request.is_repeatable = False  # it may have such a file next time, before its children
             return False
         if entry.is_page:
             return self._run(request, entry)
@@ -383,9 +393,6 @@ class ResourceReader(Directory):
             request.response.headers.merge(self._checked[1])
         self.pages(request, entry.stat, entry.name, self)
         return True
-
-
-_PLAIN_WAYS = Directory._serve_own, ResourceReader._serve_own
 
 
 class Root(Branch):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import socket
+import struct
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,15 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.apps.python import directory as app_directory
 from smqrt.http import access, repeats
 from smqrt.http.access import Access
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins.authenticator import Authenticator
+from smqrt.http.logins.registry import Login
 from smqrt.http.message import Request
 from smqrt.http.tree import Directory, ResourceReader
+from smqrt.process.current_process import AppScope
 from smqrt.transport.origins import Hosts
 from tests.http.http_bench import Bench, Wire, get
 
@@ -182,6 +190,11 @@ def another_folder_before_it(site: Site) -> None:
 
 
 @change
+def a_service(site: Site) -> None:
+    site.reader.service = lambda request, relpath: bool(request.response.write("service")) or True  # type: ignore
+
+
+@change
 def a_function(site: Site) -> None:
     site.reader.setfunc(lambda request, relpath: request.response.write("function"))
 
@@ -240,13 +253,61 @@ def test_a_protected_folder_is_never_kept(site: Site, protect: bool) -> None:
 
 def test_a_class_with_checks_of_its_own(site: Site) -> None:
     class Checked(ResourceReader):
-        def service(self, request: Request, relpath: str) -> bool:
-            return super().service(request, relpath)
+        pass
 
     site.reader.unlink()
     site.bench.root.insert(Checked(io=DiskIo(site.folder)))
     site.warm()
     assert not site.is_repeated()
+
+
+def test_an_authenticator_of_its_own(site: Site) -> None:
+    class OneTime(Authenticator):
+        is_used = False
+
+        def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
+            if self.is_used:
+                request.response.error(401)
+                return None
+            self.is_used = True
+            session: Any = None
+            return Login("ann", None, "basic", request.peer[0], session)
+
+    site.reader.setauth(OneTime({}, "basic"))
+    assert [site.wire.ask("/a.txt").status for _ in range(2)] == [200, 401]
+
+
+def test_a_file_of_a_child(site: Site) -> None:
+    """The folder above may have such a file later, which has precedence."""
+    (site.folder / "child").mkdir()
+    (site.folder / "child/c.txt").write_text("child")
+    site.reader.insert(ResourceReader("sub", io=DiskIo(site.folder / "child")))
+    assert site.wire.ask("/sub/c.txt").body == b"child"
+    (site.folder / "sub").mkdir()
+    (site.folder / "sub/c.txt").write_text("parent")
+    assert site.wire.ask("/sub/c.txt").body == b"parent"
+
+
+def test_header_fields_that_another_request_has_seen(site: Site) -> None:
+    site.warm()
+    site.reader.headers["X-New"] = "1"
+    assert "x-new" in site.wire.ask("/a.txt", headers="User-Agent: other\r\n").fields
+    assert "x-new" in site.wire.ask("/a.txt").fields
+
+
+def test_a_busy_application(bench: Bench, tmp_path: Path) -> None:
+    """Requests for directories in an application are rejected while the server is overloaded."""
+    (tmp_path / "c.txt").write_text("c")
+    app = app_directory.ApplicationDirectory("app", 0, DiskIo(tmp_path), AppScope(None, "app"), lambda request: None)
+    bench.root.insert(app)
+    app.insert(ResourceReader("sub", io=DiskIo(tmp_path)))
+    wire = bench.connect()
+    assert wire.ask("/app/sub/c.txt").status == 200
+    app_directory.overload.append("busy")
+    try:
+        assert wire.ask("/app/sub/c.txt").status == 503
+    finally:
+        app_directory.overload.clear()
 
 
 def test_a_file_of_the_second_folder(site: Site) -> None:
@@ -318,6 +379,35 @@ def test_the_number_of_kept_responses_is_limited(site: Site) -> None:
         site.warm(f"/a.txt?{number}")
     assert len(site.bench.server.repeats.by_head) == repeats.MAX_KEPT
     assert site.is_repeated(f"/a.txt?{repeats.MAX_KEPT}")
+
+
+def test_large_files_are_not_kept_in_memory(site: Site) -> None:
+    (site.folder / "long.txt").write_text("text " * 20_000)  # compressed, it is small
+    for _ in range(3):
+        site.wire.ask("/long.txt", headers="Accept-Encoding: gzip\r\n")
+    assert not site.bench.server.repeats.by_head
+
+
+def test_a_removed_folder_is_not_kept_in_memory(site: Site) -> None:
+    site.warm()
+    files = weakref.ref(site.reader._files)
+    site.reader.unlink()
+    site.reader = ResourceReader(io=DiskIo(site.folder))
+    site.bench.root.insert(site.reader)
+    site.warm("/a.txt?other")
+    gc.collect()
+    assert files() is None
+
+
+def test_a_client_that_resets_within_a_pipeline(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.warm()
+    wire = site.bench.connect()
+    gevent.sleep(0.05)
+    wire.send(get("/a.txt") * 50)
+    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.close()
+    gevent.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_client_that_reads_slowly(site: Site) -> None:

@@ -172,6 +172,8 @@ class ApplicationDirectory(ResourceReader):
         label: the name of its folder in tracebacks, such as "chat/".
     """
 
+    _is_plain = True  # except for what `_as_own` calls
+
     def __init__(
         self,
         name: str,
@@ -239,6 +241,7 @@ class ApplicationDirectory(ResourceReader):
         return bool(children) and self._as_own(request, super()._try_children, children, request, relpath)
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
+        request.is_repeatable = False
         request.env["find_session"] = self._find_session
         slot = None
         if SLOT not in request.env:
