@@ -35,9 +35,15 @@ class Observer(Protocol):
 
 
 class ForwardedMessages(Protocol):
-    """Counter of messages that were delivered without `Topic.deliver` (`smq/forwarder.py`); `number` identifies it."""
+    """Counter of messages that were delivered without `Topic.deliver` (`smq/forwarder.py`).
+
+    Attributes:
+        number: identifies it.
+        routes: number of routes that use it.
+    """
 
     number: int
+    routes: int
 
     def take(self) -> tuple[int, int]:
         """Return the number of messages and of bytes since the last call."""
@@ -256,15 +262,20 @@ class Topic:
         self.messages += messages
         self.bytes += size
 
+    def end_forwarding(self) -> None:
+        """Add the forwarded messages, and free their counter."""
+        counter, self.forwarded = self.forwarded, None
+        if counter is not None:
+            self._add_forwarded(counter)
+            counter.release()
+
     def forget_routes(self) -> None:
         """Remove this topic from all route caches, because its subscribers change."""
         sessions, self.cached = self.cached, None
         for session in sessions or ():
             session.forget_route(self.key)
-        counter, self.forwarded = self.forwarded, None
-        if counter is not None:
-            self._add_forwarded(counter)
-            counter.release()
+        if self.forwarded is not None:
+            self.end_forwarding()
 
     def observe(self, observer: Observer) -> None:
         """Notify `observer` of later changes of the number of subscribers."""

@@ -44,6 +44,12 @@ block_thread: Callable[[float], None] = monkey.get_original("time", "sleep")
 """Block this thread, with all of its greenlets, for some seconds."""
 
 
+class Awaited:
+    """The number of results that this process awaits from threads. While there are any, the loop must take turns."""
+
+    results = 0
+
+
 # ---- A single call
 
 
@@ -58,12 +64,14 @@ def in_thread(function: Callable[..., T], *args: object) -> T:
 
 def in_pool(pool: ThreadPool, function: Callable[..., T], *args: object) -> T:
     """Do the same as `in_thread`, in a thread of another pool."""
+    Awaited.results += 1
     try:
         result = pool.apply(_catch, (function, args))
         if isinstance(result, _Raised):
             raise result.error
         return cast(T, result)
     finally:
+        Awaited.results -= 1
         result = None  # breaks a reference cycle: the traceback of the error has this frame
 
 
@@ -193,6 +201,7 @@ class Threads:
             if not self._running:
                 self._wake.ref = True  # keeps the loop running, also when a greenlet waits for this job only
             self._running.add(job)
+            Awaited.results += 1
             self._jobs.put(job)
             self._grow()
 
@@ -223,6 +232,7 @@ class Threads:
                 continue
             group = job.group
             self._running.discard(job)
+            Awaited.results -= 1
             group.running -= 1
             group.slow -= job.is_slow
             self._advance(group)
@@ -346,6 +356,7 @@ class _Returns:
             if self._share.spent():
                 self._share.later(self._deliver)
                 return
+            Awaited.results -= 1
             try:
                 self._done.popleft().finish()
             except Exception:  # other jobs are still delivered
@@ -374,6 +385,7 @@ class DiskThreads:
             is_full = self._waiting >= MAX_WAITING and not job.must_run
             if not is_full:
                 self._waiting += 1
+                Awaited.results += 1
                 self._jobs.put((job, _Returns.of_this_hub()))
                 needs_thread = self._waiting > self._idle and self._threads < THREADS
                 self._threads += needs_thread

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from array import array
+from bisect import bisect_right
 from time import time
 from typing import Any
 
 from gevent import Timeout, get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog
+from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
@@ -102,9 +103,12 @@ class SocketOutbox(Outbox):
 
     def forwarded(self, data: bytes, sent: int) -> None:
         """Queue messages of which the forwarder could send only the first `sent` bytes."""
-        if not self.life.over:
-            self.queue.insert(0, data)
-            self._advance(sent)
+        if self.life.over:
+            ends = frame_ends(data, self.frame_bytes)
+            self.session.broker.stats.drop(Drop.CLOSED, len(ends) - bisect_right(ends, sent))
+            return
+        self.queue.insert(0, data)
+        self._advance(sent)
 
     def send_failed(self) -> None:
         """Disconnect: the forwarder could not send."""
@@ -612,7 +616,7 @@ class RawConnection(SocketOutbox):
         if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
             self._receive_more()
         self.on_data_waiting()
-        if not self.paused and not self.life.over and self not in data_path.frozen_connections:
+        if not (self.paused or self.life.over or self.is_forwarded or self in data_path.frozen_connections):
             self.watcher.start(self.on_readable)
 
     def _receive_more(self) -> None:
@@ -632,7 +636,9 @@ class RawConnection(SocketOutbox):
 
     def join_forwarder(self) -> None:
         """Let the forwarder receive the client's messages, if it can forward them."""
-        if forwarder.join(self):
+        if self.paused or self in data_path.frozen_connections:
+            self.joins_in = forwarder.JOIN_AFTER
+        elif forwarder.join(self):
             self.is_forwarded = True
             self.watcher.stop()
         else:

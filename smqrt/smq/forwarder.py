@@ -12,10 +12,13 @@ import ctypes
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
 
-from gevent import get_hub
+from gevent import Timeout, get_hub
 
 from smqrt.broker.outbox import ahead, backlog, dirty
 from smqrt.broker.routes import RecordedRoute
@@ -23,6 +26,7 @@ from smqrt.broker.sessions import Session
 from smqrt.broker.state import Recorder
 from smqrt.broker.topics import Route, Topic
 from smqrt.loop.scheduling import share
+from smqrt.loop.threads import Awaited
 from smqrt.smq import data_path
 
 log = logging.getLogger("smqrt")
@@ -79,31 +83,53 @@ class Publisher(Protocol):
 
 
 class ForwardedCount:
-    """Counter of the messages to one topic that were forwarded."""
+    """Counter of the messages to one topic that were forwarded.
 
-    __slots__ = ("_counts", "_free", "number")
+    Args:
+        forwarder: the forwarder, whose memory it uses.
+        number: the number of a free counter.
 
-    def __init__(self, counts: memoryview[float], free: list[int]) -> None:
-        self._counts, self._free, self.number = counts, free, free.pop()
+    Attributes:
+        number: see above.
+        routes: the number of routes that use it.
+    """
+
+    __slots__ = ("_forwarder", "number", "routes")
+
+    def __init__(self, forwarder: Forwarder, number: int) -> None:
+        self._forwarder, self.number, self.routes = forwarder, number, 0
 
     def take(self) -> tuple[int, int]:
         """Return the number of messages and of bytes since the last call."""
-        at = self.number * 2
-        messages, size = int(self._counts[at]), int(self._counts[at + 1])
-        self._counts[at] = self._counts[at + 1] = 0.0
+        counts, at = self._forwarder.counts, self.number * 2
+        messages, size = int(counts[at]), int(counts[at + 1])
+        counts[at] = counts[at + 1] = 0.0
         return messages, size
 
     def release(self) -> None:
         """Free the counter for another topic; call `take` first."""
-        self._free.append(self.number)
+        self._forwarder.free_counts.append(self.number)
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A client that has joined, and its routes: TID, topic, and the number of the recorder or 0."""
+
+    connection: Publisher
+    routes: list[tuple[int, Topic, int]]
 
 
 class Forwarder:
     """The forwarder of this thread's loop.
 
+    Attributes:
+        counts: messages and bytes of each counter.
+        free_counts: the numbers of unused counters.
+
     Raises:
         ImportError: lupa has no LuaJIT.
-        OSError: the loop does not use epoll.
+        RuntimeError: the loop does not use epoll.
+        OSError: no descriptor is left.
     """
 
     def __init__(self) -> None:
@@ -111,7 +137,7 @@ class Forwarder:
 
         self._loop: Any = get_hub().loop
         if self._loop.backend != "epoll":
-            raise OSError(f"the event loop uses {self._loop.backend} instead of epoll")
+            raise RuntimeError(f"the event loop uses {self._loop.backend} instead of epoll")
         self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
         source = resources.files("smqrt.smq").joinpath("forwarder.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
@@ -120,7 +146,7 @@ class Forwarder:
         chars, generations, counts, handed, unsent, recorded, recorders, record_ends, self._keep = rest
         self._chars: Any = (ctypes.c_char * (6 * _ROOM_BYTES)).from_address(chars)
         self._generations = _view(ctypes.c_uint32, SOCKETS, generations)
-        self._counts = _view(ctypes.c_double, 2 * ROUTES, counts)
+        self.counts: memoryview[float] = _view(ctypes.c_double, 2 * ROUTES, counts)
         self._handed = _view(ctypes.c_uint32, 3 * _EVENTS, handed)
         self._unsent = _view(ctypes.c_uint32, 4 * _SEGMENTS, unsent)
         self._recorded: Any = (ctypes.c_char * (2 * _ROOM_BYTES)).from_address(recorded)
@@ -128,13 +154,20 @@ class Forwarder:
         self._record_ends = _view(ctypes.c_uint32, 2 * _SEGMENTS, record_ends)
         self._recorders: dict[int, Recorder] = {}
         self._share = share()
-        self._free_counts = list(range(ROUTES))
-        self._publishers: dict[int, tuple[Publisher, list[int]]] = {}
+        self._recorder_routes: Counter[int] = Counter()
+        self.free_counts = list(range(ROUTES))
+        self._joined: dict[int, _Joined] = {}
+        self._watched = -1
         if epoll < 0 or timer < 0:
-            raise OSError("no descriptor is left for epoll or a timer")
-        self._watchers: Any = [self._loop.io(descriptor, _READ) for descriptor in (epoll, timer)]
-        self._watchers[0].start(self._on_readable)
-        self._watchers[1].start(expired)
+            for descriptor in (epoll, timer):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            raise OSError("no descriptor is left")
+        # The timer is first in a turn: a pending event would prevent the next stay.
+        self._watchers: Any = [self._loop.io(epoll, _READ), self._loop.io(timer, _READ, priority=1)]
+        for watcher, callback in zip(self._watchers, (self._on_readable, expired), strict=True):
+            watcher.start(callback)
+            watcher.ref = False  # does not keep the process alive
 
     # ---- joining and leaving
 
@@ -143,58 +176,64 @@ class Forwarder:
         fd, routes = connection.fd, connection.session.routes
         if not connection.is_plain or not 0 < fd < SOCKETS or not 0 < len(routes) <= MAX_ROUTES_OF_CLIENT:
             return False
-        tids: list[int] = []
-        self._publishers[fd] = connection, tids
+        self._joined[fd] = joined = _Joined(connection, [])
         for key, route in routes.items():
             tid = int.from_bytes(key[1:5], sys.byteorder)  # LuaJIT reads it from a frame as a number of this machine
-            if not self._add_route(fd, tid, route):
+            if not self._add_route(joined, fd, tid, route):
                 self._forget(fd)
                 return False
-            tids.append(tid)
         etid = connection.session.etid.to_bytes(4, "big")
         if not self._join(fd, int.from_bytes(etid, sys.byteorder), int(connection.websocket)):
             self._forget(fd)
             return False
         return True
 
-    def _add_route(self, fd: int, tid: int, route: Route) -> bool:
-        recorder, topic = 0, route
+    def _add_route(self, joined: _Joined, fd: int, tid: int, route: Route) -> bool:
+        recorder, topic = None, route
         if type(route) is RecordedRoute and route.buffered is not None:
-            recorder, topic = self._number(route.recorder), route.buffered
-        if type(topic) is not Topic:
-            return False
-        if len(topic.raw) + len(topic.ws) != 1:
+            recorder, topic = route.recorder, route.buffered
+        if type(topic) is not Topic or len(topic.raw) + len(topic.ws) != 1:
             return False
         subscriber: Any = (topic.raw or topic.ws)[0]
         if not subscriber.is_plain or not 0 < subscriber.fd < SOCKETS:
             return False
         if topic.forwarded is None:
-            if not self._free_counts:
+            if not self.free_counts:
                 return False
-            topic.forwarded = ForwardedCount(self._counts, self._free_counts)
+            topic.forwarded = ForwardedCount(self, self.free_counts.pop())
+        number = 0 if recorder is None else self._number(recorder)
+        counter = topic.forwarded
+        counter.routes += 1
+        self._recorder_routes[number] += 1
+        joined.routes.append((tid, topic, number))
         subscribers[subscriber.fd] = subscriber
-        counter = topic.forwarded.number
-        return bool(self._add(fd, tid, subscriber.fd, int(subscriber.websocket), counter, recorder))
+        return bool(self._add(fd, tid, subscriber.fd, int(subscriber.websocket), counter.number, number))
 
     def _number(self, recorder: Recorder) -> int:
         for number, known in self._recorders.items():
             if known is recorder:
                 return number
-        number = len(self._recorders) + 1
+        number = max(self._recorders, default=0) + 1
         self._recorders[number] = recorder
         return number
 
-    def leave(self, fd: int) -> None:
+    def leave(self, connection: Publisher) -> None:
         """End reading a client."""
-        self._leave(fd)
-        self._forget(fd)
+        joined = self._joined.get(connection.fd)
+        if joined is not None and joined.connection is connection:
+            self._leave(connection.fd)
+            self._forget(connection.fd)
 
     def _forget(self, fd: int) -> None:
-        _, tids = self._publishers.pop(fd)
-        for tid in tids:
+        for tid, topic, number in self._joined.pop(fd).routes:
             self._remove(fd, tid)
-        if not self._publishers:
-            self._recorders.clear()
+            self._recorder_routes[number] -= 1
+            if number and not self._recorder_routes[number]:
+                del self._recorders[number], self._recorder_routes[number]
+            if topic.forwarded is not None:  # its counter ends with its last route, or when its subscribers change
+                topic.forwarded.routes -= 1
+                if not topic.forwarded.routes:
+                    topic.end_forwarding()
 
     @property
     def is_current(self) -> bool:
@@ -211,6 +250,12 @@ class Forwarder:
     # ---- turns
 
     def _on_readable(self) -> None:
+        try:
+            self._take_turn()
+        except (Exception, Timeout):  # gevent would stop the watcher, and these clients would not be read any more
+            log.exception("error while messages were forwarded")
+
+    def _take_turn(self) -> None:
         """Forward what was received; what is not a message to a known destination goes to its connection.
 
         Queues are flushed first: forwarded messages must not overtake messages that were queued before.
@@ -225,18 +270,28 @@ class Forwarder:
         )
         stay_ns = 0 if not forwards or self._has_other_work else RECORDING_STAY_NS if self._recorders else STAY_NS
         recorded, unsent, handed = self._run(forwards, stay_ns)
+        self._watched = self._loop.activecnt
         if recorded:
             self._record(recorded)
-        if unsent:
-            self._queue_unsent(unsent)
-        if handed:
-            self._hand_over(handed)
+        if unsent or handed:
+            self._finish(self._take_unsent(unsent), self._take_handed(handed))
 
     @property
     def _has_other_work(self) -> bool:
-        """Whether something waits for the next turn of the event loop that is not a readable descriptor."""
+        """Whether something else waits for a turn of the event loop, which would not end a stay.
+
+        That is also the case for new watchers, which epoll does not know yet, and for results of threads.
+        """
         loop = self._loop
-        return bool(dirty or data_path.deferred_reads or loop._callbacks or loop.pendingcnt or self._share.has_waiting)
+        return bool(
+            dirty
+            or data_path.deferred_reads
+            or loop._callbacks
+            or loop.pendingcnt
+            or loop.activecnt != self._watched
+            or Awaited.results
+            or self._share.has_waiting
+        )
 
     def _record(self, count: int) -> None:
         start = 0
@@ -245,33 +300,47 @@ class Forwarder:
             self._recorders[number].record(self._recorded[start:end])
             start = end
 
-    def _queue_unsent(self, count: int) -> None:
+    def _take_unsent(self, count: int) -> list[tuple[Subscriber, bytes, int]]:
+        """Return what could not be sent: the subscriber, the messages, and how many bytes were sent, or an error."""
         entries = self._unsent[: 4 * count].tolist()
-        # Complete before the first is queued: its connection may be closed then, which may close others.
-        unsent = [
+        return [
             (subscribers[fd], self._chars[start : start + size], sent)
             for fd, start, size, sent in zip(*[iter(entries)] * 4, strict=True)
         ]
-        for subscriber, data, sent in unsent:
-            if sent >= _ERROR:
-                subscriber.send_failed()
-            else:
-                subscriber.forwarded(data, sent)
 
-    def _hand_over(self, count: int) -> None:
+    def _take_handed(self, count: int) -> list[tuple[Publisher, bytes, int]]:
+        """Return what was received but not forwarded: the publisher, and the data or the number of an error."""
         entries = self._handed[: 3 * count].tolist()
-        # Complete before the first is routed: connections may leave then, and others use their descriptors.
-        handed = [
-            (self._publishers[fd][0], self._chars[start : start + size] if size else b"", start)
+        return [
+            (self._joined[fd].connection, self._chars[start : start + size] if size else b"", start)
             for fd, start, size in zip(*[iter(entries)] * 3, strict=True)
         ]
+
+    def _finish(self, unsent: list[tuple[Subscriber, bytes, int]], handed: list[tuple[Publisher, bytes, int]]) -> None:
+        """Pass both to the connections. Errors are last: a client that does not receive may still have published.
+
+        Both are complete before the first call, because it may close other connections.
+        """
+        for subscriber, data, sent in unsent:
+            if sent < _ERROR:
+                _call(subscriber.forwarded, data, sent)
         for connection, data, error in handed:
             if data:
-                connection.handed_over(data)
+                _call(connection.handed_over, data)
             elif error:
-                connection.receive_failed()
+                _call(connection.receive_failed)
             else:
-                connection.leave_forwarder()  # its own watcher reports the end of the stream
+                _call(connection.leave_forwarder)  # its own watcher reports the end of the stream
+        for subscriber, _, sent in unsent:
+            if sent >= _ERROR:
+                _call(subscriber.send_failed)
+
+
+def _call(function: Callable[..., object], *args: object) -> None:
+    try:
+        function(*args)
+    except (Exception, Timeout):  # the other connections must get their data
+        log.exception("error while messages were forwarded")
 
 
 def _view(kind: Any, count: int, address: int) -> Any:
@@ -291,6 +360,9 @@ def join(connection: Publisher) -> bool:
     if _is_available and (_forwarder is None or not _forwarder.is_current):
         try:
             _forwarder = Forwarder()
+        except OSError as error:  # perhaps there will be descriptors
+            log.info("single messages are not forwarded in LuaJIT: %s", error)
+            return False
         except Exception as error:
             _is_available = False
             log.info("single messages are not forwarded in LuaJIT: %s", error)
@@ -300,7 +372,7 @@ def join(connection: Publisher) -> bool:
 def leave(connection: Publisher) -> None:
     """End reading a client that has joined."""
     if _forwarder is not None:
-        _forwarder.leave(connection.fd)
+        _forwarder.leave(connection)
 
 
 def withdraw(subscriber: Subscriber) -> None:

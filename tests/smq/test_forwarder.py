@@ -13,12 +13,15 @@ from typing import Any
 
 import gevent
 import pytest
+from gevent import monkey
 
 from smqrt.broker.outbox import Drop
 from smqrt.broker.routes import Trace
 from smqrt.errors import CloseReason
+from smqrt.loop.threads import Awaited, in_thread
 from smqrt.operations.snapshots import traffic
-from smqrt.smq import forwarder
+from smqrt.smq import data_path, forwarder
+from smqrt.smq.connection import RawConnection
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
 from tests.support.device import RAW, TLS, WS, WSS, Device, Site, masked, publish
@@ -32,9 +35,9 @@ def nothing_is_left() -> Iterator[None]:
     """It is set up before the sites, so this check comes after their end."""
     yield
     if (left := forwarder._forwarder) is not None:
-        assert not left._publishers
+        assert not left._joined
         assert not forwarder.subscribers
-        wait_until(lambda: len(left._free_counts) == forwarder.ROUTES, "no counter is in use")
+        wait_until(lambda: len(left.free_counts) == forwarder.ROUTES, "no counter is in use")
 
 
 def is_forwarded(site: Site, device: Device) -> bool:
@@ -445,3 +448,118 @@ def test_timers_and_other_clients_while_messages_are_frequent(site: Site) -> Non
     gevent.joinall([gevent.spawn(echo), gevent.spawn(timer)], raise_error=True)
     assert is_forwarded(site, publisher)
     assert sorted(late_s)[len(late_s) // 2] < 0.02
+
+
+def test_a_client_that_also_publishes_resets_its_connection(site: Site) -> None:
+    """Others get what was received in the same turn, here half a message, and clients still join."""
+    for _ in range(3):
+        one, other, third, fourth = (site.device(b"client-%d" % number) for number in range(4))
+        for sender, receiver in ((one, other), (other, one), (third, fourth)):
+            exchange(sender, receiver, receiver.etid)
+        frame = smq.frame(publish(fourth.etid, third.etid, b"important"))
+        one.publish(other.etid, b"x")
+        other.reset()
+        third.send_bytes(frame[:9])
+        gevent.sleep(0.02)
+        third.send_bytes(frame[9:])
+        assert fourth.receive()[13:] == b"important"
+        exchange(third, fourth, fourth.etid)
+        assert is_forwarded(site, third)
+
+
+@pytest.mark.parametrize("first", ["reset", "message"])
+def test_a_message_to_a_client_that_resets_before_a_control_packet(site: Site, first: str) -> None:
+    for number in range(10):
+        publisher, subscriber = site.device(b"publisher %d" % number), site.device(b"subscriber %d" % number)
+        exchange(publisher, subscriber, subscriber.etid)
+        assert is_forwarded(site, publisher)
+        both = smq.frame(publish(subscriber.etid, publisher.etid, b"x")) + smq.frame(smq.PING)
+        steps = [subscriber.reset, lambda publisher=publisher, both=both: publisher.send_bytes(both)]
+        for step in steps if first == "reset" else reversed(steps):
+            step()
+        assert publisher.receive() == smq.PONG
+
+
+def test_an_error_does_not_end_forwarding(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, subscriber, tid = joined(site)
+
+    def fail(connection: Any, data: bytes) -> None:
+        raise ValueError("a fault of this test")
+
+    with monkeypatch.context() as context:
+        context.setattr(RawConnection, "handed_over", fail)
+        publisher.send(smq.PING)
+        gevent.sleep(0.01)
+    exchange(publisher, subscriber, tid, 5)
+
+
+def test_bulk_is_read_by_python(site: Site) -> None:
+    """It would leave no time for others; whole messages fill a receive exactly."""
+    publisher, subscriber, tid = joined(site)
+    frame = smq.frame(publish(tid, publisher.etid, bytes(1024 - 15)))
+    publisher.send_bytes(frame * 64)
+    for _ in range(64):
+        assert len(subscriber.receive()) == 1022
+    assert not is_forwarded(site, publisher)
+
+
+def test_a_turn_without_room_for_all(site: Site) -> None:
+    """Those that had no turn come first in the next one."""
+    subscriber = site.device(b"subscriber")
+    tid = subscriber.subscribe(b"topic")
+    publishers = [site.device(b"publisher %d" % number) for number in range(40)]
+    for publisher in publishers:
+        exchange(publisher, subscriber, tid)
+    assert all(is_forwarded(site, publisher) for publisher in publishers)
+    for who, publisher in enumerate(publishers):
+        publisher.publish(tid, b"%04d" % who + bytes(15_000))
+    got = [subscriber.receive()[13:17] for _ in publishers]
+    assert sorted(got) == [b"%04d" % who for who in range(40)]
+    assert all(is_forwarded(site, publisher) for publisher in publishers)
+
+
+def test_a_paused_websocket_does_not_join(site: Site) -> None:
+    publisher, subscriber, _ = joined(site, WS)
+    publisher.expect_nothing()
+    connection = site.state.sessions[publisher.etid].outbox
+    connection.joins_in = 1
+    connection.pause()
+    connection.carry = masked(publish(subscriber.etid, publisher.etid, b"x"))
+    connection.resume()
+    assert subscriber.receive()[13:] == b"x"
+    gevent.sleep(0.01)
+    assert connection.is_forwarded is not connection.watcher.active
+    connection.leave_forwarder()
+    data_path.frozen_connections.add(connection)
+    connection.join_forwarder()
+    data_path.frozen_connections.discard(connection)
+    assert not connection.is_forwarded
+
+
+def test_counters_end_with_their_last_publisher(site: Site) -> None:
+    publisher, _, _ = joined(site)
+    forwarding = forwarder._forwarder
+    assert forwarding is not None
+    assert len(forwarding.free_counts) == forwarder.ROUTES - 1
+    publisher.expect_nothing()
+    assert len(forwarding.free_counts) == forwarder.ROUTES
+    assert traffic(site.state).messages == MANY
+
+
+def test_it_does_not_keep_the_process_alive(site: Site) -> None:
+    joined(site)
+    assert forwarder._forwarder is not None
+    assert not any(watcher.ref for watcher in forwarder._forwarder._watchers)
+
+
+def test_results_of_threads_end_a_stay(site: Site) -> None:
+    """While one is awaited, the loop takes turns, because a thread can't wake a stay."""
+    joined(site)
+    forwarding = forwarder._forwarder
+    assert forwarding is not None
+    waiting = gevent.spawn(in_thread, monkey.get_original("time", "sleep"), 0.05)
+    gevent.sleep(0)
+    assert Awaited.results == 1
+    assert forwarding._has_other_work
+    waiting.get()
+    assert Awaited.results == 0
