@@ -272,7 +272,7 @@ class Forwarder:
         recorded, unsent, handed = self._run(forwards, stay_ns)
         self._watched = self._loop.activecnt
         if recorded:
-            self._record(recorded)
+            _call(self._record, recorded)
         if unsent or handed:
             self._finish(self._take_unsent(unsent), self._take_handed(handed))
 
@@ -339,7 +339,7 @@ class Forwarder:
 def _call(function: Callable[..., object], *args: object) -> None:
     try:
         function(*args)
-    except (Exception, Timeout):  # the other connections must get their data
+    except (Exception, Timeout):  # other connections must still get their data
         log.exception("error while messages were forwarded")
 
 
