@@ -367,7 +367,7 @@ def test_lost_nodes_and_their_clients_are_removed_at_once(engine: Engine) -> Non
 
 
 def test_a_restarted_node_replaces_its_former_self(engine: Engine) -> None:
-    one, other = engine.place("one"), engine.place("other", number=77)
+    one, other = engine.place("one", number=76), engine.place("other", number=77)
     engine.joined(one, other)
     other.client(b"of the old one")
     engine.until(lambda: one.phantoms() == {b"of the old one"}, "the phantom")

@@ -95,7 +95,7 @@ def test_a_node_that_leaves_in_order_misses_nothing(engine: Engine) -> None:
 
 
 def test_copies_for_killed_nodes_are_counted_until_restart(engine: Engine) -> None:
-    one, other = engine.place("one"), engine.place("other", number=77)
+    one, other = engine.place("one", number=76), engine.place("other", number=77)
     engine.joined(one, other)
     publisher = one.client()
     other.client().subscribe(b"topic")
