@@ -402,7 +402,7 @@ def test_a_subscriber_that_does_not_read(site: Site, to: str) -> None:
     subscriber.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
     sent = forwarded_until_blocked = 0
     while not outbox.dropped:
-        publisher.publish(tid, struct.pack(">I", sent) + bytes(sent % 1000))
+        publisher.publish(tid, struct.pack(">I", sent) + bytes(1000 + sent % 1000))
         sent += 1
         while traffic(site.state).messages < MANY + sent:
             gevent.sleep(0)
