@@ -62,6 +62,8 @@ class WsConnection(RawConnection):
                 return
             if not rest and view[2] == smq.Type.PUBLISH and written == view[0] << 8 | view[1]:
                 self._count_single_message()
+            elif self.joins_in < forwarder.JOIN_AFTER:
+                self.joins_in = forwarder.JOIN_AFTER
             at = self._route_each_frame(rest) if rest else 0
             self.carry = rest[at:]
         except ProtocolError as error:
