@@ -365,7 +365,7 @@ class RawConnection(SocketOutbox):
 
     Attributes:
         carry: the partial frame of the last receive; during a pause, data that is not routed yet.
-        joins_in: the number of single messages in a row until the client tries to join the forwarder; 0 while it has joined.
+        joins_in: single messages in a row until the client tries to join the forwarder; 0 while it has joined.
         receive_bytes: the size of the next receive; it follows the amount of data.
         paused: whether the client is not read. This is independent of `life`, which is about sending.
     """
