@@ -352,7 +352,7 @@ class ConnectionLimit:
             address: the client's address.
             is_given: whether another worker has accepted it and applied the rates.
         """
-        sock, host = Admitted(family, kind, 0, fd), address[0]
+        sock, host = Admitted(family, kind, 0, fd), sys.intern(address[0])  # many clients share an address
         sock.setblocking(False)
         if self.open >= (self.limit or _max_open()):
             limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
