@@ -252,8 +252,12 @@ class Forwarder:
     def _on_readable(self) -> None:
         try:
             self._take_turn()
-        except (Exception, Timeout):  # gevent would stop the watcher, and these clients would not be read any more
+        except (Exception, Timeout):
+            # gevent would stop the watcher, and its clients would not be read any more. If the error is permanent, the
+            # descriptor stays readable and would use all of the time. So all clients leave.
             log.exception("error while messages were forwarded")
+            for joined in list(self._joined.values()):
+                _call(joined.connection.leave_forwarder)
 
     def _take_turn(self) -> None:
         """Forward what was received; what is not a message to a known destination goes to its connection.

@@ -496,6 +496,20 @@ def test_an_error_does_not_end_forwarding(site: Site, monkeypatch: pytest.Monkey
     exchange(publisher, subscriber, tid, 5)
 
 
+def test_after_a_permanent_error_python_reads_the_clients(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, subscriber, tid = joined(site)
+    turns: list[int] = []
+
+    def fail(forwards: bool, stay_ns: int) -> None:
+        turns.append(stay_ns)
+        raise ValueError("a fault of this test")
+
+    monkeypatch.setattr(forwarder._forwarder, "_run", fail)
+    exchange(publisher, subscriber, tid, 5)
+    assert not is_forwarded(site, publisher)
+    assert len(turns) == 1
+
+
 def test_bulk_is_read_by_python(site: Site) -> None:
     """It would leave no time for others; whole messages fill a receive exactly."""
     publisher, subscriber, tid = joined(site)
