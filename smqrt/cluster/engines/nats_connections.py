@@ -37,10 +37,8 @@ from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.nats.client import NatsState
 from smqrt.cluster.node import Node
 from smqrt.settings.limits import Limit
-from smqrt.smq.connection import (
-    LARGE_BATCH_BYTES,
-    view,
-)
+from smqrt.smq.connection import LARGE_BATCH_BYTES, view
+from smqrt.smq.forwarder import JOIN_AFTER
 from smqrt.wire.cluster_packets import ID_BYTES
 from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import MAX_NODE
@@ -120,6 +118,7 @@ class NatsConnection(LinkConnection):
         Outbox.__init__(self)  # not `LinkConnection.__init__`, since there is no socket to watch
         self.watcher = self.writer = self.backlog = self.handshake = None
         self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
+        self.is_forwarded, self.joins_in = False, JOIN_AFTER  # of clients; a link never joins
         self.received_bytes = self.sent = self.received = 0
         self._backplane, self.to, self._link_id = backplane, to, link_id
         self._cipher: AESGCM | None = None
