@@ -52,6 +52,7 @@ class CloseReason(Enum):
     SLOW_CONSUMER = "slow consumer"
     PUBLISH_RATE = "publish rate"
     IDLE = "idle"
+    MQTT_PROTOCOL = "mqtt protocol error"
     HOOK_FAILED = "hook failed"
     SHUTDOWN = "sysshutdown"
     RESTARTED = "restart"

@@ -18,6 +18,8 @@ MAX_NAME = 255  # characters of a user's name
 MAX_GROUPS = 64  # of one user: every permission check looks up all of them
 ANONYMOUS = "anonymous"
 """The name of clients without a login in the access control list; no user may have it."""
+TOKEN = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
+"""A JSON Web Token: its base64 text begins with `{"`. It has no colon, unlike `name:password`."""
 _WILDCARDS = re.compile(r"[+#/]")
 _CONTROLS = re.compile(r"[\x00-\x20\x7f]")
 

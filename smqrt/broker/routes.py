@@ -419,6 +419,8 @@ class GuardedRoute:
 
     def _deliver_allowed(self, batch: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
+        if allowed and type(batch) is not bytes and type(allowed) is bytes:  # see `smqrt.broker.mqtt.messages`
+            allowed = batch.like(allowed)  # type: ignore[attr-defined]
         if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)

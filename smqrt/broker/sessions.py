@@ -130,6 +130,11 @@ class Session:
         self.unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
         self.waits_for_disk = False
 
+    @property
+    def inbox(self) -> Outbox:
+        """The outbox that gets the messages to its ETID."""
+        return self.outbox
+
     # ---- packets
 
     def control(self, packet: bytes) -> bool:

@@ -72,6 +72,10 @@ class BrokerClient(BrokerPeer, Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def inbox(self) -> Outbox:
+        """The outbox that gets the messages to its ETID."""
+
     def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
         """Close the connection; `text` is sent in a Disconnect packet first."""
 
@@ -97,6 +101,8 @@ class Hooks:
     """Whether `authenticate` first checks the server's users."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
     """`(topic, issub, session)` returns whether the client may subscribe (or create)."""
+    permitfilter: Callable[[bytes, BrokerClient], object] | None = None
+    """`(filter, session)` returns whether an MQTT client may subscribe to a filter with wildcards."""
     permitsubtop: Callable[[bytes, BrokerClient], object] | None = None
     """`(subtopic, session)` returns whether the client may create a new sub-topic."""
     onconnect: Callable[[BrokerClient], object] | None = None
@@ -380,6 +386,8 @@ class BrokerState:
         self.measure: Callable[[bytes | memoryview], tuple[int, int]] = measure_frames
         self.call_later: Callable[[float, Callable[[], object]], object] = lambda delay_s, function: function()
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
+        self.devices: Any = None
+        """The MQTT clients, see `smqrt.broker.mqtt.devices`; None without the option `mqtt`."""
         self.traces: tuple[BrokerTrace, ...] = ()
         self._denials = LineLimit()
         self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None
@@ -423,7 +431,7 @@ class BrokerState:
             self.topic_table.get(client.etid)  # creates the topic, which `on_changed` gets when the client is released
         self.deregister(client)
         if client.topic is not None:
-            client.topic.discard(client.outbox)
+            client.topic.discard(client.inbox)
         self.topic_table.remove(client.etid)
 
     def deregister(self, client: BrokerClient) -> None:

@@ -320,7 +320,7 @@ class EtidHolder(Protocol):
 
     Attributes:
         etid: its ETID.
-        outbox: its send queue.
+        inbox: gets the messages to its ETID.
         topic: the topic of its ETID; None before it is used.
     """
 
@@ -328,7 +328,7 @@ class EtidHolder(Protocol):
     topic: Topic | None
 
     @property
-    def outbox(self) -> Outbox: ...
+    def inbox(self) -> Outbox: ...
 
 
 class Topics:
@@ -346,6 +346,7 @@ class Topics:
         numbers: derives ids of new topics from their names; None draws them at random.
         named_otherwise: called for a topic whose id differs from the one that `numbers` derives.
         absent: returns the topic of an ETID at another node, by its number, or None.
+        on_named: called for each new topic with a name; None without MQTT clients.
     """
 
     def __init__(
@@ -358,6 +359,7 @@ class Topics:
         self.numbers: NameNumbers | None = None
         self.named_otherwise: Callable[[Topic], object] = lambda topic: None
         self.absent: Callable[[int], Topic | None] = lambda number: None
+        self.on_named: Callable[[Topic], object] | None = None
         self.clients: Mapping[int, EtidHolder] = {}
         self.by_key: dict[bytes, Topic] = {}
         self.by_name: dict[bytes, Topic] = {}
@@ -383,7 +385,7 @@ class Topics:
         topic = self.by_key.get(key)
         if topic is None and (client := self.clients.get(int.from_bytes(key, "big"))) is not None:
             topic = client.topic = self._insert(client.etid, None)
-            topic.add(client.outbox)
+            topic.add(client.inbox)
         return topic
 
     def is_taken(self, number: int) -> bool:
@@ -473,6 +475,8 @@ class Topics:
             self.names_bytes += len(name)
             if self.numbers and number != self.numbers.topic_number(name):
                 self.named_otherwise(topic)
+            if self.on_named is not None:
+                self.on_named(topic)
         return topic
 
 

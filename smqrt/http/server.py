@@ -40,6 +40,7 @@ log = logging.getLogger("smqrt")
 _READ, _WRITE = 1, 2
 _HEAD_END = b"\r\n\r\n"
 _CR = 13
+_MQTT_CONNECT = b"\x10"
 _CHECKED_BODY_BYTES = 16384  # bytes of a chunked body, received with its head, that are checked before the handler runs
 _REQUESTS_AT_ONCE = 4  # pipelined requests handled in a row before other connections have a turn
 _buffer = bytearray(65536)  # shared by all connections: received bytes are copied before the next receive
@@ -83,6 +84,7 @@ class HttpServer:
     Attributes:
         observers: observers of every request; usually empty.
         on_rejected: called for malformed requests with address, status and reason.
+        take_mqtt: takes over a connection that begins with a CONNECT packet of MQTT; returns whether a hub takes it.
         challenge_answer: returns the ACME challenge response for a path, None for other paths.
         proxies: trusted proxies; None without any.
     """
@@ -105,6 +107,7 @@ class HttpServer:
         self.on_rejected: Callable[[str, int, str], object] | None = None
         self.challenge_answer: Callable[[str], bytes | None] | None = None
         self.repeats = Repeats()
+        self.take_mqtt: Callable[[HttpConnection], bool] | None = None
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
@@ -251,6 +254,10 @@ class HttpConnection:
     def _handle_received(self) -> None:
         """Handle the received requests one by one, until one blocks or other connections are due."""
         try:
+            if self.life is Life.OPENING and self.data[:1] == _MQTT_CONNECT:
+                take_mqtt = self.server.take_mqtt
+                if take_mqtt is not None and take_mqtt(self):
+                    return
             for _ in range(_REQUESTS_AT_ONCE):
                 head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:

@@ -199,6 +199,7 @@ class CallbackHooks:
         adapters: dict[str, Any] = {
             "authenticate": self._authenticate,
             "permittop": lambda topic, issub, session: self._call("permittop", text_of(topic), issub, peer_of(session)),
+            "permitfilter": lambda wanted, session: self._call("permitfilter", text_of(wanted), peer_of(session)),
             "permitsubtop": lambda subtopic, session: self._call("permitsubtop", text_of(subtopic), peer_of(session)),
             "onconnect": self._onconnect,
             "onclose": self._onclose,

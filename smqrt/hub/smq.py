@@ -334,6 +334,7 @@ def create(
     *,
     authenticate: Authenticate | None = None,
     permittop: PermitTop | None = None,
+    permitfilter: PermitSubtop | None = None,
     permitsubtop: PermitSubtop | None = None,
     onconnect: OnConnect | None = None,
     onclose: OnClose | OnCloseWithReason | None = None,
@@ -359,6 +360,7 @@ def create(
     origins: str | Iterable[str] | None = None,
     cluster: str | None = None,
     observe: str | None = None,
+    mqtt: bool | None = None,
     journal: JournalOption = None,
 ) -> Smq:
     """Create a broker (spec: smq §2.2).
@@ -369,6 +371,7 @@ def create(
         authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 reject, None means
             6. It may raise `Refused(code, reason)` instead.
         permittop: `f(topic, issub: bool, peer) -> bool`.
+        permitfilter: `f(filter, peer) -> bool`, for filters with wildcards of MQTT clients.
         permitsubtop: `f(subtopic, peer) -> bool`.
         onconnect: `f(etid, info, peer)`; `info` is the object that `authenticate` got.
         onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, or 0; `reason`
@@ -383,6 +386,7 @@ def create(
         slow, lastvalue, persist, origins: see `HubOptions`.
         cluster: name of the cluster that the hub joins (help: cluster).
         observe: "node" or "cluster": whose subscribers `observe` counts.
+        mqtt: whether MQTT clients are accepted too (help: mqtt-hub).
         journal: True, a folder or a dict of settings: published messages are recorded (help: journal).
 
     Raises:
@@ -392,14 +396,14 @@ def create(
         TypeError: unknown option.
     """
     callbacks = {
-        "authenticate": authenticate, "permittop": permittop, "permitsubtop": permitsubtop, "onconnect": onconnect,
-        "onclose": onclose, "onpublish": onpublish, "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
+        "authenticate": authenticate, "permittop": permittop, "permitfilter": permitfilter,
+        "permitsubtop": permitsubtop, "onconnect": onconnect, "onclose": onclose, "onpublish": onpublish, "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
     }  # fmt: skip
     settings = {
         "keepidle": keepidle, "keepintv": keepintv, "readtmo": readtmo, "queuesize": queuesize, "budget": budget,
         "maxnames": maxnames, "clientnames": clientnames, "auth": auth, "name": name, "keep": keep, "rndtid": rndtid,
         "persist": persist, "slow": slow, "lastvalue": lastvalue, "origins": origins, "cluster": cluster,
-        "observe": observe,
+        "observe": observe, "mqtt": mqtt,
     }  # fmt: skip
     # None means "not given": only given options override those of the dict and the defaults of `HubOptions`.
     if options is not None:

@@ -59,6 +59,7 @@ from smqrt.server.configuration import (
 )
 from smqrt.server.listeners import ADMIN, Listeners, admin_files
 from smqrt.server.mako_conf import MakoConf
+from smqrt.server.mqtt import MqttDirectory, take_mqtt
 from smqrt.server.restart.new_process import TakeOver
 from smqrt.server.restart.old_process import Restarts
 from smqrt.server.shutdown import Signals, Step, StepRunner, prepare_process, state_report
@@ -199,6 +200,8 @@ class Server:
         # Pages of older applications load /rtl/jquery.js. BASE_DIR is the folder where the distribution has it.
         rtl.insert(ResourceReader(io=DiskIo(import_module("xstatic.pkg.jquery").BASE_DIR)))
         self.root.insert(rtl)
+        self.root.insert(MqttDirectory())
+        self.http.take_mqtt = take_mqtt
         if self.settings.pages.manual:
             self.root.insert(Manual())
         return rtl

@@ -139,6 +139,9 @@ EXPLANATIONS = {
         'Check the client and its network; clients that do not answer Ping need idle_s = "unlimited".',
         "limits.idle_s",
     ),
+    CloseReason.MQTT_PROTOCOL: Explanation(
+        "The MQTT client violated the protocol; the line says how.", "Fix the client."
+    ),
     CloseReason.HOOK_FAILED: Explanation(
         "A callback of the application failed while it served this client.",
         "The log has the error with its traceback.",

@@ -22,6 +22,7 @@ from smqrt.broker import client_limits, sessions
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
+from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.outbox import Pressure, QueuedMemory, Slow, SlowPolicies, run_in_background
 from smqrt.broker.sessions import Session
 from smqrt.broker.state import Hooks
@@ -30,10 +31,17 @@ from smqrt.errors import ArgumentError
 from smqrt.process import current_process
 from smqrt.settings.limits import SLOW_POLICIES, LimitSettings, current_limits, current_topics, on_change
 from smqrt.settings.option_types import InvalidValueError, Rule, choice, option, optional, path, switch, texts, whole
-from smqrt.smq import close_log, data_path, handshake, session_migration
+from smqrt.smq import close_log, data_path, handshake, mqtt_connection, session_migration
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import IdleClients, police
-from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, HubAuthentication, KeepAlive, Origin
+from smqrt.smq.handshake import (
+    KEEPALIVE_SECONDS,
+    Admission,
+    DetachedConnection,
+    HubAuthentication,
+    KeepAlive,
+    Origin,
+)
 from smqrt.smq.hub_registry import HubFile, RegisteredBroker, hub_registry
 from smqrt.smq.persist_file import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
@@ -148,6 +156,11 @@ class HubOptions:
         "subscribers that `observe` counts: those of this `node`, or of the whole `cluster`",
         shown="`node`; with [workers](workers.md) and no other nodes `cluster`",
     )
+    mqtt: bool = option(
+        False,
+        switch(),
+        "accept [MQTT clients](mqtt-hub.md) too: on the ports of the pages, and on WebSockets",
+    )
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),
@@ -214,6 +227,11 @@ def accept_new_clients(on: bool) -> None:
 def all_brokers() -> list[GeventBroker]:
     """Return the open brokers of this process except internal ones, in order of creation."""
     return sorted((broker for broker in opened() if broker.number), key=lambda broker: broker.number)
+
+
+def mqtt_broker() -> GeventBroker | None:
+    """Return the hub that takes MQTT clients which name no hub: the first one with the option `mqtt`; None for none."""
+    return next((broker for broker in all_brokers() if broker.devices is not None), None)
 
 
 def opened() -> list[GeventBroker]:
@@ -317,6 +335,8 @@ class GeventBroker(RegisteredBroker):
         if self.number:
             self.on_end = partial(close_log.record, self.number)
         self._values: LastValues | None = None
+        if options.mqtt:
+            Devices(self)
         self._apply_settings(store)
         _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
         if self.number:  # clients of internal hubs are operators, who log in again
@@ -470,8 +490,19 @@ class GeventBroker(RegisteredBroker):
                 request = handshake.HandlerRequest(request)
             else:
                 return handshake.connect_environ(self, self._admission, request, origin)
-        handshake.connect(self, self._admission, request, origin)
+        is_mqtt = self.devices is not None and mqtt_connection.sub_protocol(request) is not None
+        start = mqtt_connection.start_websocket if is_mqtt else None
+        handshake.connect(self, self._admission, request, origin, start)
         return True
+
+    def connect_mqtt(self, detached: DetachedConnection, peer: tuple[str, int]) -> None:
+        """Serve an MQTT client on a raw socket.
+
+        Args:
+            detached: its connection.
+            peer: its address.
+        """
+        mqtt_connection.begin(self, self._admission, detached, Origin(mqtt_connection.NoRequest(peer), None), peer[0])
 
     def clients(self) -> Iterator[Session]:
         """Return the connected clients."""

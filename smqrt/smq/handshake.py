@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import binascii
 import logging
-import re
 import socket
 import sys
 from base64 import b64decode
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
-from smqrt.auth.identity import Identity
+from smqrt.auth.identity import TOKEN, Identity
 from smqrt.auth.service import IdentityService, LoginFailure, LoginRejected, PresentedCredentials
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
@@ -104,6 +104,10 @@ class BootstrapRequest(Protocol):
 
     def detach(self) -> DetachedConnection:
         """Take the connection over from the server."""
+
+
+StartSession = Callable[["Broker", "Admission", BootstrapRequest, str | None, "Origin"], None]
+"""Serves the connection of a checked request: broker, admission, request, WebSocket key, origin."""
 
 
 def is_smq(request: object) -> bool:
@@ -201,8 +205,17 @@ class Admission:
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
 
-def connect(broker: Broker, admission: Admission, request: object, origin: Origin) -> None:
+def connect(
+    broker: Broker, admission: Admission, request: object, origin: Origin, start: StartSession | None = None
+) -> None:
     """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake has ended.
+
+    Args:
+        broker: the hub.
+        admission: the conditions for new clients.
+        request: the request.
+        origin: the same, for callbacks of the application.
+        start: serves the connection instead of SMQ: the WebSocket has another sub-protocol.
 
     Raises:
         ArgumentError: `request` is not a request, or was answered before.
@@ -225,7 +238,7 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     elif too_many(broker, request.peer[0]) or (count_for is not None and not count_for(request.peer[0])):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:
-        _start_session(broker, admission, request, key, origin)
+        (start or _start_session)(broker, admission, request, key, origin)
 
 
 def websocket_key(request: BootstrapRequest) -> str | None:
@@ -342,8 +355,6 @@ log = logging.getLogger("smqrt")
 
 MAX_HEADER_BYTES = 16 << 10
 """A longer `Authorization` header is ignored."""
-TOKEN = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
-"""A JSON Web Token: its base64 text begins with `{"`. It has no colon, unlike `name:password`."""
 _CODES = {
     LoginFailure.CERTIFICATE: ConnackCode.CERTIFICATE_REJECTED,
     LoginFailure.BUSY: ConnackCode.SERVER_UNAVAILABLE,

@@ -380,14 +380,15 @@ def find_alias(data: bytes, at: int) -> int:
     return 0
 
 
-def cut_property(block: bytes, name: str) -> bytes:
-    """Return packed properties without their length and without one of them.
+def cut_properties(block: bytes, *names: str) -> bytes:
+    """Return packed properties without their length and without some of them.
 
     Args:
         block: properties that were decoded before, their length first.
+        names: the properties to leave out.
     """
     size, at = read_varint(block, 0, len(block))
-    number, end, kept = _BY_NAME[name].number, at + size, bytearray()
+    left_out, end, kept = [_BY_NAME[name].number for name in names], at + size, bytearray()
     while at < end:
         start = at
         if block[at] == _USER:
@@ -395,7 +396,7 @@ def cut_property(block: bytes, name: str) -> bytes:
             _, at = read_binary(block, at, end)
         else:
             _, at = _BY_NUMBER[block[at]].kind.read(block, at + 1, end)
-        if block[start] != number:
+        if block[start] not in left_out:
             kept += block[start:at]
     return bytes(kept)
 

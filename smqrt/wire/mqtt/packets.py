@@ -455,13 +455,14 @@ def connect_version(body: bytes) -> int:
     return 0
 
 
-def decode_connect(_first: int, body: bytes, _version: int = 0) -> ConnectPacket:
-    """Decode CONNECT; raises as `decode`."""
+def decode_connect(_first: int, body: bytes, _version: int = 0, takes_level_3: bool = False) -> ConnectPacket:
+    """Decode CONNECT; raises as `decode`. With `takes_level_3`, MQTT 3.1 is accepted as well."""
     name, at = read_text(body, 0, len(body))
     if at + 4 > len(body):
         raise cut_off()
     version, flags, keepalive_s, at = body[at], body[at + 1], body[at + 2] << 8 | body[at + 3], at + 4
-    if name != "MQTT" or version not in (4, 5):
+    is_known = (name == "MQTT" and version in (4, 5)) or (takes_level_3 and name == "MQIsdp" and version == 3)
+    if not is_known:
         raise MqttError(Reason.UNSUPPORTED_PROTOCOL_VERSION, "neither MQTT 3.1.1 nor MQTT 5")
     if flags & _RESERVED:
         raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNECT is set")  # [MQTT-3.1.2-3]
@@ -469,7 +470,7 @@ def decode_connect(_first: int, body: bytes, _version: int = 0) -> ConnectPacket
         raise MqttError(Reason.MALFORMED_PACKET, "a will with QoS 3")  # [MQTT-3.1.2-12]
     if not flags & _WILL and flags & (_WILL_QOS | _WILL_RETAIN):
         raise MqttError(Reason.MALFORMED_PACKET, "flags of a will without one")  # [MQTT-3.1.2-11], [MQTT-3.1.2-13]
-    if version == 4 and flags & (_USERNAME | _PASSWORD) == _PASSWORD:
+    if version < 5 and flags & (_USERNAME | _PASSWORD) == _PASSWORD:
         raise MqttError(Reason.MALFORMED_PACKET, "a password without a user name")  # 3.1.1 [MQTT-3.1.2-22]
     properties, at = _properties(body, at, PacketType.CONNECT, version)
     if "authenticationdata" in properties and "authenticationmethod" not in properties:

@@ -26,7 +26,7 @@ from smqrt.wire.mqtt.fields import (
     TooManyPropertiesError,
     check_filter,
     check_topic,
-    cut_property,
+    cut_properties,
     decode_properties,
     encode_properties,
     find_alias,
@@ -357,10 +357,10 @@ def test_one_property_is_cut_out_of_a_block(name: str) -> None:
     found = {"contenttype": "t", "messageexpiryinterval": 7, "x-own": ["a", "b"], "subscriptionidentifier": [200, 3]}
     block = encode_properties(found, PacketType.PUBLISH)
     if name == "x-own":
-        assert cut_property(block, "topicalias") == block[1:]
+        assert cut_properties(block, "topicalias") == block[1:]
         return
     kept = {other: value for other, value in found.items() if other != name}
-    assert cut_property(block, name) == encode_properties(kept, PacketType.PUBLISH)[1:]
+    assert cut_properties(block, name) == encode_properties(kept, PacketType.PUBLISH)[1:]
 
 
 def test_the_alias_is_found_among_many_user_properties() -> None:

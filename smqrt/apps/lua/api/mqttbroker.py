@@ -12,7 +12,7 @@ import time
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaResult, methods
 from smqrt.apps.lua.vm import Services, Vm
-from smqrt.auth.identity import Action, Identity
+from smqrt.auth.identity import TOKEN, Action, Identity
 from smqrt.auth.service import (
     IdentityService,
     LoginFailure,
@@ -21,8 +21,7 @@ from smqrt.auth.service import (
     server_identity_service,
 )
 from smqrt.errors import ArgumentError, MqttError
-from smqrt.smq.handshake import TOKEN
-from smqrt.wire.mqtt.fields import NAMES, PacketType, cut_property, pack_properties, unpack_properties
+from smqrt.wire.mqtt.fields import NAMES, PacketType, cut_properties, pack_properties, unpack_properties
 from smqrt.wire.mqtt.packets import (
     ConnackPacket,
     ConnectPacket,
@@ -76,7 +75,7 @@ def _table(packet: Packet) -> dict[str, object]:
                 "retain": packet.will.retain,
                 "properties": packet.will.properties,
                 # The delay is for the broker; the other properties are forwarded with the message.
-                "forwarded": cut_property(block, "willdelayinterval") if block else b"",
+                "forwarded": cut_properties(block, "willdelayinterval") if block else b"",
             }
         return {
             "version": packet.version,

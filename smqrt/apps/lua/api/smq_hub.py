@@ -263,6 +263,9 @@ class LuaBroker:
     def _permittop(self, topic: bytes, issub: bool, session: BrokerClient) -> Any:
         return _mapped(self._ask("permittop", (), topic, issub, self._clients.handle(session)), any)
 
+    def _permitfilter(self, topic_filter: bytes, session: BrokerClient) -> Any:
+        return _mapped(self._ask("permitfilter", (), topic_filter, self._clients.handle(session)), any)
+
     def _permitsubtop(self, subtopic: bytes, session: BrokerClient) -> Any:
         return _mapped(self._ask("permitsubtop", (), subtopic, self._clients.handle(session)), any)
 

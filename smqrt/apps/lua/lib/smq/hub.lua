@@ -172,6 +172,13 @@ function adapters.permittop(permittop)
   end
 end
 
+function adapters.permitfilter(permitfilter)
+  return function(filter, number)
+    local permitted = permitfilter(filter, peer_of(number))
+    return permitted and true or false
+  end
+end
+
 function adapters.permitsubtop(permitsubtop)
   return function(subtopic, number)
     local permitted = permitsubtop(subtopic, peer_of(number))
@@ -410,9 +417,11 @@ end
 
 local values = {
   "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow",
-  "cluster", "observe",
+  "cluster", "observe", "mqtt",
 }
-local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log"}
+local callbacks = {
+  "authenticate", "permittop", "permitfilter", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log",
+}
 
 local function add(list, key, value)
   list[#list + 1] = key

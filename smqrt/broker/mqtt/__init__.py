@@ -1,0 +1,1 @@
+"""MQTT clients of a hub, without I/O: their filters, sessions and messages."""

@@ -1,0 +1,223 @@
+"""The session of an MQTT client, which may outlive its connections (MQTT 5 §4.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from smqrt.broker.mqtt.filters import Delivery, Options
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
+from smqrt.broker.outbox import run_in_background
+
+if TYPE_CHECKING:
+    from smqrt.broker.mqtt.devices import Devices
+
+NEVER_S = 0xFFFFFFFF
+"""The session expiry that means that a session does not expire."""
+_IDENTIFIERS = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """The message that is published when a connection ends without DISCONNECT (MQTT 5 §3.1.2.5).
+
+    Attributes:
+        message: the message; its QoS and retain flag are those of the publication.
+        delay_s: seconds until it is published.
+        expiry_s: seconds from then until it expires.
+    """
+
+    message: Message
+    delay_s: int
+    expiry_s: float
+
+
+class ConnectedClient(Protocol):
+    """The connected client of a session.
+
+    Attributes:
+        etid: its ETID.
+    """
+
+    etid: int
+
+    def send_run(self, run: Run, retain: bool, identifiers: bytes) -> None:
+        """Send messages with QoS 0."""
+
+    def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
+        """Send a message; return false when the client does not take packets of this size."""
+
+    def send_release(self, number: int) -> None:
+        """Send PUBREL."""
+
+    @property
+    def window(self) -> int:
+        """The maximum of messages in flight."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection takes more messages now."""
+
+
+class Device:
+    """The session of one MQTT client.
+
+    Args:
+        devices: the sessions of the hub.
+        client_id: the client id.
+
+    Attributes:
+        client: the connected client; None while there is none.
+        user: the user who owns the session; None for anonymous clients.
+        version: the version of the last connection: 3, 4 or 5.
+        subscriptions: options by filter, as the client has written it.
+        in_flight: messages that wait for an acknowledgement, by packet identifier; None after PUBREC.
+        waiting: messages that wait for the client, or for room among those in flight.
+        waiting_bytes: their size.
+        unreleased: packet identifiers of received QoS 2 messages without PUBREL.
+        expiry_s: seconds for which the session is kept without a connection; 0 ends it with the connection.
+        ends_s: when the session ends, on the clock of the broker, while there is no connection.
+        will: the will of the connection.
+        dropped: messages that were lost because too many waited.
+    """
+
+    __slots__ = (
+        "_last_number",
+        "client",
+        "client_id",
+        "devices",
+        "dropped",
+        "ends_s",
+        "expiry_s",
+        "feeds",
+        "in_flight",
+        "is_feeding",
+        "subscriptions",
+        "unreleased",
+        "user",
+        "version",
+        "waiting",
+        "waiting_bytes",
+        "will",
+    )
+
+    def __init__(self, devices: Devices, client_id: str) -> None:
+        self.devices, self.client_id = devices, client_id
+        self.client: ConnectedClient | None = None
+        self.user: str | None = None
+        self.version = 4
+        self.subscriptions: dict[str, Options] = {}
+        self.in_flight: dict[int, Message | None] = {}
+        self.waiting: deque[Message] = deque()
+        self.waiting_bytes = self._last_number = self.dropped = 0
+        self.unreleased: set[int] = set()
+        self.expiry_s = 0
+        self.ends_s = NO_EXPIRY_S
+        self.will: Will | None = None
+        self.feeds: deque[Iterator[Message]] = deque()
+        self.is_feeding = False
+
+    # ---- messages to the client
+
+    def deliver(self, run: Run, one: Delivery) -> None:
+        """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected."""
+        client = self.client
+        if one.no_local and client is not None and run.publisher == client.etid:
+            return
+        qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
+        if qos:
+            for message in run.messages(qos, retain, one.identifiers):
+                self.enqueue(message)
+        elif client is not None:
+            client.send_run(run, retain, one.identifiers)
+
+    def enqueue(self, message: Message) -> None:
+        """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
+        if not self.waiting and self._can_send:
+            self._transmit(message)
+            return
+        self.waiting.append(message)
+        self.waiting_bytes += message.size_bytes
+        limits = self.devices.limits
+        while len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
+            self.waiting_bytes -= self.waiting.popleft().size_bytes
+            self.dropped += 1
+            self.devices.session_overflowed(self)
+
+    @property
+    def _can_send(self) -> bool:
+        client = self.client
+        return client is not None and len(self.in_flight) < client.window and client.has_room
+
+    def _transmit(self, message: Message) -> None:
+        client = self.client
+        assert client is not None
+        number = self._new_number() if message.qos else 0
+        if client.send_message(message, number, False) and number:
+            self.in_flight[number] = message
+
+    def _new_number(self) -> int:
+        """Return a free packet identifier; the window is smaller than their number, so there is one."""
+        number = self._last_number
+        while True:
+            number = number % _IDENTIFIERS + 1
+            if number not in self.in_flight:
+                self._last_number = number
+                return number
+
+    def pump(self) -> None:
+        """Send messages that wait, as far as there is room."""
+        now_s = self.devices.broker.clock()
+        while self.waiting and self._can_send:
+            message = self.waiting.popleft()
+            self.waiting_bytes -= message.size_bytes
+            if message.expires_s > now_s:
+                self._transmit(message)
+        if self.feeds and not self.is_feeding and self.client is not None:
+            self.is_feeding = True
+            run_in_background(self._feed())
+
+    def feed(self, messages: Iterator[Message]) -> None:
+        """Send retained messages, as fast as the client reads them."""
+        self.feeds.append(messages)
+        self.pump()
+
+    def _feed(self) -> Iterator[None]:
+        try:
+            while self.feeds and not self.waiting and self._can_send:
+                message = next(self.feeds[0], None)
+                if message is None:
+                    self.feeds.popleft()
+                else:
+                    self._transmit(message)
+                yield
+        finally:
+            self.is_feeding = False
+
+    # ---- acknowledgements of the client
+
+    def acknowledged(self, number: int) -> None:
+        """Handle PUBACK, PUBCOMP, or PUBREC with a failure: the message is complete."""
+        if self.in_flight.pop(number, self) is not self:
+            self.pump()
+
+    def received(self, number: int) -> bool:
+        """Handle PUBREC; return whether there is such a message."""
+        if number not in self.in_flight:
+            return False
+        self.in_flight[number] = None
+        return True
+
+    # ---- connections
+
+    def resume(self, client: ConnectedClient) -> None:
+        """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
+        self.client, self.ends_s = client, NO_EXPIRY_S
+        for number, message in list(self.in_flight.items()):
+            if message is None:
+                client.send_release(number)
+            elif not client.send_message(message, number, True):
+                del self.in_flight[number]
+        self.pump()

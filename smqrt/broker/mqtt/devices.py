@@ -1,0 +1,416 @@
+"""The MQTT side of a hub: filters, sessions and retained messages of its MQTT clients.
+
+`Devices` subscribes to each topic that a filter matches, like one more client of the hub, and passes the batches on to
+the MQTT clients. So all routes, hooks, the journal and backpressure are the same as for SMQ clients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from smqrt.broker.mqtt.device import NEVER_S, Device, Will
+from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Group, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch, packed_identifier
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
+from smqrt.broker.routes import destination
+from smqrt.broker.state import BrokerPeer, BrokerState
+from smqrt.broker.topics import Topic
+from smqrt.settings.limits import Limit
+from smqrt.wire import smq
+from smqrt.wire.mqtt.fields import PacketType, pack_properties
+
+DELIVERY_S = 0.004
+"""Time for deliveries at once; the rest follows in the next turns."""
+SELF = b"$smq/self"
+"""The topic name of messages to a client's ETID."""
+EXPIRY_CHECK_S = 1.0
+_SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
+
+RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
+RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
+FILTERS = Limit("mqtt_filters", "mqtt.filters", "the client's limit of topic filters is reached")
+SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions without a connection is reached")
+QUEUED = Limit("mqtt_queued", "mqtt.queued", "the queue of a session is full, and its oldest message is lost")
+
+
+@dataclass(slots=True)
+class MqttLimits:
+    """Limits of the MQTT clients of a hub.
+
+    Attributes:
+        packet_bytes: the largest packet.
+        session_expiry_s: the longest time for which a session is kept without a connection.
+        smq_qos: the QoS of messages that MQTT clients have not published.
+        receive_maximum: messages with QoS 1 and 2 that a client may have in flight, in each direction.
+        aliases: topic aliases of a client.
+        filters: topic filters of a client.
+        levels: levels of a topic name or filter.
+        user_properties: user properties of a packet.
+        queued_messages, queued_bytes: messages that wait in one session.
+        sessions: sessions without a connection.
+        retained, retained_bytes: retained messages.
+    """
+
+    packet_bytes: int = 1 << 20
+    session_expiry_s: int = 7 * 86400
+    smq_qos: int = 1
+    receive_maximum: int = 20
+    aliases: int = 10
+    filters: int = 1000
+    levels: int = 128
+    user_properties: int = 64
+    queued_messages: int = 1000
+    queued_bytes: int = 1 << 20
+    sessions: int = 100_000
+    retained: int = 250_000
+    retained_bytes: int = 256 << 20
+
+
+class Devices(Outbox):
+    """The MQTT clients of one hub, and the outbox that gets the messages to them.
+
+    Args:
+        broker: the hub.
+        limits: see `MqttLimits`.
+
+    Attributes:
+        sessions: sessions by client id, with and without a connection.
+        filters: the filters of all sessions.
+        retained: retained messages by topic name.
+    """
+
+    __slots__ = (
+        "_by_topic",
+        "_is_delivering",
+        "_is_sweeping",
+        "_unsent",
+        "broker",
+        "filters",
+        "limits",
+        "offline",
+        "retained",
+        "retained_bytes",
+        "sessions",
+    )
+
+    def __init__(self, broker: BrokerState, limits: MqttLimits | None = None) -> None:
+        super().__init__()
+        self.budget_bytes = 1 << 62  # each connection has a budget of its own
+        self.broker = broker
+        self.limits = limits or MqttLimits()
+        self.sessions: dict[str, Device] = {}
+        self.offline: dict[Device, None] = {}
+        self.filters = FilterTable()
+        self.retained: dict[bytes, Message] = {}
+        self.retained_bytes = 0
+        self._by_topic: dict[Topic, FilterSet] = {}
+        self._unsent: deque[bytes] = deque()
+        self._is_delivering = self._is_sweeping = False
+        broker.topic_table.on_named = self._on_topic
+        broker.devices = self
+        broker.call_later(EXPIRY_CHECK_S, self._end_expired)
+
+    # ---- topics and filters
+
+    def _on_topic(self, topic: Topic) -> None:
+        """Subscribe to a new topic that filters match."""
+        assert topic.name is not None
+        self._set(topic, self.filters.match(topic.name))
+
+    def _set(self, topic: Topic, found: FilterSet | None) -> None:
+        known = self._by_topic.get(topic)
+        if found is known:
+            return
+        if found is None:
+            del self._by_topic[topic]
+            self.broker.unsubscribed(topic, self)
+            return
+        self._by_topic[topic] = found
+        if known is None:
+            self.broker.subscribed(topic, self)
+
+    def subscribe(self, device: Device, text: str, options: Options) -> Iterator[None]:
+        """Subscribe a client to a filter, in portions: a new filter may match all topics of the hub.
+
+        Args:
+            device: the client.
+            text: a valid filter, perhaps of a shared subscription.
+            options: its options; they replace those of the same filter.
+        """
+        group, wanted = split_shared(text) or (None, text)
+        known = self.filters.by_text.get(wanted)
+        one = known or self.filters.named(wanted)
+        device.subscriptions[text] = options
+        if group is None:
+            one.members[device] = options
+        else:
+            members = one.groups.get(group)
+            if members is None:
+                members = one.groups[group] = Group()
+            members.members[device] = options
+        one.forget_deliveries()
+        if known is None:
+            yield from self._match_topics(one)
+
+    def _match_topics(self, one: Filter) -> Iterator[None]:
+        table = self.broker.topic_table
+        if one.has_wildcard:
+            for topic in list(table.by_name.values()):
+                if topic.name is not None and self._may_match(one, topic.name):
+                    self._set(topic, self.filters.match(topic.name))
+                yield
+        elif (found := table.by_name.get(one.text.encode())) is not None and found.name is not None:
+            self._set(found, self.filters.match(found.name))
+
+    @staticmethod
+    def _may_match(one: Filter, name: bytes) -> bool:
+        """Return false for most topics that a filter does not match: their names begin differently."""
+        fixed = one.text.partition("+")[0].partition("#")[0].rstrip("/")
+        return name.startswith(fixed.encode())
+
+    def unsubscribe(self, device: Device, text: str) -> bool:
+        """End a subscription; return whether there was one."""
+        if device.subscriptions.pop(text, None) is None:
+            return False
+        group, wanted = split_shared(text) or (None, text)
+        one = self.filters.by_text[wanted]
+        if group is None:
+            del one.members[device]
+        else:
+            members = one.groups[group].members
+            del members[device]
+            if not members:
+                del one.groups[group]
+        one.forget_deliveries()
+        if one.is_empty:
+            self.filters.remove(one)
+            if not one.has_wildcard:
+                topic = self.broker.topic_table.by_name.get(one.text.encode())
+                if topic is not None and topic.name is not None:
+                    self._set(topic, self.filters.match(topic.name))
+            elif not self._is_sweeping:
+                self._is_sweeping = True
+                run_in_background(self._sweep())
+        return True
+
+    def _sweep(self) -> Iterator[None]:
+        """Find the filters of topics again that have matched a removed filter, in portions."""
+        self._is_sweeping = False  # filters that are removed from now on start another one
+        for topic, found in list(self._by_topic.items()):
+            if found.is_stale and topic in self._by_topic and topic.name is not None:
+                self._set(topic, self.filters.match(topic.name))
+            yield
+
+    def wants(self, name: bytes) -> bool:
+        """Return whether a topic that does not exist has an MQTT subscriber."""
+        return self.filters.match(name) is not None
+
+    # ---- messages to MQTT clients
+
+    def flush(self) -> None:
+        """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
+        batches, self.queue = self.queue, []
+        self._unsent.extend(batches)
+        if not self._is_delivering:
+            self._is_delivering = True
+            clock, steps = self.broker.clock, self._deliver_all()
+            until_s = clock() + DELIVERY_S
+            while self._is_delivering and clock() < until_s:
+                deque(islice(steps, 8), maxlen=0)
+            if self._is_delivering:
+                run_in_background(steps)
+
+    def _deliver_all(self) -> Iterator[None]:
+        while self._unsent:
+            batch = self._unsent.popleft()
+            topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+            if topic is None:
+                yield
+            elif topic.name is None:
+                self._send_to_one(topic, batch)
+                yield
+            elif (found := self._by_topic.get(topic)) is not None:
+                yield from self._deliver(self.run(topic.name, topic.key, batch), found)
+        self._is_delivering = False
+
+    def _deliver(self, run: Run, found: FilterSet) -> Iterator[None]:
+        for one in found.deliveries:
+            one.device.deliver(run, one)
+            yield
+        for group in found.groups:
+            for part in run.singles() if run.count > 1 else (run,):
+                if (chosen := group.choose()) is not None:
+                    chosen.device.deliver(part, chosen)
+                yield
+
+    def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
+        """Return a batch for encoding."""
+        return Run(name, key, batch, self.limits.smq_qos, self.properties_of, self.broker.clock())
+
+    def properties_of(self, frame: bytes) -> bytes:
+        """Return sub-topic and publisher of an SMQ message as user properties, packed."""
+        found: dict[str, object] = {}
+        stid, publisher = int.from_bytes(frame[smq.STID], "big"), int.from_bytes(frame[smq.PTID], "big")
+        if stid and (name := self.broker.subtopic_table.by_id.get(stid)) is not None:
+            found[_SUBTOPIC] = name.decode("utf-8", "replace").replace("\0", "\ufffd")
+        found[_PUBLISHER] = str(publisher)
+        return pack_properties(found, PacketType.PUBLISH)
+
+    def _send_to_one(self, topic: Topic, batch: bytes) -> None:
+        """Send messages to the ETID of an MQTT client under the name `SELF`."""
+        session = self.broker.sessions.get(topic.id)
+        device: Device | None = getattr(session, "device", None)
+        if device is not None:
+            for message in self.run(SELF, topic.key, batch).messages(1, False, b""):
+                device.enqueue(message)
+
+    def session_overflowed(self, device: Device) -> None:
+        """Count a message that was lost because too many waited in a session."""
+        self.broker.stats.drop(Drop.OVER_BUDGET, 1)
+        QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
+
+    # ---- retained messages
+
+    def retain(self, batch: MqttBatch, name: bytes) -> bool:
+        """Keep the last message of a batch as the retained one of its topic; return false over a limit.
+
+        A message without payload deletes the retained one [MQTT-3.3.1-6].
+        """
+        *_, frame = smq.frames(batch)
+        payload = frame[smq.PUBLISH_HEADER_BYTES :]
+        return self.set_retained(Message(name, payload, batch.qos, True, batch.properties, batch.expires_s))
+
+    def set_retained(self, message: Message) -> bool:
+        """See `retain`."""
+        name = message.name
+        known = self.retained.get(name)
+        if not message.payload:
+            if known is not None:
+                del self.retained[name]
+                self.retained_bytes -= known.size_bytes
+            return True
+        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
+        limit = RETAINED if known is None and len(self.retained) >= self.limits.retained else None
+        if limit is None and self.retained_bytes + growth > self.limits.retained_bytes:
+            limit = RETAINED_MEMORY
+        if limit is not None:
+            limit.refused(f"the topic {ascii(name[:64])[1:]}")
+            return False
+        self.retained[name] = message
+        self.retained_bytes += growth
+        return True
+
+    def retained_for(self, text: str, options: Options) -> Iterator[Message]:
+        """Return the retained messages for a new subscription; they are looked up while they are sent."""
+        names: list[bytes]
+        if "+" in text or "#" in text:
+            table = FilterTable()
+            table.named(text)
+            names = [name for name in self.retained if table.match(name) is not None]
+        else:
+            names = [text.encode()]
+        return self._retained(names, options)
+
+    def _retained(self, names: list[bytes], options: Options) -> Iterator[Message]:
+        identifiers = packed_identifier(options.identifier)
+        for name in names:
+            found = self.retained.get(name)
+            if found is None:
+                continue
+            if found.expires_s <= self.broker.clock():
+                del self.retained[name]
+                self.retained_bytes -= found.size_bytes
+                continue
+            qos = min(found.qos, options.qos)
+            yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
+
+    # ---- sessions
+
+    def open(self, client_id: str, clean: bool) -> tuple[Device, bool]:
+        """Return the session for a connection, and whether it was kept."""
+        device = self.sessions.get(client_id)
+        if device is not None and (clean or device.ends_s <= self.broker.clock()):
+            self.end(device)
+            device = None
+        if device is not None:
+            self.offline.pop(device, None)
+            return device, True
+        device = self.sessions[client_id] = Device(self, client_id)
+        return device, False
+
+    def left(self, device: Device) -> None:
+        """Keep the session of a client that has disconnected, or end it."""
+        device.client = None
+        device.feeds.clear()
+        if not device.expiry_s:
+            self.end(device)
+            return
+        if len(self.offline) >= self.limits.sessions:
+            SESSIONS.refused(f"the MQTT client {ascii(device.client_id[:64])}")
+            self.end(device)
+            return
+        self.offline[device] = None
+        device.ends_s = NO_EXPIRY_S
+        if device.expiry_s != NEVER_S:
+            device.ends_s = self.broker.clock() + device.expiry_s
+
+    def end(self, device: Device) -> None:
+        """End a session: its subscriptions and messages go."""
+        self.offline.pop(device, None)
+        if self.sessions.get(device.client_id) is device:
+            del self.sessions[device.client_id]
+        for text in list(device.subscriptions):
+            self.unsubscribe(device, text)
+        device.waiting.clear()
+        device.waiting_bytes = 0
+        device.in_flight.clear()
+
+    def _end_expired(self) -> None:
+        if self.broker.closed:
+            return
+        now_s = self.broker.clock()
+        for device in [one for one in self.offline if one.ends_s <= now_s]:
+            will, device.will = device.will, None
+            if will is not None:  # the session ends before the delay of the will (MQTT 5 §3.1.3.2.2)
+                self.publish_will(will, self.broker.server)
+            self.end(device)
+        self.broker.call_later(EXPIRY_CHECK_S, self._end_expired)
+
+    # ---- wills
+
+    def leave_will(self, device: Device, will: Will, peer: BrokerPeer) -> None:
+        """Publish the will of a client whose connection has ended, now or after its delay."""
+        delay_s = min(will.delay_s, device.expiry_s)
+        if not delay_s:
+            self.publish_will(will, peer)
+            return
+        device.will = will
+
+        def publish_later() -> None:
+            if device.will is will:  # otherwise the client is back
+                device.will = None
+                self.publish_will(will, self.broker.server)
+
+        self.broker.call_later(delay_s, publish_later)
+
+    def publish_will(self, will: Will, peer: BrokerPeer) -> None:
+        """Publish a will."""
+        message, clock = will.message, self.broker.clock
+        expires_s = clock() + will.expiry_s
+        if message.retain:
+            self.set_retained(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+        topic = self.broker.topic_table.by_name.get(message.name)
+        if topic is None and self.wants(message.name):
+            topic = self.broker.topic_table.named(message.name)
+        if topic is not None:
+            frame = smq.publish_frame(topic.id, peer.etid, 0, message.payload)
+            batch = mqtt_batch(frame, message.qos, message.retain, message.properties, expires_s)
+            destination(self.broker, topic.id, peer.etid, peer).deliver(batch)
+
+
+def is_valid_name(name: bytes, levels: int) -> bool:
+    """Return whether MQTT clients can use a topic name with at most so many levels."""
+    return mqtt_name(name) is not None and name.count(b"/") < levels

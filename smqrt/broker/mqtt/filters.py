@@ -1,0 +1,218 @@
+"""Topic filters of MQTT clients, and the deliveries of a topic.
+
+Filters are looked up when a topic or a filter appears, not for each message. Topics with the same matching filters
+share one `FilterSet`, so that memory does not grow with topics × subscribers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+from smqrt.broker.mqtt.messages import packed_identifier
+from smqrt.wire.mqtt.fields import FilterTree
+
+if TYPE_CHECKING:
+    from smqrt.broker.mqtt.device import Device
+
+MAX_NAME_BYTES = 0xFFFF
+
+
+class Options(NamedTuple):
+    """Options of one subscription (MQTT 5 §3.8.3.1).
+
+    Attributes:
+        qos: the maximum QoS.
+        no_local: whether the client's own messages are left out.
+        retain_as_published: whether the retain flag is kept.
+        retain_handling: 0 to send retained messages, 1 for a new subscription only, 2 never.
+        identifier: the subscription identifier; 0 for none.
+    """
+
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    identifier: int = 0
+
+
+class Delivery(NamedTuple):
+    """The overlapping subscriptions of one client to a topic, as one.
+
+    Attributes:
+        device: the client.
+        qos: the highest QoS.
+        no_local: whether the client's own messages are left out.
+        retain_as_published: whether the retain flag is kept.
+        identifiers: the subscription identifiers, packed as properties.
+    """
+
+    device: Device
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    identifiers: bytes
+
+
+class Group:
+    """The members of a shared subscription; each message goes to one of them, in turn."""
+
+    def __init__(self) -> None:
+        self.members: dict[Device, Options] = {}
+        self._next = 0
+
+    def choose(self) -> Delivery | None:
+        """Return the next member that is connected; without one, the next member whose session is kept."""
+        members = list(self.members)
+        for is_connected in (True, False):
+            for at in range(len(members)):
+                device = members[(self._next + at) % len(members)]
+                if (device.client is not None) is is_connected:
+                    self._next = (self._next + at + 1) % len(members)
+                    return delivery(device, [self.members[device]])
+        return None
+
+
+def delivery(device: Device, options: list[Options]) -> Delivery:
+    """Return the overlapping subscriptions of one client as one [MQTT-3.3.4-2]."""
+    return Delivery(
+        device,
+        max(one.qos for one in options),
+        all(one.no_local for one in options),
+        any(one.retain_as_published for one in options),
+        b"".join(packed_identifier(one.identifier) for one in options),
+    )
+
+
+class Filter:
+    """A topic filter and the clients that have subscribed to it.
+
+    Attributes:
+        text: the filter, without `$share` and the group.
+        members: options by client.
+        groups: shared subscriptions by name.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.members: dict[Device, Options] = {}
+        self.groups: dict[str, Group] = {}
+        self.sets: WeakSet[FilterSet] = WeakSet()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has subscribed."""
+        return not self.members and not self.groups
+
+    @property
+    def has_wildcard(self) -> bool:
+        """Whether several topics can match."""
+        return "+" in self.text or "#" in self.text
+
+    def forget_deliveries(self) -> None:
+        """Compute the deliveries again, since the subscribers have changed."""
+        for one in self.sets:
+            one.forget_deliveries()
+
+
+class FilterSet:
+    """All filters that match one topic, or several topics.
+
+    Attributes:
+        filters: the filters.
+        is_stale: whether one of the filters was removed, or another one matches now.
+    """
+
+    def __init__(self, filters: frozenset[Filter]) -> None:
+        self.filters = filters
+        self.is_stale = False
+        self._deliveries: list[Delivery] | None = None
+        for one in filters:
+            one.sets.add(self)
+
+    def forget_deliveries(self) -> None:
+        """See `Filter.forget_deliveries`."""
+        self._deliveries = None
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """The clients that get each message, without shared subscriptions."""
+        if self._deliveries is None:
+            options: dict[Device, list[Options]] = {}
+            for one in self.filters:
+                for device, chosen in one.members.items():
+                    options.setdefault(device, []).append(chosen)
+            self._deliveries = [delivery(device, chosen) for device, chosen in options.items()]
+        return self._deliveries
+
+    @property
+    def groups(self) -> Iterator[Group]:
+        """The shared subscriptions; each message goes to one client of each."""
+        for one in self.filters:
+            yield from one.groups.values()
+
+    @property
+    def subscribers(self) -> int:
+        """The number of clients and groups."""
+        return len(self.deliveries) + sum(len(one.groups) for one in self.filters)
+
+
+class FilterTable:
+    """All filters of one hub."""
+
+    def __init__(self) -> None:
+        self.by_text: dict[str, Filter] = {}
+        self._tree: FilterTree[Filter] = FilterTree()
+        self._sets: WeakValueDictionary[frozenset[Filter], FilterSet] = WeakValueDictionary()
+
+    def named(self, text: str) -> Filter:
+        """Return the filter with this text; create it if needed."""
+        found = self.by_text.get(text)
+        if found is None:
+            found = self.by_text[text] = Filter(text)
+            self._tree.set(text, found)
+        return found
+
+    def remove(self, one: Filter) -> None:
+        """Remove a filter without subscribers."""
+        del self.by_text[one.text]
+        self._tree.remove(one.text)
+        for found in one.sets:
+            found.is_stale = True
+
+    def match(self, name: bytes) -> FilterSet | None:
+        """Return the filters that match a topic; None for none, and for a name that MQTT does not have."""
+        text = mqtt_name(name)
+        filters = frozenset(self._tree.match(text)) if text is not None else None
+        if not filters:
+            return None
+        found = self._sets.get(filters)
+        if found is None:
+            found = self._sets[filters] = FilterSet(filters)
+        return found
+
+
+def mqtt_name(name: bytes) -> str | None:
+    """Return the name of a topic as text; None when MQTT can't name it (MQTT 5 §4.7)."""
+    if not name or len(name) > MAX_NAME_BYTES or b"+" in name or b"#" in name or b"\0" in name:
+        return None
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def split_shared(text: str) -> tuple[str | None, str] | None:
+    """Split `$share/group/filter` into group and filter.
+
+    Returns:
+        The group is None for a filter that is not shared; the whole result for a malformed one.
+    """
+    if not text.startswith("$share/"):
+        return (None, text) if text != "$share" else None
+    _, _, rest = text.partition("/")
+    group, slash, wanted = rest.partition("/")
+    if not group or not slash or not wanted or "+" in group or "#" in group:
+        return None
+    return group, wanted

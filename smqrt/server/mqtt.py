@@ -1,0 +1,53 @@
+"""How MQTT clients reach a hub: the first byte of a connection, and WebSockets at `/mqtt`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smqrt.http.message import Request
+from smqrt.http.server import HttpConnection
+from smqrt.http.tree import Directory
+from smqrt.loop.scheduling import Watcher
+from smqrt.smq.gevent_broker import mqtt_broker
+from smqrt.smq.handshake import too_many
+from smqrt.transport.tls import Transport
+
+LAST = -127  # the lowest priority: an application named "mqtt" takes precedence
+
+
+@dataclass(slots=True)
+class Taken:
+    """A connection that was taken over from the HTTP server, see `smqrt.smq.handshake.DetachedConnection`."""
+
+    transport: Transport
+    watcher: Watcher
+    data: bytes
+    secure: bool
+
+
+def take_mqtt(connection: HttpConnection) -> bool:
+    """Serve a connection that begins with a CONNECT packet; return false when no hub takes MQTT clients."""
+    broker, peer = mqtt_broker(), connection.peer
+    if broker is None:
+        return False
+    if broker.draining or too_many(broker, peer[0]):
+        connection.close()
+        return True
+    secure = connection.secure
+    broker.connect_mqtt(Taken(*connection.release(), secure), peer)
+    return True
+
+
+class MqttDirectory(Directory):
+    """`/mqtt`: WebSockets of MQTT clients."""
+
+    def __init__(self) -> None:
+        super().__init__("mqtt", LAST)
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        broker = mqtt_broker()
+        if relpath or broker is None:
+            return False
+        broker.connect(request)
+        return True

@@ -1,0 +1,372 @@
+"""Connections of MQTT clients: over TCP, TLS and WebSockets."""
+
+from __future__ import annotations
+
+import logging
+from time import time
+from typing import Any
+
+from gevent import Timeout
+
+from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt.client import MqttClient
+from smqrt.broker.outbox import BLOCKED
+from smqrt.errors import CloseReason, MqttError, ProtocolError
+from smqrt.loop.scheduling import Watcher
+from smqrt.smq import data_path
+from smqrt.smq.connection import MAX_RECEIVE_BYTES, MIN_RECEIVE_BYTES, RawConnection, view
+from smqrt.smq.connection_kinds import OverTls
+from smqrt.smq.handshake import Admission, BootstrapRequest, DetachedConnection, Origin
+from smqrt.transport.tls import ClientSocket
+from smqrt.wire import websocket
+from smqrt.wire.mqtt.packets import PacketSplitter
+from smqrt.wire.smq import Type
+
+log = logging.getLogger("smqrt")
+
+PACKETS_PER_CHECK = 16
+"""Packets between two readings of the clock."""
+UNSUPPORTED_DATA = 1003
+"""The WebSocket close code for a text frame (RFC 6455 §7.4.1, MQTT 5 §6.0.0-1)."""
+_PUBLISH, _QOS = 0x30, 0x06
+
+
+class MqttConnection(RawConnection):
+    """An MQTT client on a raw socket.
+
+    Attributes:
+        heard_s: when the last bytes arrived, on the clock of `time.time`.
+    """
+
+    __slots__ = ("_splitter", "deadline_s", "heard_s")
+    takes_fragments = False
+    session: MqttClient
+
+    def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
+        super().__init__(sock, watcher)
+        self._splitter = PacketSplitter(limit_bytes)
+        self._splitter.only = 0x10
+        self.heard_s = time()
+        self.deadline_s = 0.0
+
+    # ---- reading
+
+    def on_readable(self) -> None:
+        """Receive once, and handle the packets."""
+        size = self.receive_bytes
+        try:
+            got = self.sock.recv_into(view, size)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost(CloseReason.READ_FAILED)
+            return
+        if not got:
+            self.lost(CloseReason.PEER_CLOSED)
+            return
+        if got == size and size < MAX_RECEIVE_BYTES:
+            self.receive_bytes = size << 1
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        self.heard_s = time()
+        self.feed(got)
+
+    def feed(self, size: int) -> None:
+        """Handle received bytes."""
+        self._take(view[:size].tobytes())
+
+    def _take(self, data: bytes) -> None:
+        self._splitter.feed(data)
+        self._handle_packets()
+
+    def on_data_waiting(self) -> None:
+        """Continue after a pause, or with bytes that were received before."""
+        self.session.resumed()
+        data, self.carry = self.carry, b""
+        if not self.life.over and not self.paused:
+            self._take(data)
+
+    def _handle_packets(self) -> None:
+        session, splitter = self.session, self._splitter
+        until_s, count = 0.0, 0
+        try:
+            while not self.life.over:
+                packet = splitter.next()
+                if packet is None:
+                    break
+                splitter.only = 0
+                if session.packet(*packet):
+                    self.pause()
+                    return
+                count += 1
+                if not count % PACKETS_PER_CHECK:
+                    until_s = until_s or data_path.defer_at_s()
+                    if time() >= until_s:
+                        self.defer()
+                        break
+            if session.publish_collected():
+                self.pause()
+        except MqttError as error:
+            session.publish_collected()
+            session.fail_mqtt(error)
+        except ProtocolError as error:
+            session.disconnect(error.reason, None, str(error))
+        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
+            log.exception("error while an MQTT packet was handled; the connection is closed")
+            self.lost(CloseReason.HOOK_FAILED)
+
+    def resume(self) -> None:
+        """See `Outbox.resume`."""
+        session = self.session
+        if session.is_subscribing:
+            return
+        if session.skips_resume:
+            session.skips_resume = False
+            return
+        super().resume()
+
+    def resume_now(self) -> None:
+        """See `RawConnection.resume_now`."""
+        if not self.paused or self.life.over:
+            return
+        meter = self.session.meter
+        if meter is not None and meter.waits:
+            return
+        self.paused = False
+        self.on_data_waiting()
+        if not (self.paused or self.life.over or self in data_path.frozen_connections):
+            self.watcher.start(self.on_readable)
+
+    # ---- the keep-alive, see `Deadlines`
+
+    def expired(self) -> None:
+        """Check the keep-alive."""
+        keepalive_s = self.session.keepalive_s
+        if self.life.over or not keepalive_s:
+            return
+        silent_s = time() - self.heard_s
+        if silent_s >= keepalive_s and not self.paused:
+            self.session.keepalive_expired()
+        else:
+            self.set_deadline(max(keepalive_s - silent_s, 0.1))
+
+    def set_deadline(self, delay_s: float) -> None:
+        """Check the keep-alive after `delay_s`."""
+        self.session.broker.call_later(delay_s, self.expired)
+
+    # ---- writing
+
+    def reply(self, packet: bytes) -> None:
+        """Translate a control packet of SMQ: the broker has some that are not answers."""
+        if packet[0] == Type.CONNACK and not self.life.over:
+            self.session.connack()
+            if self.session.keepalive_s:
+                self.set_deadline(self.session.keepalive_s)
+
+    def send_packet(self, data: bytes) -> None:
+        """See `MqttOutbox`."""
+        if not self.life.over:
+            self.put(data)
+
+    def send_packets(self, data: bytes, key: bytes) -> None:
+        """See `MqttOutbox`."""
+        if not self.life.over:
+            self.put(data)
+
+    @property
+    def has_room(self) -> bool:
+        """See `MqttOutbox`."""
+        return self.life is not BLOCKED or self.queued_bytes < self.budget_bytes >> 1
+
+    def _unblock(self) -> None:
+        super()._unblock()
+        if self.session.device is not None:
+            self.session.device.pump()
+
+    @staticmethod
+    def frame_bytes(batch: bytes, at: int) -> int:
+        """Return the size of the packet at `batch[at]`."""
+        size, shift, end = 0, 0, at + 1
+        while True:
+            byte = batch[end]
+            size |= (byte & 127) << shift
+            end, shift = end + 1, shift + 7
+            if byte < 128:
+                return end - at + size
+
+    @staticmethod
+    def is_message(batch: bytes, at: int) -> bool:
+        """Whether the packet at `batch[at]` may be dropped: PUBLISH with QoS 0."""
+        return batch[at] & 0xF0 == _PUBLISH and not batch[at] & _QOS
+
+
+class MqttWsConnection(MqttConnection):
+    """An MQTT client on a WebSocket: packets may span frames, and share them (MQTT 5 §6)."""
+
+    __slots__ = ("_close_sent", "_frames")
+    websocket = True
+
+    def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
+        super().__init__(sock, watcher, limit_bytes)
+        self._frames = b""
+        self._close_sent = False
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self._splitter.feed(self._unwrap(data))
+        except ProtocolError as error:
+            self.session.disconnect(error.reason, None, str(error))
+            return
+        self._handle_packets()
+
+    def _unwrap(self, data: bytes) -> bytes:
+        """Return the payload of the complete frames, and keep the rest."""
+        data = self._frames + data if self._frames else data
+        at, payloads = 0, []
+        while not self.life.over:
+            frame, end = websocket.parse_client_frame(data, self._splitter.limit_bytes, at)
+            if frame is None:
+                break
+            at = end
+            if frame.opcode == websocket.PING:
+                self.put(websocket.encode(websocket.PONG, frame.payload))
+            elif frame.opcode == websocket.CLOSE:
+                self._close(websocket.check_close(frame.payload))
+                self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
+            elif frame.opcode == websocket.TEXT:
+                self._close(UNSUPPORTED_DATA)
+                self.session.disconnect(CloseReason.MQTT_PROTOCOL, None, "a text frame; MQTT needs binary ones")
+            elif frame.opcode != websocket.PONG:
+                payloads.append(frame.payload)
+        self._frames = data[at:]
+        return b"".join(payloads)
+
+    def _close(self, code: int) -> None:
+        self._close_sent = True
+        self.put(websocket.encode(websocket.CLOSE, websocket.close_payload(code)))
+
+    def _flush_before_close(self, reason: CloseReason) -> None:
+        if not self._close_sent:
+            self._close(websocket.close_code(reason))
+        super()._flush_before_close(reason)
+
+    def send_packet(self, data: bytes) -> None:
+        """See `MqttOutbox`."""
+        if not self.life.over:
+            self.put(websocket.encode(websocket.BINARY, data))
+
+    def send_packets(self, data: bytes, key: bytes) -> None:
+        """See `MqttOutbox`: a frame for each packet, so that whole frames can be dropped."""
+        at, frames = 0, []
+        while at < len(data):
+            end = at + MqttConnection.frame_bytes(data, at)
+            frames.append(websocket.encode(websocket.BINARY, data[at:end]))
+            at = end
+        if not self.life.over:
+            self.put(b"".join(frames))
+
+    @staticmethod
+    def frame_bytes(batch: bytes, at: int) -> int:
+        """Return the size of the WebSocket frame at `batch[at]`."""
+        short = batch[at + 1]
+        if short < 126:
+            return short + 2
+        if short == 126:
+            return (batch[at + 2] << 8 | batch[at + 3]) + 4
+        return int.from_bytes(batch[at + 2 : at + 10], "big") + 10
+
+    @staticmethod
+    def is_message(batch: bytes, at: int) -> bool:
+        """See `MqttConnection.is_message`."""
+        short = batch[at + 1]
+        start = at + (2 if short < 126 else 4 if short == 126 else 10)
+        return batch[at] == 0x82 and start < len(batch) and MqttConnection.is_message(batch, start)
+
+
+class TlsMqttConnection(OverTls, MqttConnection):
+    """An MQTT client over TLS."""
+
+    __slots__ = ()
+
+
+class TlsMqttWsConnection(OverTls, MqttWsConnection):
+    """An MQTT client on a WebSocket over TLS."""
+
+    __slots__ = ()
+
+
+def mqtt_connection_class(secure: bool, on_websocket: bool) -> type[MqttConnection]:
+    """Return the class of a connection; see `smqrt.smq.connection_kinds.connection_class`."""
+    if secure:
+        return TlsMqttWsConnection if on_websocket else TlsMqttConnection
+    return MqttWsConnection if on_websocket else MqttConnection
+
+
+class NoRequest:
+    """The request of a client that has sent none: MQTT over a raw socket.
+
+    Args:
+        peer: the client's address.
+    """
+
+    logins = None
+    method = "MQTT"
+
+    def __init__(self, peer: tuple[str, int]) -> None:
+        self.peer = peer
+
+    def get(self, name: str) -> str | None:
+        """Return None: there are no header fields."""
+        return None
+
+
+# ---- The beginning of connections
+
+SUB_PROTOCOLS = ("mqtt", "mqttv3.1")
+"""The WebSocket sub-protocols of MQTT; clients of MQTT 3.1 use the second one."""
+
+
+def sub_protocol(request: object) -> str | None:
+    """Return the first sub-protocol of MQTT that a WebSocket request offers; None without one."""
+    get = getattr(request, "get", None)
+    offered = get("Sec-WebSocket-Protocol") if get is not None else None
+    names = [name.strip() for name in (offered or "").split(",")]
+    return next((name for name in names if name in SUB_PROTOCOLS), None)
+
+
+def begin(
+    broker: Broker, admission: Admission, detached: DetachedConnection, origin: Origin, address: str, reply: bytes = b""
+) -> None:
+    """Serve a connection whose next bytes are MQTT packets.
+
+    Args:
+        broker: the hub, which takes MQTT clients.
+        admission: the conditions for new clients.
+        detached: the connection.
+        origin: the request that opened it.
+        address: the client's address.
+        reply: the HTTP response that is sent first; empty for a raw socket.
+    """
+    admission.keep_alive.apply(detached.transport)
+    of_connection = mqtt_connection_class(detached.secure, bool(reply))
+    connection: Any = of_connection(detached.transport, detached.watcher, broker.devices.limits.packet_bytes)
+    connection.budget_bytes = admission.budget_bytes
+    origin.address = address
+    session = MqttClient(broker, connection, broker.random_u32(), origin)
+    connection.session = session
+    data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
+    if reply:
+        connection.greet(reply, b"")
+    connection.start(session, detached.data)
+
+
+def start_websocket(
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+) -> None:
+    """Serve the WebSocket of a request that offers a sub-protocol of MQTT; see `handshake.StartSession`."""
+    protocol, address = sub_protocol(request), request.peer[0]
+    if key is None or protocol is None:
+        request.response.error(400, "MQTT needs a WebSocket here.")
+        return
+    lines = request.upgrade_lines() + b"Sec-WebSocket-Protocol: " + protocol.encode() + b"\r\n"
+    begin(broker, admission, request.detach(), origin, address, websocket.switching_protocols(key, lines))
