@@ -47,6 +47,9 @@ class Client(BrokerClient, Protocol):
     def end_observation(self, topic: Topic) -> None:
         """Stop notifying the client of a topic's subscribers."""
 
+    def recheck_filters(self) -> Iterator[None]:
+        """End subscriptions to filters that are no longer permitted, in portions."""
+
 
 def may_take_over(client: Client, old: BrokerPeer) -> bool:
     """Whether a client may replace the client with the same uid, and get its ETID.
@@ -143,6 +146,7 @@ def recheck_clients(clients: Collection[Client], revalidate: Callable[[Identity]
             if not client.closed and not may_observe(client, topic):
                 client.end_observation(topic)
             yield
+        yield from client.recheck_filters()
         yield
 
 

@@ -392,6 +392,10 @@ class Session:
             topic.unobserve(self)
             control_packets.send_answer(self, smq.change(topic.id, 0))
 
+    def recheck_filters(self) -> Iterator[None]:
+        """End subscriptions to topic filters that are no longer permitted; only MQTT clients have such."""
+        return iter(())
+
     def count_batch(self, key: bytes, more: int) -> None:
         """Count `more` messages to the topic `key`: all of the next batch but the first, which `deliver` counts."""
         if self.meter is not None:

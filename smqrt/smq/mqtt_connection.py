@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from time import time
 from typing import Any
 
@@ -21,11 +22,14 @@ from smqrt.transport.tls import ClientSocket
 from smqrt.wire import websocket
 from smqrt.wire.mqtt.packets import PacketSplitter
 from smqrt.wire.smq import Type
+from smqrt.wire.websocket import Frame
 
 log = logging.getLogger("smqrt")
 
 PACKETS_PER_CHECK = 16
 """Packets between two readings of the clock."""
+FRAMES_PER_TURN = 500
+"""WebSocket frames that are handled at once; a client may send frames of one byte."""
 UNSUPPORTED_DATA = 1003
 """The WebSocket close code for a text frame (RFC 6455 §7.4.1, MQTT 5 §6.0.0-1)."""
 _PUBLISH, _QOS = 0x30, 0x06
@@ -77,35 +81,24 @@ class MqttConnection(RawConnection):
 
     def _take(self, data: bytes) -> None:
         self._splitter.feed(data)
-        self._handle_packets()
+        self._guarded(self._handle_packets)
 
     def on_data_waiting(self) -> None:
         """Continue after a pause, or with bytes that were received before."""
-        self.session.resumed()
+        if self.life.over or self.paused:
+            return
         data, self.carry = self.carry, b""
-        if not self.life.over and not self.paused:
+        if self._guarded(self.session.continue_packets):
+            self.carry = data
+            self.pause()
+        else:
             self._take(data)
 
-    def _handle_packets(self) -> None:
-        session, splitter = self.session, self._splitter
-        until_s, count = 0.0, 0
+    def _guarded(self, step: Callable[[], object]) -> object:
+        """Return the result of a function that handles packets; errors end the session."""
+        session = self.session
         try:
-            while not self.life.over:
-                packet = splitter.next()
-                if packet is None:
-                    break
-                splitter.only = 0
-                if session.packet(*packet):
-                    self.pause()
-                    return
-                count += 1
-                if not count % PACKETS_PER_CHECK:
-                    until_s = until_s or data_path.defer_at_s()
-                    if time() >= until_s:
-                        self.defer()
-                        break
-            if session.publish_collected():
-                self.pause()
+            return step()
         except MqttError as error:
             session.publish_collected()
             session.fail_mqtt(error)
@@ -114,6 +107,27 @@ class MqttConnection(RawConnection):
         except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
             log.exception("error while an MQTT packet was handled; the connection is closed")
             self.lost(CloseReason.HOOK_FAILED)
+        return None
+
+    def _handle_packets(self) -> None:
+        session, splitter = self.session, self._splitter
+        until_s, count, is_late = 0.0, 0, False
+        while not (self.life.over or is_late):
+            packet = splitter.next()
+            if packet is None:
+                break
+            splitter.only = 0
+            if session.packet(*packet):
+                self.pause()
+                return
+            count += 1
+            if not count % PACKETS_PER_CHECK:
+                until_s = until_s or data_path.defer_at_s()
+                is_late = time() >= until_s
+        if session.publish_collected():
+            self.pause()
+        elif is_late and not self.life.over:
+            self.defer()
 
     def resume(self) -> None:
         """See `Outbox.resume`."""
@@ -203,43 +217,61 @@ class MqttConnection(RawConnection):
 class MqttWsConnection(MqttConnection):
     """An MQTT client on a WebSocket: packets may span frames, and share them (MQTT 5 §6)."""
 
-    __slots__ = ("_close_sent", "_frames")
+    __slots__ = ("_close_sent", "_frames", "_last")
     websocket = True
 
     def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
         super().__init__(sock, watcher, limit_bytes)
-        self._frames = b""
+        self._frames = bytearray()
+        self._last: Frame | ProtocolError | None = None
         self._close_sent = False
 
     def _take(self, data: bytes) -> None:
-        try:
-            self._splitter.feed(self._unwrap(data))
-        except ProtocolError as error:
-            self.session.disconnect(error.reason, None, str(error))
+        self._frames += data
+        has_more = self._last is None and self._unwrap()
+        self._guarded(self._handle_packets)
+        if self.paused or self.life.over:
             return
-        self._handle_packets()
+        if self._last is not None:
+            self._end(self._last)
+        elif has_more:
+            self.defer()
 
-    def _unwrap(self, data: bytes) -> bytes:
-        """Return the payload of the complete frames, and keep the rest."""
-        data = self._frames + data if self._frames else data
-        at, payloads = 0, []
-        while not self.life.over:
-            frame, end = websocket.parse_client_frame(data, self._splitter.limit_bytes, at)
+    def _unwrap(self) -> bool:
+        """Pass the payload of complete frames on, up to the one that ends the connection.
+
+        Returns:
+            Whether there may be more frames: a turn handles `FRAMES_PER_TURN`.
+        """
+        at, count = 0, 0
+        while self._last is None and count < FRAMES_PER_TURN:
+            try:
+                frame, end = websocket.parse_client_frame(self._frames, self._splitter.limit_bytes, at)
+            except ProtocolError as error:
+                self._last = error
+                break
             if frame is None:
                 break
-            at = end
+            at, count = end, count + 1
             if frame.opcode == websocket.PING:
                 self.put(websocket.encode(websocket.PONG, frame.payload))
-            elif frame.opcode == websocket.CLOSE:
-                self._close(websocket.check_close(frame.payload))
-                self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
-            elif frame.opcode == websocket.TEXT:
-                self._close(UNSUPPORTED_DATA)
-                self.session.disconnect(CloseReason.MQTT_PROTOCOL, None, "a text frame; MQTT needs binary ones")
+            elif frame.opcode in (websocket.CLOSE, websocket.TEXT):
+                self._last = frame
             elif frame.opcode != websocket.PONG:
-                payloads.append(frame.payload)
-        self._frames = data[at:]
-        return b"".join(payloads)
+                self._splitter.feed(frame.payload)
+        del self._frames[:at]
+        return count == FRAMES_PER_TURN
+
+    def _end(self, last: Frame | ProtocolError) -> None:
+        """End the session after the packets that came before a close frame, a text frame, or an error."""
+        if isinstance(last, ProtocolError):
+            self.session.disconnect(last.reason, None, str(last))
+        elif last.opcode == websocket.TEXT:
+            self._close(UNSUPPORTED_DATA)
+            self.session.disconnect(CloseReason.MQTT_PROTOCOL, None, "a text frame; MQTT needs binary ones")
+        else:
+            self._guarded(lambda: self._close(websocket.check_close(last.payload)))
+            self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
 
     def _close(self, code: int) -> None:
         self._close_sent = True

@@ -132,7 +132,7 @@ def close_payload(code: int, text: bytes = b"") -> bytes:
     return b"" if code == CLOSE_NO_CODE else code.to_bytes(2, "big") + text[:123]
 
 
-def mask(payload: bytes, key: bytes) -> bytes:
+def mask(payload: bytes | bytearray, key: bytes | bytearray) -> bytes:
     """Return `payload` XOR the four-byte `key`, which masks and unmasks."""
     size = len(payload)
     # One XOR of two large integers is faster than a loop over the bytes.
@@ -143,7 +143,7 @@ def mask(payload: bytes, key: bytes) -> bytes:
 # ---- decoding
 
 
-def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | None:
+def parse_head(data: bytes | bytearray, at: int, is_masked: bool) -> tuple[int, int, int] | None:
     """Parse the head of the frame at `data[at]`.
 
     Args:
@@ -180,7 +180,7 @@ def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | 
     return first, size, start
 
 
-def parse_client_frame(data: bytes, limit_bytes: int, at: int = 0) -> tuple[Frame | None, int]:
+def parse_client_frame(data: bytes | bytearray, limit_bytes: int, at: int = 0) -> tuple[Frame | None, int]:
     """Return the frame at `data[at]` and its end, or `(None, at)` when more bytes are needed.
 
     Raises:

@@ -15,54 +15,10 @@ from smqrt.wire.mqtt.endpoint import ConnectionState, MqttEndpoint, MqttSession,
 from smqrt.wire.mqtt.fields import Props, is_topic_filter
 from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, UnsubscribePacket
 from smqrt.wire.mqtt.server import MqttServerEndpoint
+from tests.conformance.mqtt_script import data_of
 
 CASES = json.loads(Path(__file__).with_name("mqtt.json").read_text())
 PLAYED = [(case, version) for case in CASES for version in case.get("versions", [4, 5])]
-
-
-def varint(number: int) -> bytes:
-    number, low = divmod(number, 128)
-    return bytes((low | (128 if number else 0),)) + (varint(number) if number else b"")
-
-
-def data_of(script: str, version: int) -> bytes:
-    """The bytes of packets, as README.md says."""
-    return b"".join(packet_of(one.strip(), version) for one in script.split(" / ")) if script else b""
-
-
-def packet_of(script: str, version: int) -> bytes:
-    first, colon, body = script.partition(":")
-    if not colon:
-        return group(script.split(), version)
-    data = group(body.split(), version)
-    return bytes.fromhex(first) + varint(len(data)) + data
-
-
-def group(words: list[str], version: int) -> bytes:
-    data = b""
-    while words:
-        word = words.pop(0)
-        if word == "{":
-            depth, inner = 1, []
-            while depth:
-                inner.append(words.pop(0))
-                depth += (inner[-1] == "{") - (inner[-1] == "}")
-            block = group(inner[:-1], version)
-            data += varint(len(block)) + block
-        else:
-            data += value(word, version)
-    return data
-
-
-def value(word: str, version: int) -> bytes:
-    if word == "V":
-        return bytes((version,))
-    if word == "P":
-        return b"\0" if version == 5 else b""
-    if word[0] == "'":
-        raw = word[1:-1].encode()
-        return len(raw).to_bytes(2) + raw
-    return word[1:].encode() if word[0] == "~" else bytes.fromhex(word)
 
 
 class ToldMessage(OutgoingMessage):

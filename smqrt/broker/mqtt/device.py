@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
 from smqrt.broker.outbox import run_in_background
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.fields import PacketType, Reason
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.devices import Devices
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 _IDENTIFIERS = 0xFFFF
+_FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
+"""The answer to PUBLISH, by QoS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Device:
 
     Attributes:
         client: the connected client; None while there is none.
+        etid: the ETID of the last connection.
         user: the user who owns the session; None for anonymous clients.
         version: the version of the last connection: 3, 4 or 5.
         subscriptions: options by filter, as the client has written it.
@@ -85,11 +90,13 @@ class Device:
 
     __slots__ = (
         "_last_number",
+        "_unsent",
         "client",
         "client_id",
         "devices",
         "dropped",
         "ends_s",
+        "etid",
         "expiry_s",
         "feeds",
         "in_flight",
@@ -111,7 +118,8 @@ class Device:
         self.subscriptions: dict[str, Options] = {}
         self.in_flight: dict[int, Message | None] = {}
         self.waiting: deque[Message] = deque()
-        self.waiting_bytes = self._last_number = self.dropped = 0
+        self.waiting_bytes = self._last_number = self.dropped = self.etid = 0
+        self._unsent: list[int] = []  # packet identifiers in flight that this connection has not seen yet
         self.unreleased: set[int] = set()
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
@@ -124,7 +132,7 @@ class Device:
     def deliver(self, run: Run, one: Delivery) -> None:
         """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected."""
         client = self.client
-        if one.no_local and client is not None and run.publisher == client.etid:
+        if one.no_local and run.publisher == self.etid:
             return
         qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
         if qos:
@@ -135,7 +143,7 @@ class Device:
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
-        if not self.waiting and self._can_send:
+        if not self.waiting and not self._unsent and self._can_send:
             self._transmit(message)
             return
         self.waiting.append(message)
@@ -149,7 +157,7 @@ class Device:
     @property
     def _can_send(self) -> bool:
         client = self.client
-        return client is not None and len(self.in_flight) < client.window and client.has_room
+        return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room
 
     def _transmit(self, message: Message) -> None:
         client = self.client
@@ -169,8 +177,10 @@ class Device:
 
     def pump(self) -> None:
         """Send messages that wait, as far as there is room."""
+        if self._unsent:
+            self._send_again()
         now_s = self.devices.broker.clock()
-        while self.waiting and self._can_send:
+        while self.waiting and not self._unsent and self._can_send:
             message = self.waiting.popleft()
             self.waiting_bytes -= message.size_bytes
             if message.expires_s > now_s:
@@ -186,7 +196,7 @@ class Device:
 
     def _feed(self) -> Iterator[None]:
         try:
-            while self.feeds and not self.waiting and self._can_send:
+            while self.feeds and not self.waiting and not self._unsent and self._can_send:
                 message = next(self.feeds[0], None)
                 if message is None:
                     self.feeds.popleft()
@@ -198,26 +208,58 @@ class Device:
 
     # ---- acknowledgements of the client
 
-    def acknowledged(self, number: int) -> None:
-        """Handle PUBACK, PUBCOMP, or PUBREC with a failure: the message is complete."""
-        if self.in_flight.pop(number, self) is not self:
-            self.pump()
+    def acknowledged(self, number: int, kind: int) -> None:
+        """Handle PUBACK, PUBCOMP, or PUBREC with a failure: the message is complete. Unknown ones are ignored.
+
+        Raises:
+            MqttError: the message has another QoS, or is not that far.
+        """
+        if number not in self.in_flight:
+            return
+        message = self.in_flight[number]
+        expected = PacketType.PUBCOMP if message is None else _FIRST_ANSWER[message.qos]
+        if kind != expected:
+            raise MqttError(Reason.PROTOCOL_ERROR, f"{PacketType(kind).name} instead of {expected.name}")
+        self._complete(number)
 
     def received(self, number: int) -> bool:
-        """Handle PUBREC; return whether there is such a message."""
+        """Handle PUBREC; return whether there is such a message.
+
+        Raises:
+            MqttError: the message has QoS 1.
+        """
         if number not in self.in_flight:
             return False
-        self.in_flight[number] = None
+        message = self.in_flight[number]
+        if message is not None:
+            if message.qos == 1:
+                raise MqttError(Reason.PROTOCOL_ERROR, "PUBREC of a message with QoS 1")
+            del self.in_flight[number]  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
+            self.in_flight[number] = None
         return True
+
+    def _complete(self, number: int) -> None:
+        del self.in_flight[number]
+        if number in self._unsent:
+            self._unsent.remove(number)
+        self.pump()
 
     # ---- connections
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
-        self.client, self.ends_s = client, NO_EXPIRY_S
-        for number, message in list(self.in_flight.items()):
+        self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
+        self._unsent = list(self.in_flight)
+        self.pump()
+
+    def _send_again(self) -> None:
+        """Send messages in flight again, as far as the window of this connection takes them."""
+        client = self.client
+        while self._unsent and self._can_send:
+            assert client is not None
+            number = self._unsent.pop(0)
+            message = self.in_flight[number]
             if message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
                 del self.in_flight[number]
-        self.pump()

@@ -358,8 +358,11 @@ class Devices(Outbox):
             device.ends_s = self.broker.clock() + device.expiry_s
 
     def end(self, device: Device) -> None:
-        """End a session: its subscriptions and messages go."""
+        """End a session: its subscriptions and messages go. A will that is delayed is published (MQTT 5 §3.1.3.2.2)."""
         self.offline.pop(device, None)
+        will, device.will = device.will, None
+        if will is not None:
+            self.publish_will(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
         for text in list(device.subscriptions):
@@ -373,9 +376,6 @@ class Devices(Outbox):
             return
         now_s = self.broker.clock()
         for device in [one for one in self.offline if one.ends_s <= now_s]:
-            will, device.will = device.will, None
-            if will is not None:  # the session ends before the delay of the will (MQTT 5 §3.1.3.2.2)
-                self.publish_will(will, self.broker.server)
             self.end(device)
         self.broker.call_later(EXPIRY_CHECK_S, self._end_expired)
 

@@ -81,7 +81,7 @@ def delivery(device: Device, options: list[Options]) -> Delivery:
         max(one.qos for one in options),
         all(one.no_local for one in options),
         any(one.retain_as_published for one in options),
-        b"".join(packed_identifier(one.identifier) for one in options),
+        b"".join(packed_identifier(number) for number in sorted(one.identifier for one in options)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from math import ceil
 from struct import Struct
 
 from smqrt.wire import smq
@@ -98,7 +99,7 @@ def property_block(properties: bytes, expires_s: float, identifiers: bytes, now_
     """Return the properties of a message with their length; the expiry is the time that is left [MQTT-3.3.2-6]."""
     block = properties + identifiers
     if expires_s != NO_EXPIRY_S:
-        block += _EXPIRY + _U32.pack(max(int(expires_s - now_s), 0))
+        block += _EXPIRY + _U32.pack(max(ceil(expires_s - now_s), 0))
     return varint(len(block)) + block
 
 

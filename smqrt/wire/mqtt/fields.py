@@ -401,6 +401,26 @@ def cut_properties(block: bytes, *names: str) -> bytes:
     return bytes(kept)
 
 
+def count_user_properties(properties: Props) -> int:
+    """Return the number of user properties among decoded ones."""
+    found = [value for name, value in properties.items() if name not in _BY_NAME]
+    return sum(len(value) if isinstance(value, list) else 1 for value in found)
+
+
+def user_properties_in(block: bytes) -> int:
+    """Return the number of user properties among packed ones that were decoded before, their length first."""
+    size, at = read_varint(block, 0, len(block))
+    end, count = at + size, 0
+    while at < end:
+        if block[at] == _USER:
+            _, at = read_binary(block, at + 1, end)
+            _, at = read_binary(block, at, end)
+            count += 1
+        else:
+            _, at = _BY_NUMBER[block[at]].kind.read(block, at + 1, end)
+    return count
+
+
 def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
     item = _BY_NUMBER.get(data[at])  # a variable byte integer; those of the standard have one byte
     if item is None:
@@ -409,7 +429,8 @@ def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketT
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
     if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} can't be {value}")
+        code = Reason.TOPIC_ALIAS_INVALID if item is _ALIAS else Reason.PROTOCOL_ERROR  # [MQTT-3.3.2-8]
+        raise MqttError(code, f"the property {item.name} can't be {value}")
     if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} occurs twice")
     _add(found, item.name, value)

@@ -451,7 +451,7 @@ def connect_version(body: bytes) -> int:
     """Return the version (5 or 4) for the answer to CONNECT, even if that is invalid; 0 if it is no CONNECT."""
     for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
         if body.startswith(name) and len(body) > len(name):
-            return 4 if body[len(name)] < 5 else 5
+            return 4 if body[len(name)] & 0x7F < 5 else 5  # bridges of mosquitto set the highest bit
     return 0
 
 
@@ -494,7 +494,7 @@ def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMe
     payload, end = read_binary(body, end, len(body))
     if not is_topic_name(topic):
         raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will is empty or has a wildcard")
-    block = body[at:start] if properties else b""
+    block = body[at:start] if start > at + 1 else b""
     return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & _WILL_RETAIN), properties, block), end
 
 

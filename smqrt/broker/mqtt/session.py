@@ -1,0 +1,127 @@
+"""What the parts of an MQTT client at a hub share: `publishing`, `subscribing` and `client` build on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from smqrt.broker.mqtt.device import Device
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.outbox import Outbox, run_in_background
+from smqrt.broker.sessions import Session
+from smqrt.broker.state import BrokerState
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.fields import Props, Reason, count_user_properties, user_properties_in
+
+AT_ONCE_S = 0.002
+"""Time for the filters of one packet at once; the rest follows in the next turns."""
+_SYSTEM, _SHARED = b"$SYS", b"$share"
+_BRIDGE_START, _BRIDGE_END = b"$SYS/broker/connection/", b"/state"
+
+
+class MqttOutbox(Protocol):
+    """The connection of an MQTT client."""
+
+    def send_packet(self, data: bytes) -> None:
+        """Queue one packet."""
+
+    def send_packets(self, data: bytes, key: bytes) -> None:
+        """Queue PUBLISH packets with QoS 0 of one topic."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue takes more messages with QoS 1 and 2."""
+
+
+class MqttSession(Session):
+    """An MQTT client at the hub.
+
+    Args:
+        broker: the hub.
+        outbox: its connection.
+        seed: random, for hooks that expect the one of SMQ.
+        origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
+
+    Attributes:
+        device: its session; None before it is accepted.
+        version: 3, 4 or 5; 0 before CONNECT.
+        client_id: the client id.
+        skips_resume: whether the next `resume` of the outbox is to be ignored.
+    """
+
+    __slots__ = ("client_id", "device", "mqtt_outbox", "skips_resume", "version")
+
+    def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
+        super().__init__(broker, outbox, seed, origin)
+        self.mqtt_outbox: Any = outbox
+        self.device: Device | None = None
+        self.version = 0
+        self.client_id = ""
+        self.skips_resume = False
+
+    @property
+    def devices(self) -> Devices:
+        """The MQTT clients of the hub."""
+        found: Devices = self.broker.devices
+        return found
+
+    @property
+    def codec(self) -> int:
+        """The version for encoding: 5, or 4 for MQTT 3.1 and 3.1.1."""
+        return 5 if self.version == 5 else 4
+
+    def ask_then(
+        self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], bool]
+    ) -> bool:
+        """Call `then` with the answer of a hook, as `ask`; `then` returns whether the client has to wait further.
+
+        Returns:
+            Whether the client has to wait.
+        """
+        is_late = waits = False
+
+        def answered(value: Any) -> None:
+            nonlocal waits
+            waits = then(value)
+            self.skips_resume = is_late and waits  # `ask` resumes after this function
+
+        is_waiting = self.ask(hook, arguments, answered)
+        is_late = True
+        return is_waiting or waits
+
+    def run_steps(self, steps: Iterator[None]) -> None:
+        """Run a generator now, and after `AT_ONCE_S` in the next turns."""
+        clock = self.broker.clock
+        until_s = clock() + AT_ONCE_S
+        for _ in steps:
+            if clock() >= until_s:
+                run_in_background(steps)
+                return
+
+    def check_user_properties(self, properties: Props, block: bytes = b"") -> None:
+        """Check the number of user properties of a packet.
+
+        Args:
+            properties: the properties.
+            block: the same, packed with their length, when they are to be forwarded: it also has those that have the
+                names of properties of the standard.
+
+        Raises:
+            MqttError: there are too many.
+        """
+        limit = self.devices.limits.user_properties
+        count = user_properties_in(block) if block else count_user_properties(properties)
+        if count > limit:
+            raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with {count} user properties; {limit} are possible")
+
+
+def is_reserved(name: bytes) -> bool:
+    """Return whether clients can't publish to a topic: `$SYS` and `$share`.
+
+    The state of a bridge is the exception: mosquitto publishes it to the broker at the other end.
+    """
+    if name[:1] != b"$":
+        return False
+    if name.startswith(_BRIDGE_START) and name.endswith(_BRIDGE_END):
+        return False
+    return name.partition(b"/")[0] in (_SYSTEM, _SHARED)

@@ -1,0 +1,235 @@
+"""What MQTT clients receive: their subscriptions, and the messages to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from smqrt.auth.identity import Action
+from smqrt.broker.mqtt.devices import FILTERS
+from smqrt.broker.mqtt.filters import Options, split_shared
+from smqrt.broker.mqtt.messages import Message, Run
+from smqrt.broker.mqtt.publishing import PublishingClient
+from smqrt.broker.mqtt.session import AT_ONCE_S
+from smqrt.broker.outbox import Outbox, run_in_background
+from smqrt.broker.state import BrokerState
+from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, is_topic_filter, number_of
+from smqrt.wire.mqtt.packets import (
+    SubscribeAnswer,
+    SubscribePacket,
+    Subscription,
+    UnsubscribePacket,
+    decode_acknowledgement,
+    decode_subscribe,
+    decode_unsubscribe,
+    encode,
+    encode_acknowledgement,
+)
+
+MAX_QOS = 2
+
+
+class SubscribingClient(PublishingClient):
+    """An MQTT client that subscribes; see `ConnectedClient` for what its session needs.
+
+    Args:
+        broker, outbox, seed, origin: see `MqttSession`.
+
+    Attributes:
+        is_subscribing: whether SUBSCRIBE or UNSUBSCRIBE is being handled; the client is not read meanwhile.
+        peer_limit_bytes: the largest packet that the client takes; 0 without a limit.
+        window: messages that may be in flight to the client.
+    """
+
+    __slots__ = ("is_subscribing", "peer_limit_bytes", "window")
+
+    def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
+        super().__init__(broker, outbox, seed, origin)
+        self.is_subscribing = False
+        self.peer_limit_bytes = self.window = 0
+
+    # ---- SUBSCRIBE and UNSUBSCRIBE
+
+    def on_subscribe(self, first: int, body: bytes) -> bool:
+        """Handle SUBSCRIBE; return true when the client has to wait."""
+        packet = decode_subscribe(first, body, self.codec)
+        self.check_user_properties(packet.properties)
+        self.is_subscribing = True
+        self._decide_rest(packet, [])
+        return self.is_subscribing
+
+    def _decide_rest(self, packet: SubscribePacket, codes: list[int]) -> None:
+        """Decide about the filters of a packet one after the other; hooks may answer later. Then subscribe."""
+        until_s = self.broker.clock() + AT_ONCE_S
+        while len(codes) < len(packet.subscriptions):
+            before = len(codes)
+            if before and self.broker.clock() >= until_s:
+                run_in_background(self._decide_later(packet, codes))
+                return
+            is_late = False
+
+            def answer(code: int) -> None:
+                codes.append(code)
+                if is_late:  # noqa: B023  # of this round: a later one begins after the answer
+                    self._decide_rest(packet, codes)
+
+            self._decide(packet.subscriptions[before], answer)
+            is_late = True
+            if len(codes) == before:
+                return
+        self.run_steps(self._subscribe_all(packet, codes))
+
+    def _decide_later(self, packet: SubscribePacket, codes: list[int]) -> Iterator[None]:
+        yield
+        if not self.closed:
+            self._decide_rest(packet, codes)
+
+    def _subscribe_all(self, packet: SubscribePacket, codes: list[int]) -> Iterator[None]:
+        """Subscribe to the permitted filters of a packet, then send SUBACK and the retained messages."""
+        identifier = number_of(packet.properties, "subscriptionidentifier", 0)
+        retained: list[tuple[str, Options]] = []
+        for at, (wanted, code) in enumerate(zip(packet.subscriptions, codes, strict=True)):
+            yield
+            if self.closed or self.device is None:
+                return
+            if code > MAX_QOS:
+                continue
+            is_new = wanted.topic not in self.device.subscriptions
+            if is_new and len(self.device.subscriptions) >= self.devices.limits.filters:
+                FILTERS.refused(f"the MQTT client {ascii(self.client_id[:64])}")
+                codes[at] = Reason.QUOTA_EXCEEDED
+                continue
+            options = _options(wanted.options, code, identifier)
+            yield from self.devices.subscribe(self.device, wanted.topic, options)
+            is_sent = options.retain_handling == 0 or (options.retain_handling == 1 and is_new)
+            if is_sent and not wanted.topic.startswith("$share/"):
+                retained.append((wanted.topic, options))
+        self._answer_filters(PacketType.SUBACK, packet, codes)
+        for text, options in retained:
+            if self.device is not None:
+                self.device.feed(self.devices.retained_for(text, options))
+
+    def _answer_filters(self, kind: PacketType, packet: SubscribePacket | UnsubscribePacket, codes: list[int]) -> None:
+        """Send SUBACK or UNSUBACK, and continue to read."""
+        if self.closed or self.device is None:
+            return
+        answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
+        self.mqtt_outbox.send_packet(encode(answer, self.codec))
+        self.is_subscribing = False
+        self.outbox.resume()
+
+    def _decide(self, wanted: Subscription, answer: Callable[[int], object]) -> None:
+        """Call `answer` with the granted QoS, or with the reason of a refusal."""
+        text = wanted.topic
+        shared = split_shared(text)
+        if shared is None or not is_topic_filter(shared[1]) or shared[1].count("/") >= self.devices.limits.levels:
+            answer(Reason.TOPIC_FILTER_INVALID)
+            return
+        topic_filter = shared[1]
+        raw = topic_filter.encode()
+        if self.identity is not None and not self.identity.may_filter(raw, Action.READ):
+            answer(Reason.NOT_AUTHORIZED)
+            return
+        hooks = self.broker.hooks
+        is_wild = "+" in topic_filter or "#" in topic_filter
+        hook = hooks.permitfilter if is_wild else hooks.permittop
+        if is_wild and hook is None and hooks.permittop is not None and self.identity is None:
+            answer(Reason.NOT_AUTHORIZED)  # a hook that knows names only must not be bypassed
+            return
+
+        def decided(permitted: Any) -> None:
+            answer(wanted.options & 3 if permitted else Reason.NOT_AUTHORIZED)
+
+        arguments = (raw, self) if is_wild else (raw, True, self)
+        self.ask(hook, arguments, decided)
+
+    def on_unsubscribe(self, first: int, body: bytes) -> bool:
+        """Handle UNSUBSCRIBE; return true when the client has to wait."""
+        packet = decode_unsubscribe(first, body, self.codec)
+        self.check_user_properties(packet.properties)
+        self.is_subscribing = True
+        self.run_steps(self._unsubscribe_all(packet))
+        return self.is_subscribing
+
+    def _unsubscribe_all(self, packet: UnsubscribePacket) -> Iterator[None]:
+        codes: list[int] = []
+        for text in packet.topics:
+            yield
+            if self.closed or self.device is None:
+                return
+            if self.devices.unsubscribe(self.device, text):
+                codes.append(Reason.SUCCESS)
+                continue
+            shared = split_shared(text)
+            is_valid = shared is not None and is_topic_filter(shared[1])
+            codes.append(Reason.NO_SUBSCRIPTION_FOUND if is_valid else Reason.TOPIC_FILTER_INVALID)
+        self._answer_filters(PacketType.UNSUBACK, packet, codes)
+
+    def recheck_filters(self) -> Iterator[None]:
+        """See `Session.recheck_filters`."""
+        device = self.device
+        for text in list(device.subscriptions) if device is not None else ():
+            yield
+            shared = split_shared(text)
+            if self.identity is None or shared is None or device is not self.device or device is None:
+                continue
+            if not self.identity.may_filter(shared[1].encode(), Action.READ):
+                self.devices.unsubscribe(device, text)
+
+    # ---- acknowledgements
+
+    def on_puback(self, first: int, body: bytes) -> None:
+        """Handle PUBACK and PUBCOMP; those of unknown messages are ignored."""
+        packet = decode_acknowledgement(first, body, self.codec)
+        self.check_user_properties(packet.properties)
+        assert self.device is not None
+        self.device.acknowledged(packet.packet_identifier, packet.type)
+
+    def on_pubrec(self, first: int, body: bytes) -> None:
+        """Handle PUBREC."""
+        packet = decode_acknowledgement(first, body, self.codec)
+        self.check_user_properties(packet.properties)
+        number, device = packet.packet_identifier, self.device
+        assert device is not None
+        if packet.code >= FIRST_FAILURE:
+            device.acknowledged(number, packet.type)
+            return
+        code = Reason.SUCCESS if device.received(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
+        self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec, code))
+
+    # ---- sending, see `ConnectedClient`
+
+    def send_run(self, run: Run, retain: bool, identifiers: bytes) -> None:
+        """Send messages with QoS 0."""
+        data = run.packets(self.version, retain, identifiers)
+        if not self.peer_limit_bytes or len(data) <= self.peer_limit_bytes:
+            self.mqtt_outbox.send_packets(data, run.key)
+            return
+        for one in run.singles():
+            data = one.packets(self.version, retain, identifiers)
+            if len(data) <= self.peer_limit_bytes:  # [MQTT-3.1.2-25]
+                self.mqtt_outbox.send_packets(data, run.key)
+
+    def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
+        """Send a message; return false when the client does not take packets of this size."""
+        data = message.packet(self.version, number, is_dup, self.broker.clock())
+        if self.peer_limit_bytes and len(data) > self.peer_limit_bytes:
+            return False
+        if message.qos:
+            self.mqtt_outbox.send_packet(data)
+        else:
+            self.mqtt_outbox.send_packets(data, b"")
+        return True
+
+    def send_release(self, number: int) -> None:
+        """Send PUBREL."""
+        self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection takes more messages with QoS 1 and 2."""
+        return bool(self.mqtt_outbox.has_room)
+
+
+def _options(options: int, qos: int, identifier: int) -> Options:
+    return Options(qos, bool(options & 4), bool(options & 8), options >> 4 & 3, identifier)
