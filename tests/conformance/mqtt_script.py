@@ -37,11 +37,11 @@ def packets_of(script: str, version: int) -> list[bytes]:
 def packet_of(script: str, version: int) -> bytes:
     word, _, rest = script.partition(" ")
     script = _SHORT[word].format(rest) if word in _SHORT else script
-    first, colon, body = script.partition(":")
-    if not colon:
-        return group(script.split(), version)
-    data = group(body.split(), version)
-    return bytes.fromhex(first) + varint(len(data)) + data
+    first, *words = script.split()
+    if first[-1] != ":":
+        return group([first, *words], version)
+    data = group(words, version)
+    return bytes.fromhex(first[:-1]) + varint(len(data)) + data
 
 
 def group(words: list[str], version: int) -> bytes:

@@ -79,23 +79,22 @@ class Client:
         if not self._device.on_websocket:
             self._received, self._device.stream.data = self._received + self._device.stream.data, b""
             return True
-        while (payload := self._frame()) is not None:
-            if payload.startswith(b"ws:8:"):
-                self.close_code = int.from_bytes(payload[5:7], "big")
-            else:
+        while (frame := self._frame()) is not None:
+            opcode, payload = frame
+            if opcode == websocket.CLOSE:
+                self.close_code = int.from_bytes(payload[:2], "big")
+            elif opcode == websocket.BINARY:
                 self._received += payload
         return True
 
-    def _frame(self) -> bytes | None:
-        head = websocket.parse_head(self._device.stream.data, 0, is_masked=False)
-        if head is None or len(self._device.stream.data) < head[2] + head[1]:
+    def _frame(self) -> tuple[int, bytes] | None:
+        data = self._device.stream.data
+        head = websocket.parse_head(data, 0, is_masked=False)
+        if head is None or len(data) < head[2] + head[1]:
             return None
         first, size, start = head
-        payload, self._device.stream.data = (
-            self._device.stream.data[start : start + size],
-            self._device.stream.data[start + size :],
-        )
-        return payload if first & 15 == websocket.BINARY else b"ws:%d:" % (first & 15) + payload
+        self._device.stream.data = data[start + size :]
+        return first & 15, data[start : start + size]
 
     def _packet(self) -> bytes | None:
         size = shift = 0

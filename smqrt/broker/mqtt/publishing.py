@@ -13,7 +13,7 @@ from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.errors import MqttError
 from smqrt.wire import smq
-from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, cut_properties
+from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, TopicAliasZeroError, cut_properties
 from smqrt.wire.mqtt.packets import PublishPacket, decode_acknowledgement, decode_publish, encode_acknowledgement
 from smqrt.wire.mqtt.server import check_message_properties
 
@@ -85,7 +85,10 @@ class PublishingClient(MqttSession):
 
     def on_publish(self, first: int, body: bytes) -> bool:
         """Handle PUBLISH; return true when the client has to wait."""
-        message = decode_publish(first, body, 5 if self.version == 5 else 4)
+        try:
+            message = decode_publish(first, body, self.codec)
+        except TopicAliasZeroError as error:
+            raise MqttError(Reason.TOPIC_ALIAS_INVALID, str(error)) from None
         name = self._name_of(message)
         qos, number = message.qos, message.packet_identifier
         device = self.device

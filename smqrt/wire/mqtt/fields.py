@@ -129,6 +129,10 @@ class TooManyPropertiesError(MqttError):
         super().__init__(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
 
 
+class TopicAliasZeroError(MqttError):
+    """A message has the topic alias 0 [MQTT-3.3.2-8]."""
+
+
 # ---- Value types (§1.5)
 
 
@@ -429,8 +433,8 @@ def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketT
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
     if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
-        code = Reason.TOPIC_ALIAS_INVALID if item is _ALIAS else Reason.PROTOCOL_ERROR  # [MQTT-3.3.2-8]
-        raise MqttError(code, f"the property {item.name} can't be {value}")
+        error = TopicAliasZeroError if item is _ALIAS else MqttError
+        raise error(Reason.PROTOCOL_ERROR, f"the property {item.name} can't be {value}")
     if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} occurs twice")
     _add(found, item.name, value)
