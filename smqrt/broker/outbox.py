@@ -41,6 +41,8 @@ FLUSH_S = 0.006
 """Time for flushing in one turn, and again for the backlog."""
 BACKGROUND_S = 0.004
 """Time for background tasks in one turn."""
+AT_ONCE_S = 0.002
+"""Time for a task that runs at once, as far as it gets (`run_at_once`)."""
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because each batch appends to it."""
@@ -267,6 +269,15 @@ def run_in_background(steps: Iterator[None]) -> None:
     """Run a generator in the next turns, a few milliseconds per turn (see `BackgroundTasks`)."""
     _background.add(steps)
     dirty.append(_wake)
+
+
+def run_at_once(steps: Iterator[None], clock: Callable[[], float]) -> None:
+    """Run a generator now for `AT_ONCE_S` on `clock`, which returns seconds, and the rest in the next turns."""
+    until_s = clock() + AT_ONCE_S
+    for _ in steps:
+        if clock() >= until_s:
+            run_in_background(steps)
+            return
 
 
 def _queued_bytes(outbox: Outbox) -> int:

@@ -14,7 +14,7 @@ from itertools import islice
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Group, Options, mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch, packed_identifier
-from smqrt.broker.outbox import Drop, Outbox, run_in_background
+from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
@@ -365,8 +365,12 @@ class Devices(Outbox):
             self.publish_will(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
+        run_at_once(self._end_subscriptions(device), self.broker.clock)
+
+    def _end_subscriptions(self, device: Device) -> Iterator[None]:
         for text in list(device.subscriptions):
             self.unsubscribe(device, text)
+            yield
         device.waiting.clear()
         device.waiting_bytes = 0
         device.in_flight.clear()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import Devices
-from smqrt.broker.outbox import Outbox, run_in_background
+from smqrt.broker.outbox import Outbox
 from smqrt.broker.sessions import Session
 from smqrt.broker.state import BrokerState
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import Props, Reason, count_user_properties, user_properties_in
 
-AT_ONCE_S = 0.002
-"""Time for the filters of one packet at once; the rest follows in the next turns."""
 _SYSTEM, _SHARED = b"$SYS", b"$share"
 _BRIDGE_START, _BRIDGE_END = b"$SYS/broker/connection/", b"/state"
 
@@ -88,15 +86,6 @@ class MqttSession(Session):
         is_waiting = self.ask(hook, arguments, answered)
         is_late = True
         return is_waiting or waits
-
-    def run_steps(self, steps: Iterator[None]) -> None:
-        """Run a generator now, and after `AT_ONCE_S` in the next turns."""
-        clock = self.broker.clock
-        until_s = clock() + AT_ONCE_S
-        for _ in steps:
-            if clock() >= until_s:
-                run_in_background(steps)
-                return
 
     def check_user_properties(self, properties: Props, block: bytes = b"") -> None:
         """Check the number of user properties of a packet.

@@ -10,8 +10,7 @@ from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
 from smqrt.broker.mqtt.publishing import PublishingClient
-from smqrt.broker.mqtt.session import AT_ONCE_S
-from smqrt.broker.outbox import Outbox, run_in_background
+from smqrt.broker.outbox import AT_ONCE_S, Outbox, run_at_once, run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, is_topic_filter, number_of
 from smqrt.wire.mqtt.packets import (
@@ -77,7 +76,7 @@ class SubscribingClient(PublishingClient):
             is_late = True
             if len(codes) == before:
                 return
-        self.run_steps(self._subscribe_all(packet, codes))
+        run_at_once(self._subscribe_all(packet, codes), self.broker.clock)
 
     def _decide_later(self, packet: SubscribePacket, codes: list[int]) -> Iterator[None]:
         yield
@@ -108,6 +107,7 @@ class SubscribingClient(PublishingClient):
         for text, options in retained:
             if self.device is not None:
                 self.device.feed(self.devices.retained_for(text, options))
+            yield
 
     def _answer_filters(self, kind: PacketType, packet: SubscribePacket | UnsubscribePacket, codes: list[int]) -> None:
         """Send SUBACK or UNSUBACK, and continue to read."""
@@ -122,7 +122,7 @@ class SubscribingClient(PublishingClient):
         """Call `answer` with the granted QoS, or with the reason of a refusal."""
         text = wanted.topic
         shared = split_shared(text)
-        if shared is None or not is_topic_filter(shared[1]) or shared[1].count("/") >= self.devices.limits.levels:
+        if shared is None or shared[1].count("/") >= self.devices.limits.levels or not is_topic_filter(shared[1]):
             answer(Reason.TOPIC_FILTER_INVALID)
             return
         topic_filter = shared[1]
@@ -148,7 +148,7 @@ class SubscribingClient(PublishingClient):
         packet = decode_unsubscribe(first, body, self.codec)
         self.check_user_properties(packet.properties)
         self.is_subscribing = True
-        self.run_steps(self._unsubscribe_all(packet))
+        run_at_once(self._unsubscribe_all(packet), self.broker.clock)
         return self.is_subscribing
 
     def _unsubscribe_all(self, packet: UnsubscribePacket) -> Iterator[None]:

@@ -1,0 +1,236 @@
+"""MQTT clients whose packets wait for hooks, whose rights change, and who send very much at once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import pytest
+
+from smqrt.broker.client_limits import recheck_clients
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.messages import mqtt_batch
+from smqrt.broker.outbox import flush_dirty
+from smqrt.broker.state import Hooks
+from smqrt.errors import MqttError
+from tests.broker.memory_clients import settle
+from tests.broker.mqtt.memory_devices import DeviceHub, MemoryDevice
+from tests.conformance.mqtt_script import data_of
+
+MAX_STEP_S = 0.02
+"""An upper bound for what takes at most 5 ms on a machine without other work."""
+
+
+def connected(hub: DeviceHub, name: str = "a") -> MemoryDevice:
+    device = hub.device()
+    device.feed(data_of(f"C {name}", 5))
+    assert device.take()[:4] == b"\x20\x0e\0\0"
+    return device
+
+
+def step(device: MemoryDevice, script: str) -> bool:
+    """Feed packets as long as the client is read; return whether it waits."""
+    device._splitter.feed(data_of(script, 5))
+    while (packet := device._splitter.next()) is not None:
+        device._splitter.only = 0
+        if device.session.packet(*packet):
+            return True
+    return device.session.publish_collected()
+
+
+class Question:
+    """A hook whose answer comes later."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.answers: list[Deferred[Any]] = []
+
+    def __call__(self, *arguments: Any) -> Deferred[Any]:
+        self.asked.append(arguments)
+        self.answers.append(Deferred())
+        return self.answers[-1]
+
+
+def test_a_packet_waits_for_the_messages_before_it() -> None:
+    """`onpublish` has not answered for a run of QoS 0 messages when another packet comes."""
+    question = Question()
+    hub = DeviceHub(Hooks(onpublish=question))
+    listener, sender = connected(hub, "listener"), connected(hub)
+    listener.feed(data_of("82: 00 01 P 't' 00", 5))
+    listener.take()
+    assert step(sender, "30: 't' P ~1")
+    question.answers.pop().resolve(question.asked.pop()[0])
+    assert not sender.session.continue_packets()
+    assert step(sender, "30: 't' P ~2 / 30: 't' P ~3 / 32: 't' 00 01 P ~4"), "the packet behind the run waits"
+    assert len(question.asked) == 1
+    question.answers.pop().resolve(question.asked.pop()[0])
+    assert sender.session.continue_packets(), "the packet that has waited waits for its own answer"
+    question.answers.pop().resolve(question.asked.pop()[0])
+    assert not sender.session.continue_packets()
+    assert sender.take() == data_of("40: 00 01", 5)
+    assert listener.take() == data_of("30: 't' P ~1 / 30: 't' P ~2 / 30: 't' P ~3 / 30: 't' P ~4", 5)
+
+
+def test_a_swallowed_message() -> None:
+    hub = DeviceHub(Hooks(onpublish=lambda batch, *rest: b""))
+    listener, sender = connected(hub, "listener"), connected(hub)
+    listener.feed(data_of("82: 00 01 P 't' 00", 5))
+    listener.take()
+    sender.feed(data_of("32: 't' 00 01 P ~4", 5))
+    assert (sender.take(), listener.take()) == (data_of("40: 00 01 83", 5), b"")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("permitted", [True, False])
+def test_a_hook_decides_about_the_topic_of_a_will(is_late: bool, permitted: bool) -> None:
+    question = Question()
+    hub = DeviceHub(Hooks(permittop=question if is_late else lambda *arguments: permitted))
+    device = hub.device()
+    waits = step(device, "10: M V 06 00 00 P 'a' P 'w' 'x'")
+    assert waits is is_late
+    if is_late:
+        assert question.asked == [(b"w", False, device.session)]
+        question.answers[0].resolve(permitted)
+    assert device.take()[:4] == (b"\x20\x0e\0\0" if permitted else b"\x20\x03\0\x87")
+    assert device.session.closed is not permitted
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_authenticate_and_then_a_hook_for_the_will(is_late: bool) -> None:
+    """The client is not read between the two answers."""
+    login, question = Question(), Question()
+    hub = DeviceHub(Hooks(authenticate=login if is_late else lambda *arguments: (0, b""), permittop=question))
+    device = hub.device()
+    assert step(device, "10: M V 06 00 00 P 'a' P 'w' 'x'")
+    if is_late:
+        login.answers[0].resolve((0, b""))
+        assert device.ear.resumes == 0
+    question.answers[0].resolve(True)
+    assert device.ear.resumes == 1
+    assert device.take()[:4] == b"\x20\x0e\0\0"
+
+
+def test_hooks_for_filters() -> None:
+    """`permittop` decides about names, `permitfilter` about wildcards, which are refused without it."""
+    for hook, code in ((None, "87"), (lambda wanted, session: wanted == b"a/+", "00")):
+        hub = DeviceHub(Hooks(permittop=lambda name, issub, session: name == b"a", permitfilter=hook))
+        device = connected(hub)
+        device.feed(data_of("82: 00 01 P 'a' 00 'b' 00 'a/+' 00 '#' 00 '$share/g/a' 00", 5))
+        assert device.take() == data_of(f"90: 00 01 P 00 87 {code} 87 00", 5)
+
+
+class ReadRights:
+    """An identity that may read some filters."""
+
+    user, expires_s, shown = "ada", None, "ada"
+
+    def __init__(self, *filters: bytes) -> None:
+        self.filters = set(filters)
+
+    def may(self, name: bytes, *actions: Any) -> bool:
+        return True
+
+    def may_filter(self, wanted: bytes, action: Any) -> bool:
+        return wanted in self.filters
+
+
+def test_withdrawn_rights_end_subscriptions() -> None:
+    hub = DeviceHub()
+    device, sender = connected(hub), connected(hub, "sender")
+    rights: Any = ReadRights(b"a/#", b"b")
+    device.session.identity = rights
+    device.feed(data_of("82: 00 01 P 'a/#' 00 'b' 00 'c' 00 '$share/g/b' 00", 5))
+    assert device.take() == data_of("90: 00 01 P 00 00 87 00", 5)
+    rights.filters = {b"b"}
+    for _ in recheck_clients([device.session], lambda identity: None):
+        pass
+    sender.feed(data_of("30: 'a/1' P ~x / 30: 'b' P ~y", 5))
+    assert device.take() == data_of("30: 'b' P ~y / 30: 'b' P ~y", 5)
+    assert list(hub.devices.filters.by_text) == ["b"]
+
+
+def test_a_right_to_publish_is_asked_for_again() -> None:
+    permitted = {b"t": False}
+    hub = DeviceHub(Hooks(permittop=lambda name, issub, session: permitted.get(name, True)))
+    device = connected(hub)
+    device.feed(data_of("32: 't' 00 01 P ~x", 5))
+    assert device.take() == data_of("40: 00 01 87", 5)
+    permitted.clear()
+    device.session.forget_routes()
+    device.feed(data_of("32: 't' 00 02 P ~x", 5))
+    assert device.take() == data_of("40: 00 02 10", 5)
+
+
+# ---- nothing takes long
+
+
+def longest_s(hub: DeviceHub, device: MemoryDevice, script: str) -> float:
+    """The longest time without other work of the loop, for packets and the turns after them."""
+    device._splitter.feed(data_of(script, 5))
+    packet = device._splitter.next()
+    assert packet is not None
+    device._splitter.only = 0
+    begin = time.perf_counter()
+    try:
+        device.session.packet(*packet)
+    except MqttError as error:
+        device.session.fail_mqtt(error)
+    longest = time.perf_counter() - begin
+    more = True
+    while more:
+        begin = time.perf_counter()
+        more = flush_dirty(time.monotonic)
+        longest = max(longest, time.perf_counter() - begin)
+    return longest
+
+
+def wide(count: int, options: str) -> str:
+    names = ("/".join(f"{(number * 7 + level) % 1000}" for level in range(128)) for number in range(count))
+    return " ".join(f"'{name}' {options}" for name in names)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"82: 00 01 P {wide(1000, '00')}",
+        f"a2: 00 01 P {wide(1000, '')}",
+        "82: 00 01 P " + "'/'*65535 00 " * 15,
+        "82: 00 01 P " + "000000*300000",
+        "30: 't' { " + "2600016b000176*999" + " } ~x",
+        "30: 't' { " + "2600000000*200000" + " } ~x",
+        "30: '/'*65535 P ~x",
+        "10: M V 02 00 00 { 2600000000*200000 } 'a'",
+    ],
+    ids=["filters", "unsubscribe", "long filters", "empty filters", "properties", "too many", "levels", "connect"],
+)
+def test_no_packet_holds_the_loop(script: str) -> None:
+    times = []
+    for _ in range(3):
+        hub = DeviceHub()
+        hub.broker.clock = time.monotonic
+        device = hub.device() if script.startswith("10") else connected(hub)
+        gc.disable()
+        times.append(longest_s(hub, device, script))
+        gc.enable()
+        device.lost()
+        settle()
+    assert min(times) < MAX_STEP_S, times
+
+
+def test_the_end_of_a_session_with_many_filters() -> None:
+    hub = DeviceHub()
+    device = connected(hub)
+    device.feed(data_of(f"82: 00 01 P {wide(1000, '00')}", 5))
+    device.take()
+    hub.broker.clock = time.monotonic
+    begin = time.perf_counter()
+    device.lost()
+    assert time.perf_counter() - begin < MAX_STEP_S
+    settle()
+    assert not hub.left()
+
+
+def test_like_keeps_the_attributes_of_a_batch() -> None:
+    batch = mqtt_batch(b"x", 2, True, b"p", 5.0).like(b"y")
+    assert (bytes(batch), batch.qos, batch.retain, batch.properties, batch.expires_s) == (b"y", 2, True, b"p", 5.0)
