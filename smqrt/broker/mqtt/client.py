@@ -154,10 +154,10 @@ class MqttClient(SubscribingClient):
         packet = decode_connect(first, body, 0, takes_level_3=True)
         self.version, self._connect_packet = packet.version, packet
         self.peer_limit_bytes = number_of(packet.properties, "maximumpacketsize", 0)
-        self._check_connect(packet)
         self.is_new_id = not packet.client_identifier
         self.client_id = packet.client_identifier or self._new_id()
         self.uid = uid_of(self.client_id)
+        self._check_connect(packet)
         if self.peer_limit_bytes and len(encode(self._connack(packet, False), 5)) > self.peer_limit_bytes:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than CONNACK")
         self.state = SessionState.AUTHENTICATING
