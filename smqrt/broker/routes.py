@@ -424,6 +424,8 @@ class GuardedRoute:
         if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
+            if type(batch) is not bytes:  # an MQTT client gets an answer for each message
+                batch.is_swallowed = True  # type: ignore[attr-defined]
             table = self._broker.topic_table
             topic = table.get(self._tid)
             # `Session.count_batch` has counted all messages but the first one, which only `Topic.deliver` counts.

@@ -42,7 +42,7 @@ class MqttConnection(RawConnection):
         heard_s: when the last bytes arrived, on the clock of `time.time`.
     """
 
-    __slots__ = ("_splitter", "deadline_s", "heard_s")
+    __slots__ = ("_is_resuming", "_splitter", "deadline_s", "heard_s")
     takes_fragments = False
     session: MqttClient
 
@@ -52,6 +52,7 @@ class MqttConnection(RawConnection):
         self._splitter.only = 0x10
         self.heard_s = time()
         self.deadline_s = 0.0
+        self._is_resuming = False
 
     # ---- reading
 
@@ -137,10 +138,13 @@ class MqttConnection(RawConnection):
         if session.skips_resume:
             session.skips_resume = False
             return
-        super().resume()
+        if not self._is_resuming:  # a second one would continue a client that waits for something else by then
+            self._is_resuming = True
+            super().resume()
 
     def resume_now(self) -> None:
         """See `RawConnection.resume_now`."""
+        self._is_resuming = False
         if not self.paused or self.life.over:
             return
         meter = self.session.meter
@@ -335,21 +339,26 @@ def mqtt_connection_class(secure: bool, on_websocket: bool) -> type[MqttConnecti
 
 
 class NoRequest:
-    """The request of a client that has sent none: MQTT over a raw socket.
+    """The request of a client that has sent none, MQTT over a raw socket, for callbacks of the application.
 
     Args:
         peer: the client's address.
     """
 
     logins = None
-    method = "MQTT"
+    method, path, query = "MQTT", "", ""
 
     def __init__(self, peer: tuple[str, int]) -> None:
         self.peer = peer
+        self.env: dict[str, object] = {}
 
     def get(self, name: str) -> str | None:
         """Return None: there are no header fields."""
         return None
+
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """Return the header fields: none."""
+        return ()
 
 
 # ---- The beginning of connections

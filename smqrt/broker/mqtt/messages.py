@@ -30,8 +30,10 @@ class MqttBatch(bytes):
         retain: whether the message replaces the retained one of its topic.
         properties: the properties to forward, packed, without their length and without the expiry.
         expires_s: when the message expires, on the clock of the broker.
+        is_swallowed: whether `onpublish` has rejected a message.
     """
 
+    is_swallowed = False
     qos: int
     retain: bool
     properties: bytes

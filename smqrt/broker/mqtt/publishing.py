@@ -6,7 +6,7 @@ from typing import Any
 
 from smqrt.auth.identity import Action
 from smqrt.broker.mqtt.devices import is_valid_name
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
 from smqrt.broker.mqtt.session import MqttSession, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState
@@ -36,7 +36,7 @@ class PublishingClient(MqttSession):
         broker, outbox, seed, origin: see `MqttSession`.
     """
 
-    __slots__ = ("_aliases", "_answer", "_frames", "_permitted", "_postponed", "_run_name")
+    __slots__ = ("_aliases", "_frames", "_permitted", "_postponed", "_run_name", "_unanswered")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
@@ -44,7 +44,7 @@ class PublishingClient(MqttSession):
         self._permitted: dict[bytes, bool] = {}
         self._frames: list[bytes] = []  # payloads of PUBLISH packets with QoS 0 to the topic `_run_name`
         self._run_name = b""
-        self._answer = b""  # to be sent when the hub has processed a message
+        self._unanswered: tuple[PublishPacket, MqttBatch] | None = None  # to be answered when the hub has processed it
         self._postponed: tuple[int, bytes] | None = None  # a packet that waits for the collected messages before it
 
     # ---- messages with QoS 0 in a row
@@ -102,7 +102,7 @@ class PublishingClient(MqttSession):
             raise MqttError(Reason.PACKET_TOO_LARGE, "the payload is too large")
         if qos == 2:
             if number in device.unreleased:  # it was delivered before
-                self._acknowledge(message, Reason.SUCCESS, False)
+                self._acknowledge(message, Reason.SUCCESS)
                 return False
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
@@ -148,21 +148,25 @@ class PublishingClient(MqttSession):
         self._permitted[name] = permitted
 
     def _publish(self, message: PublishPacket, name: bytes, permitted: bool) -> bool:
+        """Route a message and acknowledge it; return true when the client has to wait for the hub."""
         drops = self.broker.stats.drops
         before = [drops[reason] for reason in _CODES]
-        waits, code = False, None
+        code: Reason | None = None
         if permitted:
-            waits, code = self._route_message(message, name)
+            batch, code = self._batch(message, name)
+            if batch is not None and self.publish(batch):
+                self._unanswered = message, batch
+                return True
         else:
             self.broker.stats.drop(Drop.DENIED, 1)
-        if code is None and not waits:
+        if code is None:
             counts = zip(_CODES.items(), before, strict=True)
-            code = next((found for (reason, found), count in counts if drops[reason] != count), None)
-        self._acknowledge(message, code or Reason.SUCCESS, waits)
-        return waits
+            code = next((found for (reason, found), count in counts if drops[reason] != count), Reason.SUCCESS)
+        self._acknowledge(message, code)
+        return False
 
-    def _route_message(self, message: PublishPacket, name: bytes) -> tuple[bool, Reason | None]:
-        """Route a message; return whether the client has to wait for the hub, and the reason of a refusal."""
+    def _batch(self, message: PublishPacket, name: bytes) -> tuple[MqttBatch | None, Reason | None]:
+        """Return a message for routing, None when nobody gets it; and the reason of a refusal."""
         properties, expires_s = b"", NO_EXPIRY_S
         if message.property_bytes:
             properties = cut_properties(message.property_bytes, "topicalias", "messageexpiryinterval")
@@ -173,12 +177,12 @@ class PublishingClient(MqttSession):
         if message.retain:
             kept = Message(name, message.payload, message.qos, True, properties, expires_s)
             if not self.devices.set_retained(kept) and message.qos and self.version == 5:
-                return False, Reason.QUOTA_EXCEEDED  # others can't be told, so their subscribers get the message
+                return None, Reason.QUOTA_EXCEEDED  # others can't be told, so their subscribers get the message
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
-            return False, None
+            return None, None
         frame = smq.publish_frame(topic.id, self.etid, 0, message.payload)
-        return self.publish(mqtt_batch(frame, message.qos, message.retain, properties, expires_s)), None
+        return mqtt_batch(frame, message.qos, message.retain, properties, expires_s), None
 
     def _topic(self, name: bytes) -> Topic | None:
         """Return the topic of a name; it is created if somebody wants it."""
@@ -203,19 +207,15 @@ class PublishingClient(MqttSession):
             return None
         return table.named(name)
 
-    def _acknowledge(self, message: PublishPacket, code: int, waits: bool) -> None:
-        """Send PUBACK or PUBREC, or keep it until the hub has processed the message."""
+    def _acknowledge(self, message: PublishPacket, code: Reason) -> None:
+        """Send PUBACK or PUBREC."""
         qos, number, device = message.qos, message.packet_identifier, self.device
         if not qos or device is None or self.closed:
             return
-        kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
         if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
             device.unreleased.add(number)
-        answer = encode_acknowledgement(kind, number, self.codec, code)
-        if waits:
-            self._answer = answer
-        else:
-            self.mqtt_outbox.send_packet(answer)
+        kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+        self.mqtt_outbox.send_packet(encode_acknowledgement(kind, number, self.codec, code))
 
     def on_pubrel(self, first: int, body: bytes) -> None:
         """Handle PUBREL."""
@@ -238,9 +238,11 @@ class PublishingClient(MqttSession):
 
     def resumed(self) -> tuple[int, bytes] | None:
         """Send the acknowledgement of a message that the hub has processed now; return the packet that has waited."""
-        answer, self._answer = self._answer, b""
-        if answer and not self.closed:
-            self.mqtt_outbox.send_packet(answer)
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is not None:
+            message, batch = unanswered
+            code = Reason.IMPLEMENTATION_SPECIFIC_ERROR if batch.is_swallowed else Reason.SUCCESS
+            self._acknowledge(message, code)
         postponed, self._postponed = self._postponed, None
         return postponed
 

@@ -40,11 +40,11 @@ class SubscribingClient(PublishingClient):
         window: messages that may be in flight to the client.
     """
 
-    __slots__ = ("is_subscribing", "peer_limit_bytes", "window")
+    __slots__ = ("_is_paused", "is_subscribing", "peer_limit_bytes", "window")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self.is_subscribing = False
+        self.is_subscribing = self._is_paused = False
         self.peer_limit_bytes = self.window = 0
 
     # ---- SUBSCRIBE and UNSUBSCRIBE
@@ -53,9 +53,10 @@ class SubscribingClient(PublishingClient):
         """Handle SUBSCRIBE; return true when the client has to wait."""
         packet = decode_subscribe(first, body, self.codec)
         self.check_user_properties(packet.properties)
-        self.is_subscribing = True
+        self.is_subscribing, self._is_paused = True, False
         self._decide_rest(packet, [])
-        return self.is_subscribing
+        self._is_paused = self.is_subscribing
+        return self._is_paused
 
     def _decide_rest(self, packet: SubscribePacket, codes: list[int]) -> None:
         """Decide about the filters of a packet one after the other; hooks may answer later. Then subscribe."""
@@ -116,7 +117,8 @@ class SubscribingClient(PublishingClient):
         answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
         self.mqtt_outbox.send_packet(encode(answer, self.codec))
         self.is_subscribing = False
-        self.outbox.resume()
+        if self._is_paused:  # otherwise a later packet may wait when the connection resumes
+            self.outbox.resume()
 
     def _decide(self, wanted: Subscription, answer: Callable[[int], object]) -> None:
         """Call `answer` with the granted QoS, or with the reason of a refusal."""
@@ -147,9 +149,10 @@ class SubscribingClient(PublishingClient):
         """Handle UNSUBSCRIBE; return true when the client has to wait."""
         packet = decode_unsubscribe(first, body, self.codec)
         self.check_user_properties(packet.properties)
-        self.is_subscribing = True
+        self.is_subscribing, self._is_paused = True, False
         run_at_once(self._unsubscribe_all(packet), self.broker.clock)
-        return self.is_subscribing
+        self._is_paused = self.is_subscribing
+        return self._is_paused
 
     def _unsubscribe_all(self, packet: UnsubscribePacket) -> Iterator[None]:
         codes: list[int] = []
