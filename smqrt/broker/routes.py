@@ -425,7 +425,7 @@ class GuardedRoute:
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
             if type(batch) is not bytes:  # an MQTT client gets an answer for each message
-                batch.is_swallowed = True  # type: ignore[attr-defined]
+                batch.dropped(Drop.SWALLOWED)  # type: ignore[attr-defined]
             table = self._broker.topic_table
             topic = table.get(self._tid)
             # `Session.count_batch` has counted all messages but the first one, which only `Topic.deliver` counts.
@@ -450,6 +450,8 @@ class UnroutedRoute:
         cluster = self._broker.cluster
         if cluster is None or not cluster.missed(self._tid, messages):
             self._broker.stats.drop(Drop.UNROUTED, messages)
+            if type(batch) is not bytes:
+                batch.dropped(Drop.UNROUTED)  # type: ignore[attr-defined]
         hook = self._broker.hooks.ondrop
         if hook:
             hook(batch, self._tid, self._ptid, self._peer)

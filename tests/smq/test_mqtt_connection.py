@@ -67,20 +67,20 @@ def test_packets_wait_for_hooks(make_mqtt_site: MakeSite, kind: str) -> None:
     client.send(
         data_of(
             "10: M V 06 00 00 P 'a' P 'w' 'x' / 82: 00 01 P 't' 00 '#' 01 'u' 00 / 30: 't' P ~1 / 30: 't' P ~2 / c0: /"
-            " 32: 't' 00 02 P ~3 / 34: 'v' 00 03 P ~4 / a2: 00 04 P '#' / 32: 'v' 00 05 P ~5 / c0:",
+            " 32: 't' 00 02 P ~3 / 34: 'v' 00 03 P ~4 / c0: / a2: 00 04 P '#' / 32: 'v' 00 05 P ~5 / c0:",
             5,
         )
     )
     answers = []
-    while len(answers) < 12:
+    while len(answers) < 12:  # UNSUBSCRIBE comes in the turn of message 4, which is not delivered any more
         packet = client.receive()
         assert packet is not None
         answers.append(packet)
     messages = [packet for packet in answers if packet[0] >> 4 == 3]
-    assert [packet[-1:] for packet in messages] == [b"1", b"2", b"3", b"4"]
+    assert [packet[-1:] for packet in messages] == [b"1", b"2", b"3"]
     others = [packet for packet in answers if packet[0] >> 4 != 3]
     assert others == packets_of(
-        "A / 90: 00 01 P 00 01 00 / d0: / 40: 00 02 / 50: 00 03 / b0: 00 04 P 00 / 40: 00 05 10 / d0:", 5
+        "A / 90: 00 01 P 00 01 00 / d0: / 40: 00 02 / 50: 00 03 / d0: / b0: 00 04 P 00 / 40: 00 05 10 / d0:", 5
     )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from math import ceil
 from struct import Struct
 
+from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import varint
 
@@ -30,10 +31,10 @@ class MqttBatch(bytes):
         retain: whether the message replaces the retained one of its topic.
         properties: the properties to forward, packed, without their length and without the expiry.
         expires_s: when the message expires, on the clock of the broker.
-        is_swallowed: whether `onpublish` has rejected a message.
+        drops: why messages did not reach anybody; None when nobody asks for it.
     """
 
-    is_swallowed = False
+    drops: list[Drop] | None = None
     qos: int
     retain: bool
     properties: bytes
@@ -41,7 +42,14 @@ class MqttBatch(bytes):
 
     def like(self, frames: bytes) -> MqttBatch:
         """Return other frames with the attributes of these."""
-        return mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
+        found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
+        found.drops = self.drops
+        return found
+
+    def dropped(self, reason: Drop) -> None:
+        """Note that messages do not reach anybody."""
+        if self.drops is not None:
+            self.drops.append(reason)
 
 
 def mqtt_batch(

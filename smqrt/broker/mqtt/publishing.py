@@ -182,7 +182,10 @@ class PublishingClient(MqttSession):
             self.broker.stats.drop(Drop.UNROUTED, 1)
             return None, None
         frame = smq.publish_frame(topic.id, self.etid, 0, message.payload)
-        return mqtt_batch(frame, message.qos, message.retain, properties, expires_s), None
+        batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
+        if message.qos:
+            batch.drops = []
+        return batch, None
 
     def _topic(self, name: bytes) -> Topic | None:
         """Return the topic of a name; it is created if somebody wants it."""
@@ -241,8 +244,7 @@ class PublishingClient(MqttSession):
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
             message, batch = unanswered
-            code = Reason.IMPLEMENTATION_SPECIFIC_ERROR if batch.is_swallowed else Reason.SUCCESS
-            self._acknowledge(message, code)
+            self._acknowledge(message, _CODES[batch.drops[0]] if batch.drops else Reason.SUCCESS)
         postponed, self._postponed = self._postponed, None
         return postponed
 
