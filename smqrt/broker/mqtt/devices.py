@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Group, Options, mqtt_name, split_shared
@@ -111,7 +112,7 @@ class Devices(Outbox):
         self._is_delivering = self._is_sweeping = False
         broker.topic_table.on_named = self._on_topic
         broker.devices = self
-        broker.call_later(EXPIRY_CHECK_S, self._end_expired)
+        self._check_expiry_later()
 
     # ---- topics and filters
 
@@ -381,7 +382,17 @@ class Devices(Outbox):
         now_s = self.broker.clock()
         for device in [one for one in self.offline if one.ends_s <= now_s]:
             self.end(device)
-        self.broker.call_later(EXPIRY_CHECK_S, self._end_expired)
+        self._check_expiry_later()
+
+    def _check_expiry_later(self) -> None:
+        devices = ref(self)  # the timer must not keep a closed hub
+
+        def check() -> None:
+            found = devices()
+            if found is not None:
+                found._end_expired()
+
+        self.broker.call_later(EXPIRY_CHECK_S, check)
 
     # ---- wills
 
