@@ -87,6 +87,8 @@ class Outbox:
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
+    migrates = True
+    """Whether an open connection can be passed to another process."""
     is_forwarded = False
     """Whether `smq/forwarder.py` receives the client's messages."""
     torn = 0

@@ -22,6 +22,8 @@ import gevent
 from gevent import get_hub, monkey
 
 from smqrt.broker import client_limits, sessions
+from smqrt.broker.mqtt import records as mqtt_records
+from smqrt.broker.mqtt.client import MqttClient
 from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
@@ -154,7 +156,8 @@ def is_at_rest(session: Session) -> bool:
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
         return False
     return (
-        not connection.paused
+        connection.migrates
+        and not connection.paused
         and (connection.is_forwarded or connection.watcher.active)
         and _has_no_unfinished_data(session, connection)
     )
@@ -288,6 +291,8 @@ def can_migrate(session: Session, with_tls: bool) -> bool:
     connection = session.outbox
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
         return False
+    if not connection.migrates:
+        return False
     return with_tls or type(connection.transport) is not TlsTransport
 
 
@@ -382,11 +387,21 @@ class FrozenHub:
         self._unhandled = self.broker.server.remove_unhandled()
         for one in self.clients:
             one.take()
-        return {
+        record: Record = {
             "names": sessions.names_of(self.broker),
             "counters": sessions.counters_of(self.broker),
             "unhandled": self._unhandled,
         }
+        if self.broker.devices is not None:
+            self._close_mqtt_clients()
+            record["mqtt"] = mqtt_records.record_of(self.broker.devices)
+        return record
+
+    def _close_mqtt_clients(self) -> None:
+        """Close the MQTT clients: they reconnect to their sessions, whose record must not change any more."""
+        for session in [one for one in self.others if isinstance(one, MqttClient)]:
+            session.disconnect(CloseReason.RESTARTED)
+            self.others.remove(session)
 
     def roll_back(self) -> None:
         """Roll back: all clients continue at this hub."""
@@ -495,6 +510,8 @@ class RestoredHub:
         for name in sessions.adopt_names(self.broker, record["names"]):
             log.warning("the id of topic %r is now the one that its clients use; the application got another one", name)
         sessions.add_counters(self.broker, record["counters"])
+        if self.broker.devices is not None and "mqtt" in record:
+            mqtt_records.restore(self.broker.devices, record["mqtt"])
 
     def place(self, record: Record, transport: Transport) -> None:
         """Register a client. It is not read before `begin`, and nothing is sent to it."""

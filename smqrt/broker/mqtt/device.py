@@ -84,7 +84,7 @@ class Device:
     """
 
     __slots__ = (
-        "_last_number",
+        "last_number",
         "client",
         "client_id",
         "devices",
@@ -111,7 +111,7 @@ class Device:
         self.subscriptions: dict[str, Options] = {}
         self.in_flight: dict[int, Message | None] = {}
         self.waiting: deque[Message] = deque()
-        self.waiting_bytes = self._last_number = self.dropped = 0
+        self.waiting_bytes = self.last_number = self.dropped = 0
         self.unreleased: set[int] = set()
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
@@ -160,11 +160,11 @@ class Device:
 
     def _new_number(self) -> int:
         """Return a free packet identifier; the window is smaller than their number, so there is one."""
-        number = self._last_number
+        number = self.last_number
         while True:
             number = number % _IDENTIFIERS + 1
             if number not in self.in_flight:
-                self._last_number = number
+                self.last_number = number
                 return number
 
     def pump(self) -> None:
