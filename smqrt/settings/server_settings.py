@@ -15,7 +15,7 @@ from functools import cache
 from ipaddress import ip_network
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.limits import Limit, LimitSettings, TopicSettings, registered
+from smqrt.settings.limits import Limit, LimitSettings, MqttSettings, TopicSettings, registered
 from smqrt.settings.option_types import (
     InvalidValueError,
     Rule,
@@ -671,6 +671,8 @@ class Settings:
     last_value: LastValueSettings = group(
         LastValueSettings, "Limits of the last values that topics with `last_value` keep."
     )
+
+    mqtt: MqttSettings = group(MqttSettings, "MQTT clients of hubs (help: mqtt-hub).")
 
     def __post_init__(self) -> None:
         """Raise StartError for a value that breaks its rule."""

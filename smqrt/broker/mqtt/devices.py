@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
@@ -18,7 +17,7 @@ from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
-from smqrt.settings.limits import Limit
+from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
 
@@ -36,45 +35,12 @@ SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions 
 QUEUED = Limit("mqtt_queued", "mqtt.queued", "the queue of a session is full, and its oldest message is lost")
 
 
-@dataclass(slots=True)
-class MqttLimits:
-    """Limits of the MQTT clients of a hub.
-
-    Attributes:
-        packet_bytes: the largest packet.
-        session_expiry_s: the longest time for which a session is kept without a connection.
-        smq_qos: the QoS of messages that MQTT clients have not published.
-        receive_maximum: messages with QoS 1 and 2 that a client may have in flight, in each direction.
-        aliases: topic aliases of a client.
-        filters: topic filters of a client.
-        levels: levels of a topic name or filter.
-        user_properties: user properties of a packet.
-        queued_messages, queued_bytes: messages that wait in one session.
-        sessions: sessions without a connection.
-        retained, retained_bytes: retained messages.
-    """
-
-    packet_bytes: int = 1 << 20
-    session_expiry_s: int = 7 * 86400
-    smq_qos: int = 1
-    receive_maximum: int = 20
-    aliases: int = 10
-    filters: int = 1000
-    levels: int = 128
-    user_properties: int = 64
-    queued_messages: int = 1000
-    queued_bytes: int = 1 << 20
-    sessions: int = 100_000
-    retained: int = 250_000
-    retained_bytes: int = 256 << 20
-
-
 class Devices(Outbox):
     """The MQTT clients of one hub, and the outbox that gets the messages to them.
 
     Args:
         broker: the hub.
-        limits: see `MqttLimits`.
+        settings: the limits of its MQTT clients.
 
     Attributes:
         sessions: sessions by client id, with and without a connection.
@@ -96,11 +62,11 @@ class Devices(Outbox):
         "sessions",
     )
 
-    def __init__(self, broker: BrokerState, limits: MqttLimits | None = None) -> None:
+    def __init__(self, broker: BrokerState, settings: MqttSettings | None = None) -> None:
         super().__init__()
         self.budget_bytes = 1 << 62  # each connection has a budget of its own
         self.broker = broker
-        self.limits = limits or MqttLimits()
+        self.limits = settings or MqttSettings()
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
