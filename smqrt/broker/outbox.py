@@ -87,6 +87,8 @@ class Outbox:
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
+    protocol = "smq"
+    """The protocol of the client: "smq" or "mqtt"."""
     migrates = True
     """Whether an open connection can be passed to another process."""
     is_forwarded = False

@@ -40,6 +40,7 @@ class MqttConnection(RawConnection):
 
     __slots__ = ("_splitter", "deadline_s", "heard_s")
     takes_fragments = False
+    protocol = "mqtt"
     migrates = False  # the client reconnects to its session
     session: MqttClient
 
