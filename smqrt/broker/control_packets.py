@@ -146,7 +146,7 @@ def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: boo
         broker.subscribed(topic, client.outbox)
         topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
     client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
-    if is_new and broker.last_values is not None:
+    if is_new and (broker.last_values is not None or broker.devices is not None):
         broker.send_last_values(topic, client.outbox)
 
 

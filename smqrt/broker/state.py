@@ -466,7 +466,10 @@ class BrokerState:
 
     def send_last_values(self, topic: Topic, outbox: Outbox) -> None:
         """Send a new subscriber the last values of `topic`, before any message that is published later."""
-        if self.last_values is not None and (batch := self.last_values.initial_frames(topic)):
+        batch = self.last_values.initial_frames(topic) if self.last_values is not None else b""
+        if not batch and self.devices is not None and outbox is not self.devices:
+            batch = self.devices.retained_frame(topic)
+        if batch:
             outbox.put(topic.encode(batch) if outbox.websocket else batch)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:

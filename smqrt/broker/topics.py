@@ -67,6 +67,8 @@ class Traffic:
         messages, bytes: published here, with or without subscribers; bytes include the headers.
         arrived: messages that were published at other nodes of a cluster.
         copies, copied_bytes: put into the queues of subscribers, including those dropped later.
+        represented: returns how many more subscribers a topic has than outboxes, since one outbox represents all MQTT
+            clients; None without MQTT clients.
     """
 
     messages: int = 0
@@ -74,6 +76,7 @@ class Traffic:
     copies: int = 0
     copied_bytes: int = 0
     arrived: int = 0
+    represented: Callable[[Topic], int] | None = None
 
     def add(self, messages: int, size: int, copies: int) -> None:
         """Count messages of `size` bytes together, each for `copies` subscribers."""
@@ -156,7 +159,9 @@ class Topic:
     @property
     def counted(self) -> int:
         """Number of subscribers that observers see, including those at other nodes."""
-        return self.subscribers + self.elsewhere
+        represented = self._traffic.represented
+        more = 0 if represented is None else represented(self)
+        return self.subscribers + self.elsewhere + more
 
     @property
     def sole_raw(self) -> Outbox | None:
@@ -346,6 +351,7 @@ class Topics:
         numbers: derives ids of new topics from their names; None draws them at random.
         named_otherwise: called for a topic whose id differs from the one that `numbers` derives.
         absent: returns the topic of an ETID at another node, by its number, or None.
+        passing: topics that only messages of MQTT clients have created; they are removed again, see `remove_named`.
         on_named: called for each new topic with a name; None without MQTT clients.
     """
 
@@ -359,6 +365,7 @@ class Topics:
         self.numbers: NameNumbers | None = None
         self.named_otherwise: Callable[[Topic], object] = lambda topic: None
         self.absent: Callable[[int], Topic | None] = lambda number: None
+        self.passing: dict[Topic, None] = {}
         self.on_named: Callable[[Topic], object] | None = None
         self.clients: Mapping[int, EtidHolder] = {}
         self.by_key: dict[bytes, Topic] = {}
@@ -405,7 +412,27 @@ class Topics:
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
+        elif self.passing:
+            self.passing.pop(topic, None)  # somebody may keep its id from now on
         return topic
+
+    def passing_named(self, name: bytes) -> Topic:
+        """Return the topic `name`; a new one is removed again when nobody needs it."""
+        topic = self.by_name.get(name)
+        if topic is None:
+            topic = self.named(name)
+            if self._store is None:  # stored names keep their ids
+                self.passing[topic] = None
+        return topic
+
+    def remove_named(self, topic: Topic) -> None:
+        """Remove a topic of `passing`."""
+        assert topic.name is not None
+        topic.count()
+        topic.forget_routes()
+        self.passing.pop(topic, None)
+        del self.by_key[topic.key], self.by_name[topic.name]
+        self.names_bytes -= len(topic.name)
 
     def renumber(self, topic: Topic, number: int) -> None:
         """Change the id of a topic to `number`, which must be free."""

@@ -182,10 +182,10 @@ class TlsSettings:
     )
     minimum_version: str = option("1.2", _VERSION, "Oldest version of TLS: `1.2` or `1.3`.", live=True)
     alpn: tuple[str, ...] = option(
-        ("http/1.1",),
+        ("http/1.1", "mqtt"),
         texts(),
         "Protocols for ALPN, in order of preference. A client that offers none of them is accepted without ALPN.",
-        shown="`http/1.1`",
+        shown="`http/1.1,mqtt`",
         live=True,
     )
     handshake_s: float = option(5.0, number(0, above=True), "Time limit of a TLS handshake, in seconds.", live=True)
