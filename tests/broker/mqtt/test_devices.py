@@ -136,7 +136,8 @@ def test_unused_topics_go() -> None:
     hub.devices.unsubscribe(device, "#")
     settle()
     hub.tick(1)
-    assert not hub.broker.topic_table.by_name and not hub.broker.topic_table.passing
+    assert not hub.broker.topic_table.by_name
+    assert not hub.broker.topic_table.passing
     assert hub.broker.stats.subscriptions == 0
 
 
@@ -294,7 +295,8 @@ def test_a_session_ends_after_its_expiry() -> None:
     hub.tick(59)
     assert "device" in hub.devices.sessions
     hub.tick(2)
-    assert "device" not in hub.devices.sessions and not hub.devices.filters.by_text
+    assert "device" not in hub.devices.sessions
+    assert not hub.devices.filters.by_text
 
 
 def test_a_clean_start_ends_the_session() -> None:
@@ -303,7 +305,9 @@ def test_a_clean_start_ends_the_session() -> None:
     hub.devices.left(device)
     hub.publish(b"t", b"x", qos=1)
     again, receiver = hub.client("device")
-    assert again is not device and receiver.take() == [] and not again.subscriptions
+    assert again is not device
+    assert receiver.take() == []
+    assert not again.subscriptions
 
 
 def test_the_number_of_sessions_without_a_connection_is_limited() -> None:
@@ -326,7 +330,8 @@ def test_records_restore_sessions_and_retained_messages() -> None:
     assert record_of(other.devices) == record_of(hub.devices)
     assert other.retained("#") == [(b"t", b"2")]
     _, second = other.client("device", clean=False)
-    assert second.take() == [b"1", b"2"] and second.released == [receiver.numbers[0]]
+    assert second.take() == [b"1", b"2"]
+    assert second.released == [receiver.numbers[0]]
     other.publish(b"u/1", b"shared", qos=1)
     assert second.take() == [b"shared"]
 
@@ -354,7 +359,8 @@ def test_retained_messages_expire() -> None:
     hub.now_s = 9
     assert hub.retained("a") == [(b"a", b"x")]
     hub.now_s = 10
-    assert hub.retained("a") == [] and not hub.devices.retained_bytes
+    assert hub.retained("a") == []
+    assert not hub.devices.retained_bytes
 
 
 @pytest.mark.parametrize("settings", [MqttSettings(retained=2), MqttSettings(retained_bytes=4)])
