@@ -118,21 +118,30 @@ def subscribe(client: RequestingClient, packet: bytes) -> bool:
     if client.identity is not None and not client_limits.may_subscribe(client, name):
         deny_subscription(client, name)
         return False
+    hook = client.broker.hooks.permittop
+    if hook is None:
+        _answer_subscribe(client, name, True)
+        return False
+    return client.ask(hook, (name, True, client), lambda permitted: _answer_subscribe(client, name, permitted))
+
+
+def _answer_subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
+    """Subscribe the client to `name` if the hook has `permitted` it and no limit is reached; otherwise deny it."""
     broker = client.broker
-
-    def decided(permitted: Any) -> None:
-        if len(client.topics or ()) >= broker.limits.subscriptions:
-            broker.refuse(client, CLIENT_SUBSCRIPTIONS)
-            permitted = False
-        elif not permitted:
-            broker.count_denial(client, "subscribe to", "topic", name)
-        if permitted and _may_name(client, broker.topic_table, name):
-            topic = broker.topic_table.named(name)
-            when_saved(client, broker.topic_table.unsaved(name), lambda saved: _send_suback(client, topic, name, saved))
-        else:
-            deny_subscription(client, name)
-
-    return client.ask(broker.hooks.permittop, (name, True, client), decided)
+    table = broker.topic_table
+    if len(client.topics or ()) >= broker.limits.subscriptions:
+        broker.refuse(client, CLIENT_SUBSCRIPTIONS)
+        permitted = False
+    elif not permitted:
+        broker.count_denial(client, "subscribe to", "topic", name)
+    if not permitted or not _may_name(client, table, name):
+        deny_subscription(client, name)
+        return
+    topic, saving = table.named(name), table.unsaved(name)
+    if saving is None and not client.unsaved_answers:
+        _send_suback(client, topic, name, True)
+    else:
+        when_saved(client, saving, lambda saved: _send_suback(client, topic, name, saved))
 
 
 def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: bool) -> None:
@@ -144,7 +153,8 @@ def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: boo
             client.topics = {}
         client.topics[topic.id] = topic
         broker.subscribed(topic, client.outbox)
-        topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
+        if topic.observers:
+            topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
     client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
     if is_new and broker.last_values is not None:
         broker.send_last_values(topic, client.outbox)

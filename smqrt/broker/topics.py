@@ -399,7 +399,7 @@ class Topics:
             # In a cluster this range has the ETIDs of clients at all nodes, which this node can't check.
             may_be_etid = self.numbers is not None and LOCAL_MASK < number < TOPIC_BIT
             if not number or number.to_bytes(4, "big") in self.by_key or may_be_etid:
-                number = self._draw_free(lambda: self._random_u32() | TOPIC_BIT)
+                number = self._draw_free(TOPIC_BIT, TOPIC_BIT - 1)
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
@@ -429,15 +429,13 @@ class Topics:
 
     def etid(self, wanted: int = 0) -> int:
         """Return an ETID for a new client: `wanted` if that is free and not 0."""
-        return self.draw() if not wanted or self.is_taken(wanted) else wanted
+        if wanted and not self.is_taken(wanted):
+            return wanted
+        return self._draw_free(self.node << LOCAL_BITS, LOCAL_MASK)
 
     def ephemeral(self, number: int = 0) -> Topic:
         """Create the topic of an ETID, with the id `number` if that is free and not 0."""
         return self._insert(self.etid(number), None)
-
-    def draw(self) -> int:
-        """Return a free id for an ETID of this node."""
-        return self._draw_free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
 
     def foreign(self, number: int, outbox: Outbox) -> Topic:
         """Create the topic of an ETID at another node; `outbox` is that node's send queue."""
@@ -458,9 +456,10 @@ class Topics:
         """Return `(id, name)` of every named topic."""
         return iter([(topic.id, name) for name, topic in self.by_name.items()])
 
-    def _draw_free(self, draw: Callable[[], int]) -> int:
+    def _draw_free(self, fixed_bits: int, random_bits: int) -> int:
+        """Return a free id of `fixed_bits` and of random bits where `random_bits` has ones."""
         while True:
-            number = draw()
+            number = fixed_bits | self._random_u32() & random_bits
             # Local number 1 is the ETID of a node's server. ETIDs in `_leaving` are still observed, or in tables.
             if number & LOCAL_MASK > SERVER_LOCAL and not self.is_taken(number) and number not in self._leaving:
                 return number

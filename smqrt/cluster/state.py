@@ -151,7 +151,7 @@ class ClusterState:
 
     def assign_public_etid(self, etid: int) -> None:
         """Draw an ETID with the number of this node, which other nodes will use for a client."""
-        self.public[etid] = public = self.broker.topic_table.draw()
+        self.public[etid] = public = self.broker.topic_table.etid()
         self.local[public] = etid
 
     # ---- topics

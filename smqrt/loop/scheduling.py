@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gevent import get_hub
 from gevent.hub import Hub, Waiter
@@ -121,7 +121,10 @@ class Timed(Protocol):
         """Handle the passed deadline. Called in the Hub greenlet; must not block."""
 
 
-class Deadlines:
+TimedItem = TypeVar("TimedItem", bound=Timed)
+
+
+class Deadlines(Generic[TimedItem]):
     """Calls `expired()` of each watched object once its `deadline_s` has passed.
 
     To set a deadline, write the attribute. A repeating timer checks all watched objects a few times a second. That is
@@ -132,23 +135,23 @@ class Deadlines:
     """
 
     def __init__(self, tick_s: float = TICK_S) -> None:
-        self._watched: set[Timed] = set()
+        self._watched: set[TimedItem] = set()
         self._tick_s = tick_s
         self._timer = get_hub().loop.timer(tick_s, tick_s)
 
     def __len__(self) -> int:
         return len(self._watched)
 
-    def __iter__(self) -> Iterator[Timed]:
+    def __iter__(self) -> Iterator[TimedItem]:
         return iter(self._watched)
 
-    def watch(self, item: Timed) -> None:
+    def watch(self, item: TimedItem) -> None:
         """Watch `item`."""
         if not self._watched:  # so that an idle process is not woken up
             self._timer.start(self._check)
         self._watched.add(item)
 
-    def forget(self, item: Timed) -> None:
+    def forget(self, item: TimedItem) -> None:
         """Stop watching `item`."""
         self._watched.discard(item)
         if not self._watched:

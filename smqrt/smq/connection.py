@@ -15,8 +15,8 @@ from time import time
 from typing import Any
 
 from gevent import Timeout, get_hub
+from gevent.hub import Waiter
 
-from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
@@ -70,7 +70,8 @@ class SocketOutbox(Outbox):
         session: the client's session.
         sock, watcher: see above.
         writer: the WRITE watcher, created at its first use.
-        handshake: resolved once the client is accepted or rejected, and then None.
+        handshake: wakes the greenlet that waits for the end of the handshake; None once the client is accepted or
+            rejected.
         torn: whether the first entry of the queue is the rest of a partly sent frame: 0 for no, otherwise its kind.
         backlog: queue positions for the slow-consumer policies of the hub; None while the client reads.
     """
@@ -83,7 +84,7 @@ class SocketOutbox(Outbox):
         self.sock = sock
         self.watcher: Any = watcher
         self.writer: Any = None
-        self.handshake: Deferred[None] | None = Deferred()
+        self.handshake: Waiter[None] | None = Waiter()
         self.life = Life.OPENING
         self.torn = 0
         self.backlog: Backlog | None = None
@@ -236,7 +237,7 @@ class SocketOutbox(Outbox):
                 break
 
     def _unblock(self) -> None:
-        self.life = transition(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
+        self.life = transition(BLOCKED, Life.OPENING if self.handshake is not None else Life.OPEN)
         self.released(self.queued_bytes)
         if self.writer is not None:
             self.writer.stop()
@@ -287,13 +288,14 @@ class SocketOutbox(Outbox):
     # ---- closing
 
     def settled(self) -> None:
-        """Resolve the handshake; the client was accepted or rejected."""
+        """End the handshake; the client was accepted or rejected."""
         handshake, self.handshake = self.handshake, None
-        if handshake:
+        if handshake is not None:
             data_path.end_handshake(self)
             if self.life is Life.OPENING:
                 self.life = transition(self.life, Life.OPEN)
-            handshake.resolve()
+            # By the loop: the greenlet must not run in the middle of the caller, which may use the receive buffer.
+            get_hub().loop.run_callback(handshake.switch, None)
 
     def lost(self, reason: CloseReason) -> None:
         """Disconnect the session of a broken connection."""

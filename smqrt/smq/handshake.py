@@ -30,7 +30,6 @@ from smqrt.broker.state import BrokerClient, Hooks, Verdict
 from smqrt.broker.topics import HANDSHAKES
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError, SmqrtError
 from smqrt.loop import greenlets
-from smqrt.loop.greenlets import wait
 from smqrt.loop.scheduling import Watcher
 from smqrt.settings.limits import Limit
 from smqrt.settings.option_types import whole
@@ -266,8 +265,8 @@ def _start_session(
         connection.greet(_REPLY if wants_reply else b"", smq.frame(hello))
     connection.start(session, detached.data)
     handshake = connection.handshake
-    if handshake:
-        wait(handshake)
+    if handshake is not None:
+        handshake.get()
 
 
 def too_many(broker: Broker, address: str) -> bool:

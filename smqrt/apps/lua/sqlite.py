@@ -425,7 +425,7 @@ class Connection:
         database: Database,
         threads: Threads,
         group: Hashable,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Any],
         on_closed: Callable[[], object],
     ) -> None:
         self.database = database
