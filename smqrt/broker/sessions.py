@@ -53,6 +53,11 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+# Globals, because each access to an attribute of an enumeration takes as long as a call.
+WAITING, AUTHENTICATING = SessionState.WAITING, SessionState.AUTHENTICATING
+CONNECTED, CLOSED = SessionState.CONNECTED, SessionState.CLOSED
+
+
 class Session:
     """State of one client at the broker.
 
@@ -113,7 +118,7 @@ class Session:
         self.seed = seed
         self.origin: Any = origin
         self.identity: Identity | None = None
-        self.state = SessionState.WAITING
+        self.state = WAITING
         self.etid = 0
         self.since_s: float | None = None
         self.uid = self.info = b""
@@ -137,7 +142,7 @@ class Session:
 
         Never raises: a packet that violates the protocol ends the session with a close reason.
         """
-        if self.state is SessionState.CLOSED:
+        if self.state is CLOSED:
             return False
         for trace in self.broker.traces:
             trace.packet(self, packet)
@@ -154,7 +159,7 @@ class Session:
 
     def fail(self, error: ProtocolError) -> None:
         """End the session because the client violated the protocol."""
-        if self.state is SessionState.WAITING:
+        if self.state is WAITING:
             self.broker.log(self, f"refused: {error}")
             self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason, str(error))
             return
@@ -165,7 +170,7 @@ class Session:
     def _handle(self, packet: bytes) -> bool | None:
         if not packet:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        if self.state is SessionState.WAITING:
+        if self.state is WAITING:
             return self._connect(packet)
         limits = self.broker.publish_limits
         if limits is not None:
@@ -184,7 +189,7 @@ class Session:
 
         def answered(value: Any, error: BaseException | None) -> None:
             self.pending = None
-            if self.state is not SessionState.CLOSED and self.call_or_disconnect(then, value):
+            if self.state is not CLOSED and self.call_or_disconnect(then, value):
                 self.outbox.resume()
 
         answer = hook(*arguments) if hook else True
@@ -193,7 +198,7 @@ class Session:
                 answer.then(answered)
                 return True
             answer = None if answer.failed else answer.result()
-        if self.state is not SessionState.CLOSED:  # the hook may have disconnected this client
+        if self.state is not CLOSED:  # the hook may have disconnected this client
             then(answer)
         return False
 
@@ -217,7 +222,7 @@ class Session:
         self.uid, self.info = connect.uid, connect.info
         if connect.max_frame_bytes:
             self.broker.limit_chunks(self, connect.max_frame_bytes)
-        self.state = SessionState.AUTHENTICATING
+        self.state = AUTHENTICATING
         hook = self.broker.hooks.authenticate
         if hook is None:
             self.accept()
@@ -255,10 +260,10 @@ class Session:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if broker.closed:  # `onclose` of the old session may have closed the broker
             self.disconnect(CloseReason.SHUTDOWN)
-        if self.state is SessionState.CLOSED:  # or this session
+        if self.state is CLOSED:  # or this session
             return
         # The ETID of the old session is free now, and this session gets it.
-        self.etid, self.state = broker.topic_table.etid(old.etid if old else 0), SessionState.CONNECTED
+        self.etid, self.state = broker.topic_table.etid(old.etid if old else 0), CONNECTED
         self.since_s = broker.clock()
         broker.add_client(self)
         for trace in broker.traces:
@@ -270,9 +275,9 @@ class Session:
 
     def connect_timed_out(self) -> None:
         """Reject a client whose Connect, or whose authentication, did not complete in time."""
-        if self.state is SessionState.AUTHENTICATING:
+        if self.state is AUTHENTICATING:
             self.broker.log(self, "authenticate timed out; the client is rejected")
-        if self.state in (SessionState.WAITING, SessionState.AUTHENTICATING):
+        if self.state in (WAITING, AUTHENTICATING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
@@ -283,7 +288,7 @@ class Session:
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """Send the client the number of subscribers of an observed topic."""
-        if self.state is SessionState.CLOSED:
+        if self.state is CLOSED:
             return
         self.outbox.reply(smq.change(topic.id, subscribers))
         if topic.name is None and self.observed:
@@ -297,7 +302,7 @@ class Session:
         Raises:
             ProtocolError: the publisher is not this client, or the client is not connected.
         """
-        if self.state is not SessionState.CONNECTED:
+        if self.state is not CONNECTED:
             raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
         if int.from_bytes(key[5:9], "big") != self.etid:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
@@ -400,7 +405,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self.state is SessionState.CLOSED
+        return self.state is CLOSED
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """Close the connection.
@@ -410,8 +415,8 @@ class Session:
             text: sent in a Disconnect packet first; None sends no packet.
             detail: details of the reason, for the operator.
         """
-        state, self.state = self.state, SessionState.CLOSED  # first: hooks below may disconnect it again
-        if state is SessionState.CLOSED:
+        state, self.state = self.state, CLOSED  # first: hooks below may disconnect it again
+        if state is CLOSED:
             return
         self.broker.stats.ends[reason] += 1
         self.broker.on_end(self, reason, detail)
@@ -419,14 +424,14 @@ class Session:
             trace.ended(self, reason, detail)
         if text is not None:
             self.outbox.reply(smq.disconnect(text))
-        if state is SessionState.CONNECTED:
+        if state is CONNECTED:
             self.broker.remove_client(self, reason)
             run_in_background(self._leave(self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
             self.meter.end()
         self.outbox.finish(reason)
-        if state is SessionState.CONNECTED:
+        if state is CONNECTED:
             # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
@@ -619,7 +624,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     session.since_s = record["since"]
     session.names_made, session.names_made_bytes = record["names"]
     session.fragments = None if record["fragments"] is None else bytearray(record["fragments"])
-    session.etid, session.state = record["etid"], SessionState.CONNECTED
+    session.etid, session.state = record["etid"], CONNECTED
     for number in record["topics"]:
         named = broker.topic_table.get(number)
         if named is not None:
@@ -656,7 +661,7 @@ def observe(session: Session, record: Record) -> None:
 
 def leave(session: Session) -> None:
     """Close a session that another process has restored, without notifications."""
-    session.state = SessionState.CLOSED
+    session.state = CLOSED
     session.forget_routes()
     session.outbox.queue = []
     session.topics = session.observed = session.fragments = None

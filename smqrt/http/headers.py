@@ -159,6 +159,11 @@ class Headers:
         """Set all fields of `others`, replacing fields of the same names."""
         self._fields.update(others._fields)
 
+    def add_missing(self, others: Headers) -> None:
+        """Set the fields of `others` whose names are missing."""
+        for key, fields in others._fields.items():
+            self._fields.setdefault(key, fields)
+
     def copy(self) -> Headers:
         """Return an independent copy."""
         copied = Headers()

@@ -441,6 +441,9 @@ class RawConnection(SocketOutbox):
                 if not self.joins_in:
                     self.join_forwarder()
                 return
+            if got > 2 and data[0] << 8 | data[1] == got and data[2] != 8:  # not Publish
+                self._handle_control(data[2:])
+                return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
@@ -448,6 +451,20 @@ class RawConnection(SocketOutbox):
             self.receive_bytes = size >> 1
         self.carry = b""
         self.feed(held + got)
+
+    def _handle_control(self, packet: bytes) -> None:
+        """Handle a control packet that was received alone: a client that connects sends these."""
+        if self.joins_in < forwarder.JOIN_AFTER:  # only single messages in a row count
+            self.joins_in = forwarder.JOIN_AFTER
+        try:
+            if self.session.control(packet):
+                self.pause()
+        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
+            self._close_after_error()
+
+    def _close_after_error(self) -> None:
+        log.exception("error while routing; the connection is closed")
+        self.lost(CloseReason.HOOK_FAILED)
 
     def on_data_waiting(self) -> None:
         """Route bytes that were received before, with the HTTP request or before a pause."""
@@ -473,8 +490,7 @@ class RawConnection(SocketOutbox):
         except ProtocolError as error:
             self.session.fail(error)
         except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
-            log.exception("error while routing; the connection is closed")
-            self.lost(CloseReason.HOOK_FAILED)
+            self._close_after_error()
         return size
 
     def _route_batches(self, size: int) -> int:

@@ -200,7 +200,7 @@ class Admission:
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
 
-def connect(broker: Broker, admission: Admission, request: object, origin: Origin) -> None:
+def connect(broker: Broker, admission: Admission, request: object, origin: Origin | None) -> None:
     """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake has ended.
 
     Raises:
@@ -244,7 +244,7 @@ def websocket_key(request: BootstrapRequest) -> str | None:
 
 
 def _start_session(
-    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin | None
 ) -> None:
     wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"  # before `detach` ends the request
     try:
@@ -281,13 +281,12 @@ def too_many(broker: Broker, address: str) -> bool:
     return True
 
 
-def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
+def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin | None, address: str) -> Session:
     """Return the session of a new connection, and start the deadline of its handshake."""
     connection.budget_bytes = admission.budget_bytes
-    origin.address = address
-    # Without these hooks the session does not reference the request, so that its memory is freed.
-    needed = broker.hooks.authenticate or broker.hooks.onconnect
-    session = Session(broker, connection, broker.random_u32(), origin if needed else None)
+    if origin is not None:
+        origin.address = address
+    session = Session(broker, connection, broker.random_u32(), origin)
     connection.session = session
     data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     return session
@@ -668,7 +667,7 @@ class HandlerRequest:
         return self
 
 
-def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
+def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin | None) -> bool:
     """Serve the WebSocket of gevent-websocket in `environ`, until it is closed.
 
     A WebSocket from a page of a foreign host is closed at once.
