@@ -20,7 +20,7 @@ from gevent.hub import Waiter
 from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.loop.scheduling import Watcher
+from smqrt.loop.scheduling import Watcher, share
 from smqrt.smq import data_path, forwarder
 from smqrt.transport.tls import ClientSocket, Transport, half_close
 from smqrt.wire.connection_state import Life, transition
@@ -442,7 +442,7 @@ class RawConnection(SocketOutbox):
                     self.join_forwarder()
                 return
             if got > 2 and data[0] << 8 | data[1] == got and data[2] != 8:  # not Publish
-                self._handle_control(data[2:])
+                self._handle_control(data)
                 return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
@@ -452,12 +452,18 @@ class RawConnection(SocketOutbox):
         self.carry = b""
         self.feed(held + got)
 
-    def _handle_control(self, packet: bytes) -> None:
+    def _handle_control(self, frame: bytes) -> None:
         """Handle a control packet that was received alone: a client that connects sends these."""
+        turn = share()
+        if turn.spent():  # many clients connect at the same time, and other events are due
+            self.carry = frame
+            self.pause()
+            turn.later(self.resume_now)
+            return
         if self.joins_in < forwarder.JOIN_AFTER:  # only single messages in a row count
             self.joins_in = forwarder.JOIN_AFTER
         try:
-            if self.session.control(packet):
+            if self.session.control(frame[2:]):
                 self.pause()
         except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
             self._close_after_error()
@@ -633,7 +639,7 @@ class RawConnection(SocketOutbox):
         if meter is not None and meter.waits:
             return  # the meter resumes the connection when there are tokens
         self.paused = False
-        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
+        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket and self.handshake is None:
             self._receive_more()
         self.on_data_waiting()
         if not (self.paused or self.life.over or self.is_forwarded or self in data_path.frozen_connections):

@@ -173,10 +173,11 @@ class KeepAlive:
             KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
+        self._is_set_by_listener = (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S)
 
     def apply(self, sock: Transport) -> None:
         """Apply the times to a client's socket, unless the listener has set the same."""
-        if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
+        if self._is_set_by_listener:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle_s)

@@ -260,6 +260,7 @@ class Admitted(_socket.socket):
     __slots__ = ("_address", "_counts", "_limit", "client_tls")
     _limit: ConnectionLimit | None
     _address: str
+    client_tls: bool
 
     @property
     def peer_host(self) -> str | None:
@@ -395,7 +396,7 @@ class ConnectionLimit:
         self.open += 1
         self._shared_count[0] = self.open
         self._by_address[host] = self._by_address.get(host, 0) + 1
-        sock._limit, sock._address = self, host
+        sock._limit, sock._address, sock.client_tls = self, host, False
 
     def release(self, host: str) -> None:
         """Stop counting a closed connection of an address."""
