@@ -111,7 +111,10 @@ class StaticFiles:
         if entry is None or call_blocking_unless_local(self._io, name, self._io.version, name) != entry.stat.version:
             self._remove(name)
             try:
-                stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
+                found = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
+                if found is None:
+                    return None
+                stat, begin = found
                 entry = StaticFile(name, stat, is_page(name))
                 if not entry.stat.isdir and self._io.private.has_private_content(name, begin):
                     return None
@@ -374,8 +377,10 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
-def _read_beginning(io: Io, name: str) -> tuple[Stat, bytes]:
-    """Return the stat and the first bytes of a name that clients may see."""
+def _read_beginning(io: Io, name: str) -> tuple[Stat, bytes] | None:
+    """Return the stat and the first bytes of a name that clients may see; None if it does not exist."""
+    if io.version(name) is None:  # one system call, and the usual case: the files of another directory
+        return None
     stat = io.published(name)
     return stat, b"" if stat.isdir else io.read_published(name, MAGIC_BYTES)[1]
 
