@@ -348,15 +348,19 @@ class Response:
 
     def _head(self, framing: bytes) -> bytes:
         status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()
-        fields = self._headers.encode() if self._headers else b""
+        headers, fields, date = self._headers, b"", b""
+        if headers is not None:
+            fields = headers.encode()
         for finish in self.finishers:
             fields = finish(fields)
-        date = b"" if self._headers and "date" in self._headers else date_line()
+        if headers is None or "date" not in headers:
+            date = date_line()
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
+        headers = self._headers
         if not self._connection.can_keep_alive(self.ended) or (
-            self._headers and self._headers.has_token("connection", "close")
+            headers is not None and "connection" in headers and headers.has_token("connection", "close")
         ):
             self.close = True
         if self.close:

@@ -406,7 +406,8 @@ class HttpConnection:
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
-            response.end()
+            if not response.ended:
+                response.end()
         except HttpError as error:
             self._respond_error(request, error)
         except ClientGoneError:

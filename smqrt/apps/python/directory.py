@@ -136,8 +136,8 @@ class RequestSlots:
 
     def release(self) -> None:
         """Return a slot; the request that has waited longest takes it."""
-        limit = current_limits().app_requests
         self._running -= 1
+        limit = current_limits().app_requests if self._waiting else None
         while self._waiting and (limit is None or self._running < limit):
             self._running += 1
             self._waiting.popleft().set()
