@@ -238,7 +238,10 @@ class ApplicationDirectory(ResourceReader):
         return self._as_own(request, super()._run, request, entry)
 
     def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        return bool(children) and self._as_own(request, super()._try_children, children, request, relpath)
+        for child in children:
+            if relpath.startswith(child.prefix):  # otherwise no code runs
+                return self._as_own(request, super()._try_children, children, request, relpath)
+        return False
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.is_repeatable = False
