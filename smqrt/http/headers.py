@@ -182,8 +182,12 @@ class Headers:
 
     def encode(self) -> bytes:
         """Return the fields as header lines, without those that the server sets."""
-        kept = [fields for key, fields in self._fields.items() if key not in _SET_BY_SERVER]
-        return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
+        lines = ""
+        for key, fields in self._fields.items():
+            if key not in _SET_BY_SERVER:
+                for name, value in fields:
+                    lines += f"{name}: {value}\r\n"
+        return lines.encode("latin-1")
 
 
 def with_missing_fields(lines: bytes, fields: Mapping[str, str]) -> bytes:

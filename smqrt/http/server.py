@@ -289,7 +289,7 @@ class HttpConnection:
         server = self.server
         if server.observers or server.proxies is not None or server.draining:
             return False
-        file = server.repeats.find(head, server.access, server.root.version, self.is_https)
+        file = server.repeats.find(head, server.access, server.root.version, self.is_https, server.share.turn)
         if file is None:
             return False
         data = b"".join((file.head, date_line(), b"\r\n", file.body))
@@ -399,7 +399,8 @@ class HttpConnection:
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
-            response.end()
+            if not response.ended:
+                response.end()
         except HttpError as error:
             self._respond_error(request, error)
         except ClientGoneError:
@@ -467,8 +468,12 @@ class HttpConnection:
         Raises:
             ClientGoneError: the client has closed the connection or did not read in time.
         """
+        self.server.repeats.other_responses += 1
+        transport = self.transport
+        if transport is None:
+            raise ClientGoneError("the connection was closed")
         try:
-            sent = self._open_transport().send(data)
+            sent = transport.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:

@@ -34,13 +34,16 @@ class Share:
 
     When the share is used up, tasks continue in later turns, in the order of `later` calls. So a hundred busy
     connections block the loop no longer than one.
+
+    Attributes:
+        turn: number of the turn of the last call of `spent`.
     """
 
-    __slots__ = ("_loop", "_queue", "_timer", "_turn", "_until_s")
+    __slots__ = ("_loop", "_queue", "_timer", "_until_s", "turn")
 
     def __init__(self, hub: Hub) -> None:
         self._loop: Any = hub.loop
-        self._turn = -1
+        self.turn = -1
         self._until_s = 0.0
         self._queue: deque[Job] = deque()
         self._timer: Any = self._loop.timer(_SHORTEST_S)
@@ -48,8 +51,8 @@ class Share:
     def spent(self) -> bool:
         """Return whether the time of this turn is used up. The time begins with the first call in a turn."""
         turn: int = self._loop.iteration
-        if turn != self._turn:
-            self._turn, self._until_s = turn, monotonic() + TURN_S
+        if turn != self.turn:
+            self.turn, self._until_s = turn, monotonic() + TURN_S
             return False
         return monotonic() >= self._until_s
 

@@ -191,6 +191,8 @@ class Activities:
         if answer is True:
             self._idle.append(co)
             return ()
+        if type(answer) is tuple and type(answer[0]) is bool:  # ended without blocking
+            return self._ended(co, answer)
         return self._drive(co, answer)
 
     def stop(self) -> None:

@@ -134,8 +134,8 @@ class RequestSlots:
 
     def release(self) -> None:
         """Return a slot; the request that has waited longest takes it."""
-        limit = current_limits().app_requests
         self._running -= 1
+        limit = current_limits().app_requests if self._waiting else None
         while self._waiting and (limit is None or self._running < limit):
             self._running += 1
             self._waiting.popleft().set()
@@ -220,7 +220,10 @@ class ApplicationDirectory(ResourceReader):
         return self._as_own(request, super()._run, request, entry)
 
     def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        return bool(children) and self._as_own(request, super()._try_children, children, request, relpath)
+        for child in children:
+            if relpath.startswith(child.prefix):  # otherwise no code runs
+                return self._as_own(request, super()._try_children, children, request, relpath)
+        return False
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.is_repeatable = False
