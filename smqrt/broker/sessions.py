@@ -22,7 +22,7 @@ from smqrt.auth.identity import Identity, Method, Rights
 from smqrt.broker import client_limits, control_packets
 from smqrt.broker.broker import Broker
 from smqrt.broker.client_limits import Meter, MeteredRoute, refuse_message
-from smqrt.broker.control_packets import HANDLERS, Value
+from smqrt.broker.control_packets import HANDLERS, Subscriptions, Value, with_topic, without_topic
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
@@ -69,7 +69,7 @@ class Session:
         origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         since_s: when the client was accepted, on the broker's clock; None before.
         identity: its user and rights; None when clients need not authenticate.
-        topics: the named topics that it subscribes to, by id; None for none.
+        topics: the named topics that it subscribes to.
         observed: the topics that it observes; None for none.
         fragments: payload of the received PubFrag packets; None between messages.
         names_made, names_made_bytes: the topics and sub-topics that this client created, for its limits.
@@ -118,7 +118,7 @@ class Session:
         self.since_s: float | None = None
         self.uid = self.info = b""
         self.topic: Topic | None = None
-        self.topics: dict[int, Topic] | None = None
+        self.topics: Subscriptions = ()
         self.routes = _NO_ROUTES
         self.partitions: Any = None
         self.pending: bytes | None = None
@@ -369,6 +369,11 @@ class Session:
         route = self.routes.get(batch[2:11]) or self.resolve(batch[2:11])
         return bool(route.deliver(batch))
 
+    @property
+    def topic_ids(self) -> list[int]:
+        """The ids of the topics that it subscribes to."""
+        return [topic.id for topic in self.topics]
+
     # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
@@ -376,7 +381,8 @@ class Session:
 
         The client gets a Suback with 0, the answer to a denied Subscribe, because SMQ has no packet for this case.
         """
-        if self.topics and self.topics.pop(topic.id, None):
+        if topic in self.topics:
+            self.topics = without_topic(self.topics, topic)
             self.broker.unsubscribed(topic, self.outbox)
             control_packets.deny_subscription(self, topic.name or b"")
 
@@ -421,8 +427,9 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED:
             self.broker.remove_client(self, reason)
-            run_in_background(self._leave(self.observed or set(), self.topics or {}))
-            self.observed = self.topics = self.fragments = self.unsaved_answers = None
+            run_in_background(self._leave(self.observed or set(), self.topics))
+            self.topics = ()
+            self.observed = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
             self.meter.end()
         self.outbox.finish(reason)
@@ -430,12 +437,12 @@ class Session:
             # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
-    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+    def _leave(self, observed: set[Topic], topics: Subscriptions) -> Iterator[None]:
         """Remove the client from all tables, in portions: leaving thousands of topics takes milliseconds."""
         for topic in observed:
             topic.unobserve(self)
             yield
-        for topic in topics.values():
+        for topic in topics:
             self.broker.unsubscribed(topic, self.outbox)
             yield
         self.forget_routes()
@@ -579,7 +586,7 @@ def client_record(session: Session) -> Record:
         "info": session.info,
         "seed": session.seed,
         "names": [session.names_made, session.names_made_bytes],
-        "topics": list(session.topics or ()),
+        "topics": session.topic_ids,
         "observed": [[topic.id, topic.observers.get(session, 0)] for topic in session.observed or ()],
         "since": session.since_s,  # monotonic: the same clock in all processes of a machine
         "identity": None if session.identity is None else _identity_record(session.identity),
@@ -623,9 +630,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     for number in record["topics"]:
         named = broker.topic_table.get(number)
         if named is not None:
-            if session.topics is None:
-                session.topics = {}
-            session.topics[named.id] = named
+            session.topics = with_topic(session.topics, named)
             named.add(outbox)
     if record["identity"] is not None:
         session.identity = _identity_of(record["identity"], rights)
@@ -659,7 +664,8 @@ def leave(session: Session) -> None:
     session.state = SessionState.CLOSED
     session.forget_routes()
     session.outbox.queue = []
-    session.topics = session.observed = session.fragments = None
+    session.topics = ()
+    session.observed = session.fragments = None
 
 
 def forget_clients(broker: Broker, sessions: set[Session]) -> None:

@@ -136,7 +136,7 @@ class PrecopiedClient:
 
     def _current_state(self) -> tuple[object, ...]:
         session, connection = self._session, self.connection
-        made, topics = (session.names_made, session.names_made_bytes), len(session.topics or ())
+        made, topics = (session.names_made, session.names_made_bytes), len(session.topics)
         return session.identity, made, topics, connection.sock, connection.dropped
 
 
