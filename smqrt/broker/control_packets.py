@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from smqrt.broker import client_limits
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.rare import RareState, UnsavedAnswers
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -48,7 +49,8 @@ class RequestingClient(client_limits.Client, Protocol):
     fragments: bytearray | None
     names_made: int
     names_made_bytes: int
-    unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None
+    rare: RareState
+    unsaved_answers: UnsavedAnswers | None
     waits_for_disk: bool
 
     def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
@@ -69,8 +71,8 @@ class RequestingClient(client_limits.Client, Protocol):
 
 def send_answer(client: RequestingClient, packet: bytes) -> None:
     """Send an answer, behind those that wait for the disk."""
-    if client.unsaved_answers:
-        client.unsaved_answers.append((None, lambda saved: client.outbox.reply(packet)))
+    if client.rare.unsaved_answers:
+        client.rare.unsaved_answers.append((None, lambda saved: client.outbox.reply(packet)))
     else:
         client.outbox.reply(packet)
 
@@ -89,7 +91,7 @@ def deny_subscription(client: RequestingClient, name: bytes) -> None:
 
 def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Callable[[bool], None]) -> None:
     """Call `then(saved)` when a name is saved or saving has failed, behind the answers that wait already."""
-    if saving is None and not client.unsaved_answers:
+    if saving is None and not client.rare.unsaved_answers:
         then(True)
         return
     if client.unsaved_answers is None:

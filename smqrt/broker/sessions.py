@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
@@ -26,6 +25,7 @@ from smqrt.broker.control_packets import HANDLERS, Subscriptions, Value, with_to
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
+from smqrt.broker.rare import Rare, RareState, UnsavedAnswers
 from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerState, Stats
 from smqrt.broker.topics import USER_CONNECTIONS, PublishLimits, Route, Topic
@@ -86,16 +86,11 @@ class Session:
         "etid",
         "extra",
         "identity",
-        "fragments",
         "info",
-        "meter",
-        "partitions",
-        "pending",
         "names_made",
         "names_made_bytes",
-        "observed",
-        "origin",
         "outbox",
+        "rare",
         "routes",
         "seed",
         "since_s",
@@ -103,15 +98,24 @@ class Session:
         "topic",
         "topics",
         "uid",
-        "unsaved_answers",
-        "waits_for_disk",
     )
+    no_rare = RareState()
+    fragments = Rare[bytearray | None]()
+    meter = Rare[Meter | None]()
+    observed = Rare[set[Topic] | None]()
+    origin = Rare[Any]()
+    partitions = Rare[Any]()
+    pending = Rare[bytes | None]()
+    unsaved_answers = Rare[UnsavedAnswers | None]()
+    waits_for_disk = Rare[bool]()
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         self.broker = broker
         self.outbox = outbox
         self.seed = seed
-        self.origin: Any = origin
+        self.rare = self.no_rare
+        if origin is not None:
+            self.origin = origin
         self.identity: Identity | None = None
         self.state = SessionState.WAITING
         self.etid = 0
@@ -120,15 +124,8 @@ class Session:
         self.topic: Topic | None = None
         self.topics: Subscriptions = ()
         self.routes = _NO_ROUTES
-        self.partitions: Any = None
-        self.pending: bytes | None = None
-        self.meter: Meter | None = None
         self.extra: Any = None
-        self.observed: set[Topic] | None = None
-        self.fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
-        self.unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
-        self.waits_for_disk = False
 
     # ---- packets
 
@@ -148,7 +145,8 @@ class Session:
             return False
         if waits and packet[0] != Type.PUBFRAG:  # after PubFrag, `pending` is the assembled message
             self.pending = smq.frame(packet)
-        if not waits and self.unsaved_answers and len(self.unsaved_answers) >= control_packets.MAX_UNSAVED_ANSWERS:
+        unsaved = self.rare.unsaved_answers
+        if not waits and unsaved and len(unsaved) >= control_packets.MAX_UNSAVED_ANSWERS:
             self.waits_for_disk = waits = True
         return waits
 
@@ -352,7 +350,8 @@ class Session:
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -360,7 +359,8 @@ class Session:
         """Remove the route to a topic, given by its key, from the cache."""
         # The key of the route cache: type Publish, destination, publisher.
         self.routes.pop(b"\x08" + destination + self.etid.to_bytes(4, "big"), None)
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -395,8 +395,9 @@ class Session:
 
     def count_batch(self, key: bytes, more: int) -> None:
         """Count `more` messages to the topic `key`: all of the next batch but the first, which `deliver` counts."""
-        if self.meter is not None:
-            self.meter.batch_messages = more + 1
+        meter = self.rare.meter
+        if meter is not None:
+            meter.batch_messages = more + 1
         topic = self.broker.topic_table.by_key.get(key)
         if topic is not None and topic.is_delivered:
             topic.messages += more

@@ -480,7 +480,7 @@ class RawConnection(SocketOutbox):
             self.defer()  # queues wait to be flushed, and bulk messages would fill them; or the turn is over
             return 0
         session = self.session
-        at = self._partition(size) if session.partitions else 0
+        at = self._partition(size) if session.rare.partitions else 0
         waits: bool | None = False
         cached = session.routes.get
         batches, used, bad = scan(size, at)
@@ -537,12 +537,12 @@ class RawConnection(SocketOutbox):
 
     def _partition(self, size: int) -> int:
         """Sort short batches to sole subscribers by subscriber, in a kernel; return the number of delivered bytes."""
-        _, table, outboxes, publisher = self.session.partitions
+        _, table, outboxes, publisher = self.session.rare.partitions
         recorder = self.session.broker.recorder
         if recorder and recorder.full:  # `deliver` of the routes makes the publisher wait
             return 0
         count, used, messages = data_path.kernels.partition(size, table, publisher)
-        meter = self.session.meter
+        meter = self.session.rare.meter
         if meter is not None and used and not meter.admits(chars[:used]):
             return 0  # route batch by batch, until one exceeds the rate
         self.session.broker.topic_table.traffic.add(messages, used, 1)  # `Topic.deliver` does not count these

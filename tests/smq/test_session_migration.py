@@ -11,6 +11,7 @@ import gevent
 import pytest
 
 from smqrt.broker.outbox import Outbox, QueuedMemory
+from smqrt.broker.rare import RareState
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
@@ -29,14 +30,17 @@ REBUILT = {
     Session: {
         "broker": "the other hub's",
         "extra": "the application's peer: `onconnect` is called again",
-        "meter": "its buckets are full again; what it keeps goes along as input",
-        "origin": "the request is not known any more",
         "outbox": "the new connection",
-        "partitions": "derived from the routes",
-        "pending": "goes along as input, and its hook is asked again",
+        "rare": "the object of the following",
         "routes": "looked up again",
         "state": "connected",
         "topic": "made for its etid",
+    },
+    RareState: {
+        "meter": "its buckets are full again; what it keeps goes along as input",
+        "origin": "the request is not known any more",
+        "partitions": "derived from the routes",
+        "pending": "goes along as input, and its hook is asked again",
         "unsaved_answers": "the names' file was closed: nothing waits for it",
         "waits_for_disk": "the same",
     },
@@ -77,9 +81,9 @@ REBUILT = {
 }
 MOVED = {
     Session: {
-        "etid", "uid", "info", "seed", "names_made", "names_made_bytes", "topics", "observed", "fragments", "since_s",
-        "identity",
+        "etid", "uid", "info", "seed", "names_made", "names_made_bytes", "topics", "since_s", "identity",
     },
+    RareState: {"observed", "fragments"},
     RawConnection: {"carry", "receive_bytes"},
     SocketOutbox: {"torn"},
     WsConnection: {"assembler", "decoded"},
