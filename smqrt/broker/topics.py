@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
+from smqrt.broker.outbox import BLOCKED, EMPTY_QUEUE, FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.settings.limits import Limit
 from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, MAX_PAYLOAD_BYTES, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
@@ -194,7 +194,7 @@ class Topic:
             self.nodes.leads_away = False
         if self._members is None:
             if not self.subscribers:
-                self.raw, self.ws = ((), (outbox,)) if outbox.websocket else ((outbox,), ())
+                self.raw, self.ws = ((), outbox.alone) if outbox.websocket else (outbox.alone, ())
                 return
             self._members = dict.fromkeys(self.raw + self.ws)
         self._members[outbox] = None
@@ -242,6 +242,8 @@ class Topic:
             queue = outbox.queue
             if not queue:
                 dirty.append(outbox)
+                if queue is EMPTY_QUEUE:
+                    queue = outbox.queue = []
             queue.append(batch)
             if outbox.life is BLOCKED:
                 outbox.held(batch)
