@@ -94,13 +94,11 @@ class Outbox:
     only then `queued_bytes` is maintained.
     """
 
-    __slots__ = ("__weakref__", "budget_bytes", "dropped", "life", "queue", "queued_bytes")
+    __slots__ = ("budget_bytes", "dropped", "life", "queue", "queued_bytes")
     websocket = False
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
-    is_forwarded = False
-    """Whether `smq/forwarder.py` receives the client's messages."""
     torn = 0
     """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 
@@ -125,6 +123,11 @@ class Outbox:
     def put_view(self, view: memoryview) -> None:
         """Send or queue a large batch whose memory is reused after the call."""
         self.put(bytes(view))
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether `smq/forwarder.py` receives the client's messages."""
+        return False
 
     @property
     def is_plain(self) -> bool:

@@ -18,6 +18,7 @@ from gevent import Timeout, get_hub
 
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, EMPTY_QUEUE, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
+from smqrt.broker.rare import Rare
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.loop.scheduling import Watcher
@@ -56,6 +57,17 @@ partitioned: Any = data_path.kernels.partitioned
 partition_ids, partition_ends = data_path.kernels.partition_ids, data_path.kernels.partition_ends
 
 
+class RareSendState:
+    """The attributes of a connection that few clients use, see `SocketOutbox`."""
+
+    __slots__ = ("backlog", "torn", "writer")
+
+    def __init__(self) -> None:
+        self.backlog: Backlog | None = None
+        self.torn = 0
+        self.writer: Any = None
+
+
 class SocketOutbox(Outbox):
     """The send queue of a client, and the closing of its connection.
 
@@ -75,19 +87,21 @@ class SocketOutbox(Outbox):
         backlog: queue positions for the slow-consumer policies of the hub; None while the client reads.
     """
 
-    __slots__ = ("backlog", "handshake", "session", "sock", "torn", "watcher", "writer")
+    __slots__ = ("handshake", "rare", "session", "sock", "watcher")
     session: Session
+    no_rare = RareSendState()
+    backlog = Rare[Backlog | None]()
+    torn = Rare[int]()
+    writer = Rare[Any]()
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__()
         self.queue = EMPTY_QUEUE
         self.sock = sock
         self.watcher: Any = watcher
-        self.writer: Any = None
+        self.rare = self.no_rare
         self.handshake: Deferred[None] | None = Deferred()
         self.life = Life.OPENING
-        self.torn = 0
-        self.backlog: Backlog | None = None
 
     @property
     def fd(self) -> int:
@@ -189,7 +203,8 @@ class SocketOutbox(Outbox):
                 break
             sent -= len(batch)
             whole += 1
-            self.torn = 0  # only the first entry may be the rest of a frame
+        if whole and self.rare.torn:  # only the first entry may be the rest of a frame
+            self.torn = 0
         del queue[:whole]
         if not queue:
             self.queue = EMPTY_QUEUE
@@ -375,14 +390,13 @@ class RawConnection(SocketOutbox):
         paused: whether the client is not read. This is independent of `life`, which is about sending.
     """
 
-    __slots__ = ("carry", "is_forwarded", "joins_in", "paused", "receive_bytes")
+    __slots__ = ("carry", "joins_in", "paused", "receive_bytes")
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__(sock, watcher)
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.paused = False
-        self.is_forwarded = False
         self.joins_in = forwarder.JOIN_AFTER
 
     def greet(self, reply: bytes, hello: bytes) -> None:
@@ -646,16 +660,20 @@ class RawConnection(SocketOutbox):
     # ---- forwarding in LuaJIT
 
     @property
+    def is_forwarded(self) -> bool:
+        """See `Outbox.is_forwarded`."""
+        return not self.joins_in
+
+    @property
     def is_plain(self) -> bool:
         """See `Outbox.is_plain`."""
         return type(self) is RawConnection and self.life is Life.OPEN and self.sock is self.transport
 
     def join_forwarder(self) -> None:
-        """Let the forwarder receive the client's messages, if it can forward them."""
+        """Let the forwarder receive the client's messages, if it can forward them; call it when `joins_in` is 0."""
         if self.paused or self in data_path.frozen_connections:
             self.joins_in = forwarder.JOIN_AFTER
         elif forwarder.join(self):
-            self.is_forwarded = True
             self.watcher.stop()
         else:
             self.joins_in = forwarder.RETRY_AFTER
@@ -664,7 +682,6 @@ class RawConnection(SocketOutbox):
         """See `Outbox.leave_forwarder`; does nothing unless the client has joined."""
         if self.is_forwarded:
             forwarder.leave(self)
-            self.is_forwarded = False
             self.joins_in = forwarder.JOIN_AFTER
             self._watch()
 

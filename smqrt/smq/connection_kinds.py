@@ -288,7 +288,8 @@ class _Policed(RawConnection):
         size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
-        if self.backlog is not None and self.backlog.take(self, batch):
+        backlog = self.rare.backlog
+        if backlog is not None and backlog.take(self, batch):
             self.overloaded()
 
     def _drop_over_budget(self) -> None:

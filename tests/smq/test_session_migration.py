@@ -15,7 +15,7 @@ from smqrt.broker.rare import RareState
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
-from smqrt.smq.connection import RawConnection, SocketOutbox
+from smqrt.smq.connection import RareSendState, RawConnection, SocketOutbox
 from smqrt.smq.connection_kinds import WsConnection
 from smqrt.smq.session_migration import FrozenHub, PrecopiedClient, RestoredHub, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
@@ -45,21 +45,22 @@ REBUILT = {
         "waits_for_disk": "the same",
     },
     RawConnection: {
-        "is_forwarded": "joins the forwarder again",
-        "joins_in": "the same",
+        "joins_in": "joins the forwarder again",
         "paused": "it goes on by itself",
     },
     SocketOutbox: {
-        "backlog": "made of the queue when the client does not read",
         "handshake": "over",
+        "rare": "the object of the following",
         "session": "the new session",
         "sock": "the descriptor",
         "watcher": "of this process's loop",
-        "writer": "the same",
+    },
+    RareSendState: {
+        "backlog": "made of the queue when the client does not read",
+        "writer": "of this process's loop",
     },
     WsConnection: {"close_sent": "who has sent it is not connected any more"},
     Outbox: {
-        "__weakref__": "",
         "life": "open, or blocked by its queue",
         "queued_bytes": "the sum of the queue",
     },
@@ -85,7 +86,8 @@ MOVED = {
     },
     RareState: {"observed", "fragments"},
     RawConnection: {"carry", "receive_bytes"},
-    SocketOutbox: {"torn"},
+    SocketOutbox: set(),
+    RareSendState: {"torn"},
     WsConnection: {"assembler", "decoded"},
     Outbox: {"queue", "budget_bytes", "dropped"},
     Topic: {"id", "name"},
