@@ -345,6 +345,8 @@ class Session:
 
     def forget_routes(self) -> None:
         """Clear the cache; in place, because the data path may be reading it."""
+        if not self.routes:  # then no partition has a subscriber, and no message is forwarded
+            return
         for key in self.routes:
             topic = self.broker.topic_table.by_key.get(key[1:5])
             if topic and topic.cached:
@@ -428,11 +430,13 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED:
             self.broker.remove_client(self, reason)
-            run_in_background(self._leave(self.observed or set(), self.topics))
+            run_in_background(self._leave(self.rare.observed or set(), self.topics))
             self.topics = ()
-            self.observed = self.fragments = self.unsaved_answers = None
-        if self.meter is not None:
-            self.meter.end()
+            if self.rare is not self.no_rare:
+                self.observed = self.fragments = self.unsaved_answers = None
+        meter = self.rare.meter
+        if meter is not None:
+            meter.end()
         self.outbox.finish(reason)
         if state is SessionState.CONNECTED:
             # Publishers deliver to this outbox until `_leave` is done.

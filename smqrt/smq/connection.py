@@ -335,7 +335,7 @@ class SocketOutbox(Outbox):
         self.life = transition(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
         data_path.unblocked(self)
         self.watcher.stop()
-        if self.writer is not None:
+        if self.rare.writer is not None:
             self.writer.stop()
             self.writer.close()
         if is_abrupt:
@@ -416,14 +416,10 @@ class RawConnection(SocketOutbox):
         if self.life.over:
             return
         self.session = session
-        self._watch()
+        self.watcher.start(type(self).on_readable, self)  # a bound method takes 64 bytes, the arguments 48: see `alone`
         if data:
             self.carry = data
             get_hub().loop.run_callback(self.on_data_waiting)  # in the loop: routing uses the shared buffer
-
-    def _watch(self) -> None:
-        # A bound method would take 64 bytes; the tuple of arguments takes 48, and is used by topics, see `alone`.
-        self.watcher.start(type(self).on_readable, self)
 
     @property
     def alone(self) -> tuple[Outbox, ...]:
@@ -647,7 +643,7 @@ class RawConnection(SocketOutbox):
             self._receive_more()
         self.on_data_waiting()
         if not (self.paused or self.life.over or self.is_forwarded or self in data_path.frozen_connections):
-            self._watch()
+            self.watcher.start(type(self).on_readable, self)
 
     def _receive_more(self) -> None:
         """Receive once more: with a thousand subscribers, one larger batch costs half as much as two small ones."""
@@ -683,7 +679,7 @@ class RawConnection(SocketOutbox):
         if self.is_forwarded:
             forwarder.leave(self)
             self.joins_in = forwarder.JOIN_AFTER
-            self._watch()
+            self.watcher.start(type(self).on_readable, self)
 
     def handed_over(self, data: bytes) -> None:
         """Route data that the forwarder has received but can't forward."""
