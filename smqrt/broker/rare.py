@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from smqrt.broker.client_limits import Meter
@@ -52,8 +52,14 @@ class Rare(Generic[Value]):
             instance.rare = type(no_rare)()
         rare = instance.rare
         setattr(rare, self._name, value)
-        if is_default and all(getattr(rare, name) is getattr(no_rare, name) for name in rare.__slots__):
+        if is_default and all(getattr(rare, name) is getattr(no_rare, name) for name in _slots(type(rare))):
             instance.rare = no_rare
+
+
+def _slots(kind: type) -> Iterator[str]:
+    """Yield the names of all slots of a class."""
+    for base in kind.__mro__:
+        yield from getattr(base, "__slots__", ())
 
 
 class RareState:

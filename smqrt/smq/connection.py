@@ -89,7 +89,7 @@ class SocketOutbox(Outbox):
 
     __slots__ = ("handshake", "rare", "session", "sock", "watcher")
     session: Session
-    no_rare = RareSendState()
+    no_rare: RareSendState = RareSendState()
     backlog = Rare[Backlog | None]()
     torn = Rare[int]()
     writer = Rare[Any]()

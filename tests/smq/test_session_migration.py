@@ -16,7 +16,7 @@ from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
 from smqrt.smq.connection import RareSendState, RawConnection, SocketOutbox
-from smqrt.smq.connection_kinds import WsConnection
+from smqrt.smq.connection_kinds import RareWsState, WsConnection
 from smqrt.smq.session_migration import FrozenHub, PrecopiedClient, RestoredHub, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
@@ -59,7 +59,8 @@ REBUILT = {
         "backlog": "made of the queue when the client does not read",
         "writer": "of this process's loop",
     },
-    WsConnection: {"close_sent": "who has sent it is not connected any more"},
+    WsConnection: {},
+    RareWsState: {"close_sent": "who has sent it is not connected any more"},
     Outbox: {
         "life": "open, or blocked by its queue",
         "queued_bytes": "the sum of the queue",
@@ -88,7 +89,8 @@ MOVED = {
     RawConnection: {"carry", "receive_bytes"},
     SocketOutbox: set(),
     RareSendState: {"torn"},
-    WsConnection: {"assembler", "decoded"},
+    WsConnection: set(),
+    RareWsState: {"assembler", "decoded"},
     Outbox: {"queue", "budget_bytes", "dropped"},
     Topic: {"id", "name"},
     Assembler: {"_joined", "opcode", "_count"},
