@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from smqrt.broker import client_limits
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.rare import RareState, UnsavedAnswers
+from smqrt.broker.rare import RareSessionState, UnsavedAnswers
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -49,7 +49,7 @@ class RequestingClient(client_limits.Client, Protocol):
     fragments: bytearray | None
     names_made: int
     names_made_bytes: int
-    rare: RareState
+    rare: RareSessionState
     unsaved_answers: UnsavedAnswers | None
     waits_for_disk: bool
 

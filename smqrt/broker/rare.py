@@ -62,7 +62,7 @@ def _slots(kind: type) -> Iterator[str]:
         yield from getattr(base, "__slots__", ())
 
 
-class RareState:
+class RareSessionState:
     """The attributes of a session that few clients use, see `Session`."""
 
     __slots__ = (

@@ -25,7 +25,7 @@ from smqrt.broker.control_packets import HANDLERS, Subscriptions, Value, with_to
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.broker.rare import Rare, RareState, UnsavedAnswers
+from smqrt.broker.rare import Rare, RareSessionState, UnsavedAnswers
 from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerState, Stats
 from smqrt.broker.topics import USER_CONNECTIONS, PublishLimits, Route, Topic
@@ -99,7 +99,7 @@ class Session:
         "topics",
         "uid",
     )
-    no_rare = RareState()
+    no_rare = RareSessionState()
     fragments = Rare[bytearray | None]()
     meter = Rare[Meter | None]()
     observed = Rare[set[Topic] | None]()

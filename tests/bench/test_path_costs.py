@@ -15,8 +15,8 @@ pytestmark = pytest.mark.servers
 
 LIMITS = {
     "message": {"python": 0, "builtin": 0, "system": 4, "allocations": 0},
-    "fan-out": {"python": 6, "builtin": 23, "system": 5, "allocations": 18},
-    "turn": {"python": 10, "builtin": 12, "system": 107, "allocations": 16},
+    "fan-out": {"python": 6, "builtin": 21, "system": 5, "allocations": 18},
+    "turn": {"python": 10, "builtin": 11, "system": 107, "allocations": 16},
     "connect": {"python": 215, "builtin": 177, "system": 23, "allocations": 253},
     "page": {"python": 89, "builtin": 64, "system": 5, "allocations": 123},
 }

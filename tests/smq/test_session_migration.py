@@ -11,7 +11,7 @@ import gevent
 import pytest
 
 from smqrt.broker.outbox import Outbox, QueuedMemory
-from smqrt.broker.rare import RareState
+from smqrt.broker.rare import RareSessionState
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
@@ -36,7 +36,7 @@ REBUILT = {
         "state": "connected",
         "topic": "made for its etid",
     },
-    RareState: {
+    RareSessionState: {
         "meter": "its buckets are full again; what it keeps goes along as input",
         "origin": "the request is not known any more",
         "partitions": "derived from the routes",
@@ -85,7 +85,7 @@ MOVED = {
     Session: {
         "etid", "uid", "info", "seed", "names_made", "names_made_bytes", "topics", "since_s", "identity",
     },
-    RareState: {"observed", "fragments"},
+    RareSessionState: {"observed", "fragments"},
     RawConnection: {"carry", "receive_bytes"},
     SocketOutbox: set(),
     RareSendState: {"torn"},
