@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
@@ -22,10 +21,11 @@ from smqrt.auth.identity import Identity, Method, Rights
 from smqrt.broker import client_limits, control_packets
 from smqrt.broker.broker import Broker
 from smqrt.broker.client_limits import Meter, MeteredRoute, refuse_message
-from smqrt.broker.control_packets import HANDLERS, Value
+from smqrt.broker.control_packets import HANDLERS, Subscriptions, Value, with_topic, without_topic
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
+from smqrt.broker.rare import Rare, RareSessionState, UnsavedAnswers
 from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerState, Stats
 from smqrt.broker.topics import USER_CONNECTIONS, PublishLimits, Route, Topic
@@ -74,7 +74,7 @@ class Session:
         origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         since_s: when the client was accepted, on the broker's clock; None before.
         identity: its user and rights; None when clients need not authenticate.
-        topics: the named topics that it subscribes to, by id; None for none.
+        topics: the named topics that it subscribes to.
         observed: the topics that it observes; None for none.
         fragments: payload of the received PubFrag packets; None between messages.
         names_made, names_made_bytes: the topics and sub-topics that this client created, for its limits.
@@ -91,16 +91,11 @@ class Session:
         "etid",
         "extra",
         "identity",
-        "fragments",
         "info",
-        "meter",
-        "partitions",
-        "pending",
         "names_made",
         "names_made_bytes",
-        "observed",
-        "origin",
         "outbox",
+        "rare",
         "routes",
         "seed",
         "since_s",
@@ -108,32 +103,34 @@ class Session:
         "topic",
         "topics",
         "uid",
-        "unsaved_answers",
-        "waits_for_disk",
     )
+    no_rare = RareSessionState()
+    fragments = Rare[bytearray | None]()
+    meter = Rare[Meter | None]()
+    observed = Rare[set[Topic] | None]()
+    origin = Rare[Any]()
+    partitions = Rare[Any]()
+    pending = Rare[bytes | None]()
+    unsaved_answers = Rare[UnsavedAnswers | None]()
+    waits_for_disk = Rare[bool]()
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         self.broker = broker
         self.outbox = outbox
         self.seed = seed
-        self.origin: Any = origin
+        self.rare = self.no_rare
+        if origin is not None:
+            self.origin = origin
         self.identity: Identity | None = None
         self.state = WAITING
         self.etid = 0
         self.since_s: float | None = None
         self.uid = self.info = b""
         self.topic: Topic | None = None
-        self.topics: dict[int, Topic] | None = None
+        self.topics: Subscriptions = ()
         self.routes = _NO_ROUTES
-        self.partitions: Any = None
-        self.pending: bytes | None = None
-        self.meter: Meter | None = None
         self.extra: Any = None
-        self.observed: set[Topic] | None = None
-        self.fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
-        self.unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
-        self.waits_for_disk = False
 
     # ---- packets
 
@@ -153,7 +150,8 @@ class Session:
             return False
         if waits and packet[0] != Type.PUBFRAG:  # after PubFrag, `pending` is the assembled message
             self.pending = smq.frame(packet)
-        if not waits and self.unsaved_answers and len(self.unsaved_answers) >= control_packets.MAX_UNSAVED_ANSWERS:
+        unsaved = self.rare.unsaved_answers
+        if not waits and unsaved and len(unsaved) >= control_packets.MAX_UNSAVED_ANSWERS:
             self.waits_for_disk = waits = True
         return waits
 
@@ -352,12 +350,15 @@ class Session:
 
     def forget_routes(self) -> None:
         """Clear the cache; in place, because the data path may be reading it."""
+        if not self.routes:  # then no partition has a subscriber, and no message is forwarded
+            return
         for key in self.routes:
             topic = self.broker.topic_table.by_key.get(key[1:5])
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -365,7 +366,8 @@ class Session:
         """Remove the route to a topic, given by its key, from the cache."""
         # The key of the route cache: type Publish, destination, publisher.
         self.routes.pop(b"\x08" + destination + self.etid.to_bytes(4, "big"), None)
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -374,6 +376,11 @@ class Session:
         route = self.routes.get(batch[2:11]) or self.resolve(batch[2:11])
         return bool(route.deliver(batch))
 
+    @property
+    def topic_ids(self) -> list[int]:
+        """The ids of the topics that it subscribes to."""
+        return [topic.id for topic in self.topics]
+
     # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
@@ -381,7 +388,8 @@ class Session:
 
         The client gets a Suback with 0, the answer to a denied Subscribe, because SMQ has no packet for this case.
         """
-        if self.topics and self.topics.pop(topic.id, None):
+        if topic in self.topics:
+            self.topics = without_topic(self.topics, topic)
             self.broker.unsubscribed(topic, self.outbox)
             control_packets.deny_subscription(self, topic.name or b"")
 
@@ -394,8 +402,9 @@ class Session:
 
     def count_batch(self, key: bytes, more: int) -> None:
         """Count `more` messages to the topic `key`: all of the next batch but the first, which `deliver` counts."""
-        if self.meter is not None:
-            self.meter.batch_messages = more + 1
+        meter = self.rare.meter
+        if meter is not None:
+            meter.batch_messages = more + 1
         topic = self.broker.topic_table.by_key.get(key)
         if topic is not None and topic.is_delivered:
             topic.messages += more
@@ -426,21 +435,24 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is CONNECTED:
             self.broker.remove_client(self, reason)
-            run_in_background(self._leave(self.observed or set(), self.topics or {}))
-            self.observed = self.topics = self.fragments = self.unsaved_answers = None
-        if self.meter is not None:
-            self.meter.end()
+            run_in_background(self._leave(self.rare.observed or set(), self.topics))
+            self.topics = ()
+            if self.rare is not self.no_rare:
+                self.observed = self.fragments = self.unsaved_answers = None
+        meter = self.rare.meter
+        if meter is not None:
+            meter.end()
         self.outbox.finish(reason)
         if state is CONNECTED:
             # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
-    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+    def _leave(self, observed: set[Topic], topics: Subscriptions) -> Iterator[None]:
         """Remove the client from all tables, in portions: leaving thousands of topics takes milliseconds."""
         for topic in observed:
             topic.unobserve(self)
             yield
-        for topic in topics.values():
+        for topic in topics:
             self.broker.unsubscribed(topic, self.outbox)
             yield
         self.forget_routes()
@@ -584,7 +596,7 @@ def client_record(session: Session) -> Record:
         "info": session.info,
         "seed": session.seed,
         "names": [session.names_made, session.names_made_bytes],
-        "topics": list(session.topics or ()),
+        "topics": session.topic_ids,
         "observed": [[topic.id, topic.observers.get(session, 0)] for topic in session.observed or ()],
         "since": session.since_s,  # monotonic: the same clock in all processes of a machine
         "identity": None if session.identity is None else _identity_record(session.identity),
@@ -628,9 +640,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     for number in record["topics"]:
         named = broker.topic_table.get(number)
         if named is not None:
-            if session.topics is None:
-                session.topics = {}
-            session.topics[named.id] = named
+            session.topics = with_topic(session.topics, named)
             named.add(outbox)
     if record["identity"] is not None:
         session.identity = _identity_of(record["identity"], rights)
@@ -664,7 +674,8 @@ def leave(session: Session) -> None:
     session.state = CLOSED
     session.forget_routes()
     session.outbox.queue = []
-    session.topics = session.observed = session.fragments = None
+    session.topics = ()
+    session.observed = session.fragments = None
 
 
 def forget_clients(broker: Broker, sessions: set[Session]) -> None:

@@ -237,7 +237,7 @@ class SubscriberCounts:
             self._recount(topic, key)
 
     def _recount(self, topic: Topic, key: Key) -> None:
-        topic.elsewhere = sum(self.watching[key].values())
+        topic.for_nodes().elsewhere = sum(self.watching[key].values())
         self._state.broker.notify_observers_later(topic)
 
     def forget(self, node: RemoteNode) -> Iterator[None]:

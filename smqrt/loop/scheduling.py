@@ -245,8 +245,8 @@ T = TypeVar("T")
 class Watcher(Protocol):
     """A watcher of the loop for a file descriptor."""
 
-    def start(self, callback: Callable[[], object]) -> None:
-        """Begin to call `callback` whenever the descriptor is ready."""
+    def start(self, callback: Callable[..., object], *args: object) -> None:
+        """Begin to call `callback(*args)` whenever the descriptor is ready."""
 
     def stop(self) -> None:
         """Stop calling the callback."""
