@@ -489,7 +489,9 @@ class GeventBroker(RegisteredBroker):
         A request that is not SMQ is answered with 404, one from a page of a foreign host with 403, and any request to
         a closed broker with 503. Returns False without an answer when the WSGI server can't pass the connection on.
         """
-        origin = Origin(request, arg)
+        # Without these hooks the session does not reference the request, so that its memory is freed.
+        needs_origin = self.hooks.authenticate or self.hooks.onconnect
+        origin = Origin(request, arg) if needs_origin else None
         if isinstance(request, dict):
             if handshake.REQUEST in request:  # a WSGI application that this server runs
                 request = request[handshake.REQUEST]

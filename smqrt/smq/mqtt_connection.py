@@ -363,7 +363,7 @@ def begin(
 
 
 def start_websocket(
-    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin | None
 ) -> None:
     """Serve the WebSocket of a request that offers a sub-protocol of MQTT; see `handshake.StartSession`."""
     protocol, address = sub_protocol(request), request.peer[0]
@@ -371,4 +371,11 @@ def start_websocket(
         request.response.error(400, "MQTT needs a WebSocket here.")
         return
     lines = request.upgrade_lines() + b"Sec-WebSocket-Protocol: " + protocol.encode() + b"\r\n"
-    begin(broker, admission, request.detach(), origin, address, websocket.switching_protocols(key, lines))
+    begin(
+        broker,
+        admission,
+        request.detach(),
+        origin or Origin(request, None),
+        address,
+        websocket.switching_protocols(key, lines),
+    )

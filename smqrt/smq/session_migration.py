@@ -24,7 +24,7 @@ from gevent import get_hub, monkey
 from smqrt.broker import client_limits, sessions
 from smqrt.broker.mqtt import records as mqtt_records
 from smqrt.broker.mqtt.client import MqttClient
-from smqrt.broker.outbox import QueuedMemory, run_in_background
+from smqrt.broker.outbox import EMPTY_QUEUE, QueuedMemory, run_in_background
 from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
@@ -81,7 +81,7 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
     connection.handshake, connection.life = None, Life.OPEN
     connection.carry, connection.receive_bytes = record["carry"], record["receive"]
     connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
-    connection.queue, connection.torn = record["queue"], record["torn"]
+    connection.queue, connection.torn = record["queue"] or EMPTY_QUEUE, record["torn"]
     if isinstance(connection, WsConnection):
         connection.decoded, assembler = record["ws"]
         connection.assembler = Assembler.of(*assembler) if assembler else None
@@ -121,9 +121,8 @@ class PrecopiedClient:
         connection.leave_forwarder()
         connection.watcher.callback = self._first_read
 
-    def _first_read(self) -> None:
-        connection = self.connection
-        connection.watcher.callback = connection.on_readable
+    def _first_read(self, connection: RawConnection) -> None:
+        connection.watcher.callback = type(connection).on_readable
         connection.on_readable()
 
     @property
@@ -138,7 +137,7 @@ class PrecopiedClient:
 
     def _current_state(self) -> tuple[object, ...]:
         session, connection = self._session, self.connection
-        made, topics = (session.names_made, session.names_made_bytes), len(session.topics or ())
+        made, topics = (session.names_made, session.names_made_bytes), len(session.topics)
         return session.identity, made, topics, connection.sock, connection.dropped
 
 

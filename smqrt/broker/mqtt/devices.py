@@ -79,7 +79,7 @@ class Devices(Outbox):
         self._unsent: deque[bytes] = deque()
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named = self._on_topic
-        broker.topic_table.traffic.represented = self._represented
+        broker.topic_table.represented = self._represented
         broker.devices = self
         broker.call_later(EXPIRY_CHECK_S, self._end_expired)
 
