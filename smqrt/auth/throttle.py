@@ -80,9 +80,10 @@ class Throttle:
         return False
 
     def _take(self, site: str, name: str) -> bool:
-        is_known = (site, name) in self._known
-        if is_known and (site, name) not in self._counts:  # the usual login
-            _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
+        key = site, name
+        is_known = key in self._known
+        if is_known and key not in self._counts:  # the usual login
+            _remember(self._counts, key, _Count(self._name.guesses - 1, self._now()))
             return True
         of_site = self._count(site, None)
         # Without a guess of the address, no entry is made for the name: one address could displace all other entries.
@@ -108,17 +109,21 @@ class Throttle:
 
     def succeeded(self, address: str, name: str) -> None:
         """Refund the guesses of an attempt that succeeded, and reset the failures of its name."""
-        if self.failures(address):
+        site = site_of(address)
+        count = self._counts.get((site, None))
+        if count is not None and count.failures:
             self._share(address, name, is_right=True)
-        self._succeed(site_of(address), _short_name(name))
+        self._succeed(site, _short_name(name))
 
     def _succeed(self, site: str, name: str) -> None:
-        self._counts.pop((site, name), None)
-        self._refund(site, name)
+        key = site, name
+        self._counts.pop(key, None)
+        if key not in self._known:
+            self._refund(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
-        _remember(self._known, (site, name), None)
+        _remember(self._known, key, None)
 
     def _share(self, address: str, name: str, is_right: bool) -> None:
         self.share(token_bytes(16), json.dumps([site_of(address), _short_name(name), is_right]).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -30,14 +30,14 @@ class Client(BrokerClient, Protocol):
 
     Attributes:
         broker: the broker that it is connected to.
-        topics: the topics that it subscribes to, by id.
+        topics: the topics that it subscribes to.
         observed: the topics that it observes.
     """
 
     broker: BrokerState
 
     @property
-    def topics(self) -> Mapping[int, Topic] | None: ...
+    def topics(self) -> Collection[Topic]: ...
     @property
     def observed(self) -> Collection[Topic] | None: ...
 
@@ -138,7 +138,7 @@ def recheck_clients(clients: Collection[Client], revalidate: Callable[[Identity]
             yield
             continue
         client.forget_routes()  # first: cached routes let the client publish without a check
-        for topic in list((client.topics or {}).values()):
+        for topic in list(client.topics):
             if not _may(client, topic.name or b"", Action.READ):
                 client.end_subscription(topic)
             yield

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from smqrt.broker import client_limits
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.rare import RareSessionState, UnsavedAnswers
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -32,18 +33,24 @@ _NO_TID = b"\0\0\0\0"
 _FRAGMENT_HEADER_BYTES = smq.PUBLISH_HEADER_BYTES - 2
 """Type, topic id, publisher id and sub-topic id of a PubFrag packet; a frame has two bytes of length before them."""
 
+FEW_SUBSCRIPTIONS = 8
+"""Up to this number a tuple has the subscriptions of a client: with one topic it takes 48 bytes, a dictionary 224."""
+
 Value = TypeVar("Value")
+Subscriptions = tuple[Topic, ...] | dict[Topic, None]
+"""The topics of a client, in the order of its subscriptions. Removal from a dictionary takes constant time."""
 
 
 class RequestingClient(client_limits.Client, Protocol):
     """Session of a client that sends control packets, see `Session`."""
 
-    topics: dict[int, Topic] | None
+    topics: Subscriptions
     observed: set[Topic] | None
     fragments: bytearray | None
     names_made: int
     names_made_bytes: int
-    unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None
+    rare: RareSessionState
+    unsaved_answers: UnsavedAnswers | None
     waits_for_disk: bool
 
     def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
@@ -64,8 +71,8 @@ class RequestingClient(client_limits.Client, Protocol):
 
 def send_answer(client: RequestingClient, packet: bytes) -> None:
     """Send an answer, behind those that wait for the disk."""
-    if client.unsaved_answers:
-        client.unsaved_answers.append((None, lambda saved: client.outbox.reply(packet)))
+    if client.rare.unsaved_answers:
+        client.rare.unsaved_answers.append((None, lambda saved: client.outbox.reply(packet)))
     else:
         client.outbox.reply(packet)
 
@@ -84,7 +91,7 @@ def deny_subscription(client: RequestingClient, name: bytes) -> None:
 
 def when_saved(client: RequestingClient, saving: Deferred[None] | None, then: Callable[[bool], None]) -> None:
     """Call `then(saved)` when a name is saved or saving has failed, behind the answers that wait already."""
-    if saving is None and not client.unsaved_answers:
+    if saving is None and not client.rare.unsaved_answers:
         then(True)
         return
     if client.unsaved_answers is None:
@@ -108,53 +115,79 @@ def _send_saved(client: RequestingClient) -> None:
 # ---- topics
 
 
+def with_topic(topics: Subscriptions, topic: Topic) -> Subscriptions:
+    """Return the subscriptions of a client that also subscribes to `topic`; a dictionary is changed in place."""
+    if isinstance(topics, tuple):
+        if len(topics) < FEW_SUBSCRIPTIONS:
+            return (*topics, topic)
+        topics = dict.fromkeys(topics)
+    topics[topic] = None
+    return topics
+
+
+def without_topic(topics: Subscriptions, topic: Topic) -> Subscriptions:
+    """Return the subscriptions of a client that ends the one to `topic`; a dictionary is changed in place."""
+    if isinstance(topics, tuple):
+        return tuple(one for one in topics if one is not topic)
+    del topics[topic]
+    return topics
+
+
 def subscribe(client: RequestingClient, packet: bytes) -> bool:
     """Handle a Subscribe packet: the answer is a Suback with the topic's id, or with 0 when it is denied."""
     name = smq.name(packet)
     topic = client.broker.topic_table.by_name.get(name)
-    if topic and client.topics and topic.id in client.topics:
+    if topic and topic in client.topics:
         send_answer(client, smq.ack(Type.SUBACK, topic.id, name))
         return False
     if client.identity is not None and not client_limits.may_subscribe(client, name):
         deny_subscription(client, name)
         return False
+    hook = client.broker.hooks.permittop
+    if hook is None:
+        _answer_subscribe(client, name, True)
+        return False
+    return client.ask(hook, (name, True, client), lambda permitted: _answer_subscribe(client, name, permitted))
+
+
+def _answer_subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
+    """Subscribe the client to `name` if the hook has `permitted` it and no limit is reached; otherwise deny it."""
     broker = client.broker
-
-    def decided(permitted: Any) -> None:
-        if len(client.topics or ()) >= broker.limits.subscriptions:
-            broker.refuse(client, CLIENT_SUBSCRIPTIONS)
-            permitted = False
-        elif not permitted:
-            broker.count_denial(client, "subscribe to", "topic", name)
-        if permitted and _may_name(client, broker.topic_table, name):
-            topic = broker.topic_table.named(name)
-            when_saved(client, broker.topic_table.unsaved(name), lambda saved: _send_suback(client, topic, name, saved))
-        else:
-            deny_subscription(client, name)
-
-    return client.ask(broker.hooks.permittop, (name, True, client), decided)
+    table = broker.topic_table
+    if len(client.topics) >= broker.limits.subscriptions:
+        broker.refuse(client, CLIENT_SUBSCRIPTIONS)
+        permitted = False
+    elif not permitted:
+        broker.count_denial(client, "subscribe to", "topic", name)
+    if not permitted or not _may_name(client, table, name):
+        deny_subscription(client, name)
+        return
+    topic, saving = table.named(name), table.unsaved(name)
+    if saving is None and not client.unsaved_answers:
+        _send_suback(client, topic, name, True)
+    else:
+        when_saved(client, saving, lambda saved: _send_suback(client, topic, name, saved))
 
 
 def _send_suback(client: RequestingClient, topic: Topic, name: bytes, saved: bool) -> None:
     broker = client.broker
     # The client may have sent the same Subscribe twice before the name was saved.
-    is_new = saved and topic.id not in (client.topics or ())
+    is_new = saved and topic not in client.topics
     if is_new:
-        if client.topics is None:
-            client.topics = {}
-        client.topics[topic.id] = topic
+        client.topics = with_topic(client.topics, topic)
         broker.subscribed(topic, client.outbox)
-        topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
+        if topic.observers:
+            topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
     client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
-    if is_new and broker.last_values is not None:
+    if is_new and (broker.last_values is not None or broker.devices is not None):
         broker.send_last_values(topic, client.outbox)
 
 
 def unsubscribe(client: RequestingClient, packet: bytes) -> None:
     """Handle an Unsubscribe packet."""
-    number = smq.u32(packet)
-    topic = client.topics.pop(number, None) if client.topics else None
-    if topic:
+    topic = client.broker.topic_table.get(smq.u32(packet))
+    if topic and topic in client.topics:
+        client.topics = without_topic(client.topics, topic)
         client.broker.unsubscribed(topic, client.outbox)
 
 

@@ -77,6 +77,18 @@ class QueuedMemory:
     limit_bytes = GLOBAL_BUDGET_BYTES
 
 
+class _EmptyQueue(list[bytes]):
+    """See `EMPTY_QUEUE`."""
+
+    def append(self, batch: bytes) -> None:
+        """Raise an error: others would send the batch, too."""
+        raise AssertionError("the queue of all connections with nothing to send must not change")
+
+
+EMPTY_QUEUE: list[bytes] = _EmptyQueue()
+"""The queue of each connection with nothing to send: a list for each would take 64 bytes. `put` replaces it."""
+
+
 class Outbox:
     """Base class of the receivers of batches: connections and the server's own client.
 
@@ -84,13 +96,15 @@ class Outbox:
     only then `queued_bytes` is maintained.
     """
 
-    __slots__ = ("__weakref__", "budget_bytes", "dropped", "life", "queue", "queued_bytes")
+    __slots__ = ("budget_bytes", "dropped", "life", "queue", "queued_bytes")
     websocket = False
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether the client may send PubFrag packets."""
-    is_forwarded = False
-    """Whether `smq/forwarder.py` receives the client's messages."""
+    protocol = "smq"
+    """The protocol of the client: "smq" or "mqtt"."""
+    migrates = True
+    """Whether an open connection can be passed to another process."""
     torn = 0
     """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 
@@ -106,6 +120,8 @@ class Outbox:
         queue = self.queue
         if not queue:
             dirty.append(self)
+            if queue is EMPTY_QUEUE:
+                queue = self.queue = []
         queue.append(batch)
         if self.life is BLOCKED:
             self.held(batch)
@@ -115,9 +131,19 @@ class Outbox:
         self.put(bytes(view))
 
     @property
+    def is_forwarded(self) -> bool:
+        """Whether `smq/forwarder.py` receives the client's messages."""
+        return False
+
+    @property
     def is_plain(self) -> bool:
         """Whether `smq/forwarder.py` can use it: open, without TLS and without slow-consumer policies."""
         return False
+
+    @property
+    def alone(self) -> tuple[Outbox, ...]:
+        """The subscribers of a topic to which only this outbox subscribes."""
+        return (self,)
 
     @property
     def carrier(self) -> Outbox | None:

@@ -7,7 +7,7 @@ the handlers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -210,6 +210,11 @@ class ServerClient(Outbox):
             self.broker.subscribed(topic, self)
             if not once:  # otherwise every server would handle the same last values
                 self.broker.send_last_values(topic, self)
+
+    @property
+    def topic_ids(self) -> Collection[int]:
+        """See `BrokerPeer`."""
+        return self.topics.keys()
 
     def is_inbox(self, number: int) -> bool:
         """Whether `number` is an ETID to which other nodes send the messages that this server handles."""

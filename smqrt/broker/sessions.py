@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
@@ -22,10 +21,11 @@ from smqrt.auth.identity import Identity, Method, Rights
 from smqrt.broker import client_limits, control_packets
 from smqrt.broker.broker import Broker
 from smqrt.broker.client_limits import Meter, MeteredRoute, refuse_message
-from smqrt.broker.control_packets import HANDLERS, Value
+from smqrt.broker.control_packets import HANDLERS, Subscriptions, Value, with_topic, without_topic
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
+from smqrt.broker.rare import Rare, RareSessionState, UnsavedAnswers
 from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerState, Stats
 from smqrt.broker.topics import USER_CONNECTIONS, PublishLimits, Route, Topic
@@ -53,6 +53,11 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+# Globals, because each access to an attribute of an enumeration takes as long as a call.
+WAITING, AUTHENTICATING = SessionState.WAITING, SessionState.AUTHENTICATING
+CONNECTED, CLOSED = SessionState.CONNECTED, SessionState.CLOSED
+
+
 class Session:
     """State of one client at the broker.
 
@@ -69,7 +74,7 @@ class Session:
         origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
         since_s: when the client was accepted, on the broker's clock; None before.
         identity: its user and rights; None when clients need not authenticate.
-        topics: the named topics that it subscribes to, by id; None for none.
+        topics: the named topics that it subscribes to.
         observed: the topics that it observes; None for none.
         fragments: payload of the received PubFrag packets; None between messages.
         names_made, names_made_bytes: the topics and sub-topics that this client created, for its limits.
@@ -86,16 +91,11 @@ class Session:
         "etid",
         "extra",
         "identity",
-        "fragments",
         "info",
-        "meter",
-        "partitions",
-        "pending",
         "names_made",
         "names_made_bytes",
-        "observed",
-        "origin",
         "outbox",
+        "rare",
         "routes",
         "seed",
         "since_s",
@@ -103,32 +103,34 @@ class Session:
         "topic",
         "topics",
         "uid",
-        "unsaved_answers",
-        "waits_for_disk",
     )
+    no_rare = RareSessionState()
+    fragments = Rare[bytearray | None]()
+    meter = Rare[Meter | None]()
+    observed = Rare[set[Topic] | None]()
+    origin = Rare[Any]()
+    partitions = Rare[Any]()
+    pending = Rare[bytes | None]()
+    unsaved_answers = Rare[UnsavedAnswers | None]()
+    waits_for_disk = Rare[bool]()
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         self.broker = broker
         self.outbox = outbox
         self.seed = seed
-        self.origin: Any = origin
+        self.rare = self.no_rare
+        if origin is not None:
+            self.origin = origin
         self.identity: Identity | None = None
-        self.state = SessionState.WAITING
+        self.state = WAITING
         self.etid = 0
         self.since_s: float | None = None
         self.uid = self.info = b""
         self.topic: Topic | None = None
-        self.topics: dict[int, Topic] | None = None
+        self.topics: Subscriptions = ()
         self.routes = _NO_ROUTES
-        self.partitions: Any = None
-        self.pending: bytes | None = None
-        self.meter: Meter | None = None
         self.extra: Any = None
-        self.observed: set[Topic] | None = None
-        self.fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
-        self.unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
-        self.waits_for_disk = False
 
     @property
     def inbox(self) -> Outbox:
@@ -142,7 +144,7 @@ class Session:
 
         Never raises: a packet that violates the protocol ends the session with a close reason.
         """
-        if self.state is SessionState.CLOSED:
+        if self.state is CLOSED:
             return False
         for trace in self.broker.traces:
             trace.packet(self, packet)
@@ -153,13 +155,14 @@ class Session:
             return False
         if waits and packet[0] != Type.PUBFRAG:  # after PubFrag, `pending` is the assembled message
             self.pending = smq.frame(packet)
-        if not waits and self.unsaved_answers and len(self.unsaved_answers) >= control_packets.MAX_UNSAVED_ANSWERS:
+        unsaved = self.rare.unsaved_answers
+        if not waits and unsaved and len(unsaved) >= control_packets.MAX_UNSAVED_ANSWERS:
             self.waits_for_disk = waits = True
         return waits
 
     def fail(self, error: ProtocolError) -> None:
         """End the session because the client violated the protocol."""
-        if self.state is SessionState.WAITING:
+        if self.state is WAITING:
             self.broker.log(self, f"refused: {error}")
             self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason, str(error))
             return
@@ -170,7 +173,7 @@ class Session:
     def _handle(self, packet: bytes) -> bool | None:
         if not packet:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        if self.state is SessionState.WAITING:
+        if self.state is WAITING:
             return self._connect(packet)
         limits = self.broker.publish_limits
         if limits is not None:
@@ -189,7 +192,7 @@ class Session:
 
         def answered(value: Any, error: BaseException | None) -> None:
             self.pending = None
-            if self.state is not SessionState.CLOSED and self.call_or_disconnect(then, value):
+            if self.state is not CLOSED and self.call_or_disconnect(then, value):
                 self.outbox.resume()
 
         answer = hook(*arguments) if hook else True
@@ -198,7 +201,7 @@ class Session:
                 answer.then(answered)
                 return True
             answer = None if answer.failed else answer.result()
-        if self.state is not SessionState.CLOSED:  # the hook may have disconnected this client
+        if self.state is not CLOSED:  # the hook may have disconnected this client
             then(answer)
         return False
 
@@ -222,7 +225,7 @@ class Session:
         self.uid, self.info = connect.uid, connect.info
         if connect.max_frame_bytes:
             self.broker.limit_chunks(self, connect.max_frame_bytes)
-        self.state = SessionState.AUTHENTICATING
+        self.state = AUTHENTICATING
         hook = self.broker.hooks.authenticate
         if hook is None:
             self.accept()
@@ -260,10 +263,10 @@ class Session:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if broker.closed:  # `onclose` of the old session may have closed the broker
             self.disconnect(CloseReason.SHUTDOWN)
-        if self.state is SessionState.CLOSED:  # or this session
+        if self.state is CLOSED:  # or this session
             return
         # The ETID of the old session is free now, and this session gets it.
-        self.etid, self.state = broker.topic_table.etid(old.etid if old else 0), SessionState.CONNECTED
+        self.etid, self.state = broker.topic_table.etid(old.etid if old else 0), CONNECTED
         self.since_s = broker.clock()
         broker.add_client(self)
         for trace in broker.traces:
@@ -275,9 +278,9 @@ class Session:
 
     def connect_timed_out(self) -> None:
         """Reject a client whose Connect, or whose authentication, did not complete in time."""
-        if self.state is SessionState.AUTHENTICATING:
+        if self.state is AUTHENTICATING:
             self.broker.log(self, "authenticate timed out; the client is rejected")
-        if self.state in (SessionState.WAITING, SessionState.AUTHENTICATING):
+        if self.state in (WAITING, AUTHENTICATING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
@@ -288,7 +291,7 @@ class Session:
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """Send the client the number of subscribers of an observed topic."""
-        if self.state is SessionState.CLOSED:
+        if self.state is CLOSED:
             return
         self.outbox.reply(smq.change(topic.id, subscribers))
         if topic.name is None and self.observed:
@@ -302,7 +305,7 @@ class Session:
         Raises:
             ProtocolError: the publisher is not this client, or the client is not connected.
         """
-        if self.state is not SessionState.CONNECTED:
+        if self.state is not CONNECTED:
             raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
         if int.from_bytes(key[5:9], "big") != self.etid:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
@@ -352,12 +355,15 @@ class Session:
 
     def forget_routes(self) -> None:
         """Clear the cache; in place, because the data path may be reading it."""
+        if not self.routes:  # then no partition has a subscriber, and no message is forwarded
+            return
         for key in self.routes:
             topic = self.broker.topic_table.by_key.get(key[1:5])
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -365,7 +371,8 @@ class Session:
         """Remove the route to a topic, given by its key, from the cache."""
         # The key of the route cache: type Publish, destination, publisher.
         self.routes.pop(b"\x08" + destination + self.etid.to_bytes(4, "big"), None)
-        self.partitions = None
+        if self.rare.partitions is not None:
+            self.partitions = None
         if self.outbox.is_forwarded:
             self.outbox.leave_forwarder()
 
@@ -374,6 +381,11 @@ class Session:
         route = self.routes.get(batch[2:11]) or self.resolve(batch[2:11])
         return bool(route.deliver(batch))
 
+    @property
+    def topic_ids(self) -> list[int]:
+        """The ids of the topics that it subscribes to."""
+        return [topic.id for topic in self.topics]
+
     # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
@@ -381,7 +393,8 @@ class Session:
 
         The client gets a Suback with 0, the answer to a denied Subscribe, because SMQ has no packet for this case.
         """
-        if self.topics and self.topics.pop(topic.id, None):
+        if topic in self.topics:
+            self.topics = without_topic(self.topics, topic)
             self.broker.unsubscribed(topic, self.outbox)
             control_packets.deny_subscription(self, topic.name or b"")
 
@@ -398,8 +411,9 @@ class Session:
 
     def count_batch(self, key: bytes, more: int) -> None:
         """Count `more` messages to the topic `key`: all of the next batch but the first, which `deliver` counts."""
-        if self.meter is not None:
-            self.meter.batch_messages = more + 1
+        meter = self.rare.meter
+        if meter is not None:
+            meter.batch_messages = more + 1
         topic = self.broker.topic_table.by_key.get(key)
         if topic is not None and topic.is_delivered:
             topic.messages += more
@@ -409,7 +423,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self.state is SessionState.CLOSED
+        return self.state is CLOSED
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """Close the connection.
@@ -419,8 +433,8 @@ class Session:
             text: sent in a Disconnect packet first; None sends no packet.
             detail: details of the reason, for the operator.
         """
-        state, self.state = self.state, SessionState.CLOSED  # first: hooks below may disconnect it again
-        if state is SessionState.CLOSED:
+        state, self.state = self.state, CLOSED  # first: hooks below may disconnect it again
+        if state is CLOSED:
             return
         self.broker.stats.ends[reason] += 1
         self.broker.on_end(self, reason, detail)
@@ -428,23 +442,26 @@ class Session:
             trace.ended(self, reason, detail)
         if text is not None:
             self.outbox.reply(smq.disconnect(text))
-        if state is SessionState.CONNECTED:
+        if state is CONNECTED:
             self.broker.remove_client(self, reason)
-            run_in_background(self._leave(self.observed or set(), self.topics or {}))
-            self.observed = self.topics = self.fragments = self.unsaved_answers = None
-        if self.meter is not None:
-            self.meter.end()
+            run_in_background(self._leave(self.rare.observed or set(), self.topics))
+            self.topics = ()
+            if self.rare is not self.no_rare:
+                self.observed = self.fragments = self.unsaved_answers = None
+        meter = self.rare.meter
+        if meter is not None:
+            meter.end()
         self.outbox.finish(reason)
-        if state is SessionState.CONNECTED:
+        if state is CONNECTED:
             # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
-    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+    def _leave(self, observed: set[Topic], topics: Subscriptions) -> Iterator[None]:
         """Remove the client from all tables, in portions: leaving thousands of topics takes milliseconds."""
         for topic in observed:
             topic.unobserve(self)
             yield
-        for topic in topics.values():
+        for topic in topics:
             self.broker.unsubscribed(topic, self.outbox)
             yield
         self.forget_routes()
@@ -588,7 +605,7 @@ def client_record(session: Session) -> Record:
         "info": session.info,
         "seed": session.seed,
         "names": [session.names_made, session.names_made_bytes],
-        "topics": list(session.topics or ()),
+        "topics": session.topic_ids,
         "observed": [[topic.id, topic.observers.get(session, 0)] for topic in session.observed or ()],
         "since": session.since_s,  # monotonic: the same clock in all processes of a machine
         "identity": None if session.identity is None else _identity_record(session.identity),
@@ -628,13 +645,11 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     session.since_s = record["since"]
     session.names_made, session.names_made_bytes = record["names"]
     session.fragments = None if record["fragments"] is None else bytearray(record["fragments"])
-    session.etid, session.state = record["etid"], SessionState.CONNECTED
+    session.etid, session.state = record["etid"], CONNECTED
     for number in record["topics"]:
         named = broker.topic_table.get(number)
         if named is not None:
-            if session.topics is None:
-                session.topics = {}
-            session.topics[named.id] = named
+            session.topics = with_topic(session.topics, named)
             named.add(outbox)
     if record["identity"] is not None:
         session.identity = _identity_of(record["identity"], rights)
@@ -665,10 +680,11 @@ def observe(session: Session, record: Record) -> None:
 
 def leave(session: Session) -> None:
     """Close a session that another process has restored, without notifications."""
-    session.state = SessionState.CLOSED
+    session.state = CLOSED
     session.forget_routes()
     session.outbox.queue = []
-    session.topics = session.observed = session.fragments = None
+    session.topics = ()
+    session.observed = session.fragments = None
 
 
 def forget_clients(broker: Broker, sessions: set[Session]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ class BrokerPeer(Protocol):
         etid: ephemeral topic id; 0 before a client is accepted.
         uid, info: from the client's Connect packet.
         identity: user and rights; None without authentication, and for the server's own client.
-        topics: the topics that it subscribes to, by id; None for none.
+        topic_ids: the ids of the topics that it subscribes to.
         outbox: its send queue.
         extra: for the application layer.
         pending: the published batch whose hook has not answered.
@@ -50,7 +50,7 @@ class BrokerPeer(Protocol):
     @property
     def info(self) -> bytes: ...
     @property
-    def topics(self) -> Mapping[int, object] | None: ...
+    def topic_ids(self) -> Collection[int]: ...
     @property
     def outbox(self) -> Outbox: ...
 
@@ -466,7 +466,10 @@ class BrokerState:
 
     def send_last_values(self, topic: Topic, outbox: Outbox) -> None:
         """Send a new subscriber the last values of `topic`, before any message that is published later."""
-        if self.last_values is not None and (batch := self.last_values.initial_frames(topic)):
+        batch = self.last_values.initial_frames(topic) if self.last_values is not None else b""
+        if not batch and self.devices is not None and outbox is not self.devices:
+            batch = self.devices.retained_frame(topic)
+        if batch:
             outbox.put(topic.encode(batch) if outbox.websocket else batch)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:

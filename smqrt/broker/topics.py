@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
+from smqrt.broker.outbox import BLOCKED, EMPTY_QUEUE, FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.settings.limits import Limit
 from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, MAX_PAYLOAD_BYTES, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
@@ -87,6 +87,26 @@ _NO_OBSERVERS: dict[Observer, int] = {}
 """Shared by topics without observers, which most are; never written to."""
 
 
+class OtherNodes:
+    """What other nodes of a cluster have to do with a topic.
+
+    Attributes:
+        elsewhere: number of subscribers at other nodes; counted only while the topic is observed.
+        arrived, arrived_bytes: the deliveries since the last `Topic.count` that other nodes published.
+        leads_away: whether all subscribers are at other nodes.
+    """
+
+    __slots__ = ("arrived", "arrived_bytes", "elsewhere", "leads_away")
+
+    def __init__(self) -> None:
+        self.elsewhere = self.arrived = self.arrived_bytes = 0
+        self.leads_away = False
+
+
+_NO_OTHER_NODES = OtherNodes()
+"""Shared by topics that concern no other node; never written to."""
+
+
 class Topic:
     """Destination of messages: a named topic, or the ETID of one client (`name` is None).
 
@@ -99,42 +119,34 @@ class Topic:
         cached: sessions whose route cache contains this topic; they remove it when subscribers change.
         forwarded: counter of messages that `deliver` does not see; None without any.
         observers: the number of subscribers in the last notification, by observer.
-        elsewhere: number of subscribers at other nodes; counted only while the topic is observed.
         messages, bytes: delivered since the last `count`.
-        arrived, arrived_bytes: the part of these that other nodes published.
-        leads_away: whether all subscribers are at other nodes.
+        nodes: what other nodes have to do with it, to be read; `for_nodes` returns an object that may be changed.
     """
 
     __slots__ = (
-        "__weakref__",
         "_members",
         "_settled",
-        "_traffic",
-        "arrived",
-        "arrived_bytes",
+        "_table",
         "bytes",
         "cached",
-        "elsewhere",
-        "encode",
         "forwarded",
         "id",
         "key",
-        "leads_away",
         "messages",
         "name",
+        "nodes",
         "observers",
         "raw",
         "ws",
     )
 
-    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], traffic: Traffic) -> None:
+    def __init__(self, number: int, name: bytes | None, table: Topics) -> None:
         self.id = number
         self.key = number.to_bytes(4, "big")
         self.name = name
-        self.encode = encode
-        self._traffic = traffic
-        self.messages = self.bytes = self.elsewhere = self.arrived = self.arrived_bytes = 0
-        self.leads_away = False
+        self._table = table
+        self.messages = self.bytes = 0
+        self.nodes = _NO_OTHER_NODES
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NO_OBSERVERS
@@ -144,6 +156,17 @@ class Topic:
         self._settled = True  # whether `raw` and `ws` agree with `_members`
 
     @property
+    def encode(self) -> Callable[[bytes], bytes]:
+        """The WebSocket encoder for batches."""
+        return self._table.encode
+
+    def for_nodes(self) -> OtherNodes:
+        """Return `nodes`, to be changed."""
+        if self.nodes is _NO_OTHER_NODES:
+            self.nodes = OtherNodes()
+        return self.nodes
+
+    @property
     def subscribers(self) -> int:
         """Number of subscribers of this broker, including the server's own client."""
         return len(self.raw) + len(self.ws) if self._members is None else len(self._members)
@@ -151,12 +174,14 @@ class Topic:
     @property
     def is_delivered(self) -> bool:
         """Whether there is a subscriber, here or at another node; valid after `settle`."""
-        return bool(self.raw or self.ws or self.leads_away)
+        return bool(self.raw or self.ws or self.nodes.leads_away)
 
     @property
     def counted(self) -> int:
         """Number of subscribers that observers see, including those at other nodes."""
-        return self.subscribers + self.elsewhere
+        represented = self._table.represented
+        more = 0 if represented is None else represented(self)
+        return self.subscribers + self.nodes.elsewhere + more
 
     @property
     def sole_raw(self) -> Outbox | None:
@@ -166,12 +191,12 @@ class Topic:
     def add(self, outbox: Outbox) -> None:
         """Add a subscriber."""
         self.forget_routes()  # the connection also caches the sole subscriber
-        if self.leads_away:  # deliveries before this one had no copies at this node
+        if self.nodes.leads_away:  # deliveries before this one had no copies at this node
             self.count()
-            self.leads_away = False
+            self.nodes.leads_away = False
         if self._members is None:
             if not self.subscribers:
-                self.raw, self.ws = ((), (outbox,)) if outbox.websocket else ((outbox,), ())
+                self.raw, self.ws = ((), outbox.alone) if outbox.websocket else (outbox.alone, ())
                 return
             self._members = dict.fromkeys(self.raw + self.ws)
         self._members[outbox] = None
@@ -219,11 +244,13 @@ class Topic:
             queue = outbox.queue
             if not queue:
                 dirty.append(outbox)
+                if queue is EMPTY_QUEUE:
+                    queue = outbox.queue = []
             queue.append(batch)
             if outbox.life is BLOCKED:
                 outbox.held(batch)
         if self.ws:
-            batch = self.encode(batch)
+            batch = self._table.encode(batch)
             for outbox in self.ws:
                 outbox.put(batch)
 
@@ -237,7 +264,7 @@ class Topic:
         for outbox in self.raw:
             outbox.put_view(view)
         if self.ws:
-            batch = self.encode(bytes(view))
+            batch = self._table.encode(bytes(view))
             for outbox in self.ws:
                 outbox.put(batch)
 
@@ -249,13 +276,14 @@ class Topic:
         if self.forwarded is not None:
             self._add_forwarded(self.forwarded)
         if self.messages:
-            copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
-            self._traffic.add(self.messages, self.bytes, copies)
-            # Published at another node, which counts them; only the copies are counted here.
-            self._traffic.messages -= self.arrived
-            self._traffic.bytes -= self.arrived_bytes
-            self._traffic.arrived += self.arrived
-            self.messages = self.bytes = self.arrived = self.arrived_bytes = 0
+            nodes, traffic = self.nodes, self._table.traffic
+            traffic.add(self.messages, self.bytes, 0 if nodes.leads_away else len(self.raw) + len(self.ws))
+            self.messages = self.bytes = 0
+            if nodes.arrived:  # published at another node, which counts them; only the copies are counted here
+                traffic.messages -= nodes.arrived
+                traffic.bytes -= nodes.arrived_bytes
+                traffic.arrived += nodes.arrived
+                nodes.arrived = nodes.arrived_bytes = 0
 
     def _add_forwarded(self, counter: ForwardedMessages) -> None:
         messages, size = counter.take()
@@ -340,12 +368,17 @@ class Topics:
         store: saves topic names across restarts; None keeps them in memory only.
 
     Attributes:
+        encode: see above.
+        traffic: the traffic counters of the broker.
         node: this node's number in a cluster, 0 without one; part of new ETIDs.
         clients: the clients of this broker by ETID. Their topics are created when they are used, which saves 300 bytes
             for each client that only receives.
         numbers: derives ids of new topics from their names; None draws them at random.
         named_otherwise: called for a topic whose id differs from the one that `numbers` derives.
         absent: returns the topic of an ETID at another node, by its number, or None.
+        passing: topics that only messages of MQTT clients have created; they are removed again, see `remove_named`.
+        represented: returns how many more subscribers a topic has than outboxes, since one outbox represents all MQTT
+            clients; None without MQTT clients.
         on_named: called for each new topic with a name; None without MQTT clients.
     """
 
@@ -359,12 +392,14 @@ class Topics:
         self.numbers: NameNumbers | None = None
         self.named_otherwise: Callable[[Topic], object] = lambda topic: None
         self.absent: Callable[[int], Topic | None] = lambda number: None
+        self.passing: dict[Topic, None] = {}
+        self.represented: Callable[[Topic], int] | None = None
         self.on_named: Callable[[Topic], object] | None = None
         self.clients: Mapping[int, EtidHolder] = {}
         self.by_key: dict[bytes, Topic] = {}
         self.by_name: dict[bytes, Topic] = {}
         self._random_u32 = random_u32
-        self._encode = encode
+        self.encode = encode
         self._store = store
         self._leaving: set[int] = set()  # removed, but not released
         self.traffic = Traffic()
@@ -401,11 +436,31 @@ class Topics:
             # In a cluster this range has the ETIDs of clients at all nodes, which this node can't check.
             may_be_etid = self.numbers is not None and LOCAL_MASK < number < TOPIC_BIT
             if not number or number.to_bytes(4, "big") in self.by_key or may_be_etid:
-                number = self._draw_free(lambda: self._random_u32() | TOPIC_BIT)
+                number = self._draw_free(TOPIC_BIT, TOPIC_BIT - 1)
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
+        elif self.passing:
+            self.passing.pop(topic, None)  # somebody may keep its id from now on
         return topic
+
+    def passing_named(self, name: bytes) -> Topic:
+        """Return the topic `name`; a new one is removed again when nobody needs it."""
+        topic = self.by_name.get(name)
+        if topic is None:
+            topic = self.named(name)
+            if self._store is None:  # stored names keep their ids
+                self.passing[topic] = None
+        return topic
+
+    def remove_named(self, topic: Topic) -> None:
+        """Remove a topic of `passing`."""
+        assert topic.name is not None
+        topic.count()
+        topic.forget_routes()
+        self.passing.pop(topic, None)
+        del self.by_key[topic.key], self.by_name[topic.name]
+        self.names_bytes -= len(topic.name)
 
     def renumber(self, topic: Topic, number: int) -> None:
         """Change the id of a topic to `number`, which must be free."""
@@ -431,15 +486,13 @@ class Topics:
 
     def etid(self, wanted: int = 0) -> int:
         """Return an ETID for a new client: `wanted` if that is free and not 0."""
-        return self.draw() if not wanted or self.is_taken(wanted) else wanted
+        if wanted and not self.is_taken(wanted):
+            return wanted
+        return self._draw_free(self.node << LOCAL_BITS, LOCAL_MASK)
 
     def ephemeral(self, number: int = 0) -> Topic:
         """Create the topic of an ETID, with the id `number` if that is free and not 0."""
         return self._insert(self.etid(number), None)
-
-    def draw(self) -> int:
-        """Return a free id for an ETID of this node."""
-        return self._draw_free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
 
     def foreign(self, number: int, outbox: Outbox) -> Topic:
         """Create the topic of an ETID at another node; `outbox` is that node's send queue."""
@@ -460,15 +513,16 @@ class Topics:
         """Return `(id, name)` of every named topic."""
         return iter([(topic.id, name) for name, topic in self.by_name.items()])
 
-    def _draw_free(self, draw: Callable[[], int]) -> int:
+    def _draw_free(self, fixed_bits: int, random_bits: int) -> int:
+        """Return a free id of `fixed_bits` and of random bits where `random_bits` has ones."""
         while True:
-            number = draw()
+            number = fixed_bits | self._random_u32() & random_bits
             # Local number 1 is the ETID of a node's server. ETIDs in `_leaving` are still observed, or in tables.
             if number & LOCAL_MASK > SERVER_LOCAL and not self.is_taken(number) and number not in self._leaving:
                 return number
 
     def _insert(self, number: int, name: bytes | None) -> Topic:
-        topic = Topic(number, name, self._encode, self.traffic)
+        topic = Topic(number, name, self)
         self.by_key[topic.key] = topic
         if name is not None:
             self.by_name[name] = topic

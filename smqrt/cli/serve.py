@@ -87,7 +87,16 @@ class _Serve(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         ctx.obj = args[:end] + args[end + 1 :]  # all words, for `mako.argv`
-        return super().parse_args(ctx, args[:end])
+        return super().parse_args(ctx, _with_mqtt_hub(args[:end]))
+
+
+def _with_mqtt_hub(args: list[str]) -> list[str]:
+    """Give `--mqtt` its value: the name of a hub, unless the next word is an application."""
+    if "--mqtt" not in args:
+        return args
+    at = args.index("--mqtt")
+    has_name = at + 1 < len(args) and not args[at + 1].startswith("-") and not Path(args[at + 1]).exists()
+    return [*args[:at], f"--mqtt={args[at + 1] if has_name else '*'}", *args[at + 1 + has_name :]]
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -159,11 +168,22 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     metavar="NAME:PRIORITY:PATH",
     help="Mount an application, with the syntax of Mako; repeatable.",
 )
+@click.option(
+    "--mqtt",
+    metavar="[HUB]",
+    help="Accept MQTT clients at the hub with this name, or at the first one: `mqtt.hub`.",
+)
 @click.option("--take-over", is_flag=True, help="Take over from the running server at --restart-socket (hot restart).")
 @settings_options
 @click.pass_context
 def serve(
-    context: click.Context, /, apps: tuple[str, ...], mounts: tuple[str, ...], take_over: bool, **values: Any
+    context: click.Context,
+    /,
+    apps: tuple[str, ...],
+    mounts: tuple[str, ...],
+    mqtt: str | None,
+    take_over: bool,
+    **values: Any,
 ) -> None:
     """Start a server and run applications.
 
@@ -173,6 +193,8 @@ def serve(
     Every setting has an option; `smqrt help settings` describes them.
     """
     words: list[str] = context.obj
+    if mqtt is not None:
+        values[parameter(("mqtt", "hub"))] = mqtt
     worker = WorkerEnd.inherited()
     try:
         code = _serve(worker, words, apps, mounts, take_over, values)
@@ -200,7 +222,7 @@ def _serve(
     report = worker.report if worker else server_log.report(lambda line: click.echo(printable(line)))
     for warning in configuration.warnings if worker is None else ():
         log.warning("%s", warning)
-    specs = discover(apps, mounts, Path.cwd(), conf)
+    specs = discover(apps, mounts, Path.cwd(), conf, is_required=not settings.mqtt.hub)
     if worker is None:
         check_startable(settings, conf)
     if worker is None and (count := settings.workers or cores()) > 1:
@@ -357,7 +379,11 @@ def _with_certificate(settings: Settings) -> Settings:
 
 
 def discover(
-    arguments: Sequence[str], mounts: Sequence[str], current: Path, conf: MakoConf | None = None
+    arguments: Sequence[str],
+    mounts: Sequence[str],
+    current: Path,
+    conf: MakoConf | None = None,
+    is_required: bool = True,
 ) -> list[AppSpec]:
     """Return the applications to load, in order.
 
@@ -366,6 +392,7 @@ def discover(
         mounts: the values of `-l`, each `NAME:PRIORITY:PATH` or one of Mako's short forms.
         current: the base of relative paths.
         conf: the mako.conf, whose applications come last.
+        is_required: whether the server needs an application; it does not as a mere MQTT broker.
 
     Raises:
         StartError: a path is missing or can't be read, a ZIP file is damaged, or two applications have the same name.
@@ -375,7 +402,11 @@ def discover(
     if not arguments:
         if not mounts and not configured:
             preload = current / "app_preload"
-            specs += _applications(preload if preload.is_dir() else current, explicit=False)
+            try:
+                specs += _applications(preload if preload.is_dir() else current, explicit=False)
+            except StartError:
+                if is_required:
+                    raise
     elif len(arguments) == 1:
         specs += _applications(current / arguments[0], explicit=True)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -279,7 +279,7 @@ class Phantom:
     """
 
     __slots__ = ("etid", "extra", "identity", "info", "newer", "node", "older", "pending", "stamp", "uid")
-    topics: Mapping[int, object] | None = None
+    topic_ids: Collection[int] = ()
 
     def __init__(self, node: RemoteNode, announced: Announced) -> None:
         self.node = node
@@ -445,7 +445,7 @@ class RemoteNode:
         topic = self._broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):
             topic.messages += more  # `ArrivedRoute` counts the first message of a batch
-            topic.arrived += more
+            topic.for_nodes().arrived += more
 
     # ---- control packets
 
@@ -484,23 +484,23 @@ class UnroutedRoute:
 class ArrivedRoute:
     """A route to a topic; its messages count as arrived here, and as published at the node of the publisher."""
 
-    __slots__ = ("_topic",)
+    __slots__ = ("_nodes", "_topic")
 
     def __init__(self, topic: Topic) -> None:
-        self._topic = topic
+        self._topic, self._nodes = topic, topic.for_nodes()
 
     def deliver(self, batch: bytes) -> None:
         """Deliver the batch."""
-        topic = self._topic
-        topic.arrived += 1
-        topic.arrived_bytes += len(batch)
+        topic, nodes = self._topic, self._nodes
+        nodes.arrived += 1
+        nodes.arrived_bytes += len(batch)
         topic.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
-        topic = self._topic
-        topic.arrived += 1
-        topic.arrived_bytes += len(view)
+        topic, nodes = self._topic, self._nodes
+        nodes.arrived += 1
+        nodes.arrived_bytes += len(view)
         topic.deliver_view(view)
 
 

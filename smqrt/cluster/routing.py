@@ -357,7 +357,7 @@ class ClusterRouting:
             if foreign is None:
                 return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
             queue = foreign[1].send_queue
-            topic.leads_away = True
+            topic.for_nodes().leads_away = True
             put = _rewriting(queue, tid, public) if public in state.local else queue.put
             return ForwardedRoute(None, [put], [queue], topic, state.broker.topic_table.traffic)
         if topic is None:  # this hub does not have the name of the topic
@@ -371,9 +371,9 @@ class ClusterRouting:
                 for node in state.remotes:
                     self._values.name_topic(node, topic, key)
         wanting = list(self._nodes(bits)) if bits else []
-        if topic is not None and topic.leads_away != (bool(wanting) and route is None):
+        if topic is not None and topic.nodes.leads_away != (bool(wanting) and route is None):
             topic.count()
-            topic.leads_away = not topic.leads_away
+            topic.for_nodes().leads_away = not topic.nodes.leads_away
         missing = self._lost.wanting(key, tid) if self._lost.nodes else 0
         if not wanting and (route is None or not missing):
             return route

@@ -151,7 +151,7 @@ class ClusterState:
 
     def assign_public_etid(self, etid: int) -> None:
         """Draw an ETID with the number of this node, which other nodes will use for a client."""
-        self.public[etid] = public = self.broker.topic_table.draw()
+        self.public[etid] = public = self.broker.topic_table.etid()
         self.local[public] = etid
 
     # ---- topics
@@ -237,7 +237,7 @@ class SubscriberCounts:
             self._recount(topic, key)
 
     def _recount(self, topic: Topic, key: Key) -> None:
-        topic.elsewhere = sum(self.watching[key].values())
+        topic.for_nodes().elsewhere = sum(self.watching[key].values())
         self._state.broker.notify_observers_later(topic)
 
     def forget(self, node: RemoteNode) -> Iterator[None]:

@@ -320,6 +320,7 @@ class Access:
         debug: bool | None = False,
     ) -> None:
         self._origins = origins or Origins()
+        self._has_origins = bool(self._origins)
         self._cors = Cors()
         self._hosts = hosts or Hosts()
         self._loopback = loopback
@@ -337,7 +338,7 @@ class Access:
             HttpError: 403, the host or the origin is not allowed.
         """
         is_allowed = False
-        if self._origins or request.cors is not None:
+        if self._has_origins or request.cors is not None:
             is_allowed = self._rules(request).add_fields(request, self._origins)
         if request.host not in self._accepted_hosts and not self._any_host:
             host = request.get("host")

@@ -32,6 +32,7 @@ _ABSOLUTE = re.compile(rb"[a-z]+://([^/?]*)(.*)", re.IGNORECASE)
 _NON_ASCII = re.compile(rb"[\x80-\xff]")
 _INVALID_IN_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
 _HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::([0-9]{1,5}))?")
+_AUTHORIZATION = re.compile(rb"(?<=\n)([Aa]uthorization):([\t\x20-\x7e\x80-\xff]*)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
@@ -243,18 +244,52 @@ _cached_heads: dict[bytes, Head] = {}
 def parse(data: bytes) -> Head:
     """Return the `Head` for these bytes, from a cache if possible: clients often repeat the same head.
 
+    Heads with credentials are cached without these: those of Digest never repeat, those of Basic contain a password.
+
     Raises:
         BadRequest: as `Head`.
     """
     head = _cached_heads.get(data)
-    if head is None:
+    if head is not None:
+        return head
+    line = _AUTHORIZATION.search(data) if len(data) <= _MAX_CACHED_BYTES else None
+    if line is None:
         head = Head(data)
-        # Heads with credentials are not cached: those of Digest never repeat, those of Basic contain a password.
         if len(data) <= _MAX_CACHED_BYTES and head.get("authorization") is None:
-            if len(_cached_heads) >= _MAX_CACHED:
-                _cached_heads.clear()
-            _cached_heads[data] = head
+            _cache(data, head)
+        return head
+    rest = data[: line.start()] + data[line.end() :]
+    without = _cached_heads.get(rest)
+    if without is not None and len(without.headers) < MAX_FIELDS:
+        return _with_field(without, data.count(b"\n", 0, line.start()) - 1, line)  # without the request line
+    head = Head(data)
+    _cache(rest, _without_authorization(head))
     return head
+
+
+def _cache(data: bytes, head: Head) -> None:
+    if len(_cached_heads) >= _MAX_CACHED:
+        _cached_heads.clear()
+    _cached_heads[data] = head
+
+
+def _with_field(head: Head, at: int, line: re.Match[bytes]) -> Head:
+    """Return a head with a further field, as parsed from a line after `at` other fields."""
+    name, value = line[1].decode("ascii"), line[2].decode("latin-1").strip(" \t")
+    found = Head.__new__(Head)
+    found.copy_from(head)
+    found.headers.insert(at, (name, value))
+    found._index = {**head._index, name.lower(): value}
+    return found
+
+
+def _without_authorization(head: Head) -> Head:
+    """Return a head without its field Authorization."""
+    found = Head.__new__(Head)
+    found.copy_from(head)
+    found.headers = [field for field in head.headers if field[0].lower() != "authorization"]
+    found._index = {name: value for name, value in head._index.items() if name != "authorization"}
+    return found
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, str | None]:

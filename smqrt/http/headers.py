@@ -109,7 +109,7 @@ class Headers:
     __slots__ = ("_fields",)
 
     def __init__(self, fields: Mapping[str, str] = _NO_FIELDS) -> None:
-        self._fields: dict[str, list[tuple[str, str]]] = {}
+        self._fields: dict[str, tuple[tuple[str, str], ...]] = {}  # tuples, which copies share
         for name, value in fields.items():
             self.set(name, value)
 
@@ -120,17 +120,18 @@ class Headers:
             ValueError: the name is not a token, the value has a control character or is not latin-1, or only the server
                 may set the field.
         """
-        self._fields[check_field(name, value)] = [(name, value)]
+        self._fields[check_field(name, value)] = ((name, value),)
 
     def add(self, name: str, value: str) -> None:
         """Add a field and keep those of the same name. Raises as `set`."""
-        self._fields.setdefault(check_field(name, value), []).append((name, value))
+        key = check_field(name, value)
+        self._fields[key] = (*self._fields.get(key, ()), (name, value))
 
     def set_cookie(self, name: str, field: str) -> None:
         """Add a Set-Cookie field, replacing those for the cookie `name`. Raises as `set`."""
         check_field("Set-Cookie", field)
         others = [other for other in self._fields.get("set-cookie", ()) if not other[1].startswith(f"{name}=")]
-        self._fields["set-cookie"] = [*others, ("Set-Cookie", field)]
+        self._fields["set-cookie"] = (*others, ("Set-Cookie", field))
 
     @overload
     def get(self, name: str) -> str | None: ...
@@ -156,12 +157,17 @@ class Headers:
 
     def merge(self, others: Headers) -> None:
         """Set all fields of `others`, replacing fields of the same names."""
-        self._fields.update([(key, list(fields)) for key, fields in others._fields.items()])
+        self._fields.update(others._fields)
+
+    def add_missing(self, others: Headers) -> None:
+        """Set the fields of `others` whose names are missing."""
+        for key, fields in others._fields.items():
+            self._fields.setdefault(key, fields)
 
     def copy(self) -> Headers:
         """Return an independent copy."""
         copied = Headers()
-        copied._fields = {name: list(fields) for name, fields in self._fields.items()}
+        copied._fields = self._fields.copy()
         return copied
 
     def __contains__(self, name: str) -> bool:
@@ -176,8 +182,12 @@ class Headers:
 
     def encode(self) -> bytes:
         """Return the fields as header lines, without those that the server sets."""
-        kept = [fields for key, fields in self._fields.items() if key not in _SET_BY_SERVER]
-        return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
+        lines = ""
+        for key, fields in self._fields.items():
+            if key not in _SET_BY_SERVER:
+                for name, value in fields:
+                    lines += f"{name}: {value}\r\n"
+        return lines.encode("latin-1")
 
 
 def with_missing_fields(lines: bytes, fields: Mapping[str, str]) -> bytes:

@@ -25,6 +25,8 @@ from smqrt.transport.tls import Address, Transport
 
 log = logging.getLogger("smqrt")
 
+SLOT = "slot"
+"""Key in `Request.env` of the `RequestSlots` of which the request has a slot; None after it was returned."""
 _SUBPROTOCOL, _MAX_SHOWN_OFFER = "Sec-WebSocket-Protocol", 100  # characters in an error message
 
 
@@ -348,9 +350,10 @@ class Request(Head, BodyAndCookies):
             raise RuntimeError("the response has ended: there is nothing to detach")
         unsent, is_chunked = self.response.detach(more) if self.response.committed else (b"", False)
         self.response.ended = True
-        slot = self.env.get("slot")
-        if slot is not None:
-            slot.close()  # a detached connection does not count for the request limit of its application
+        slots = self.env.get(SLOT)
+        if slots is not None:
+            self.env[SLOT] = None  # a detached connection does not count for the request limit of its application
+            slots.release()
         transport, watcher, data = self._connection.release()
         secure, server = self._connection.secure, self._connection.server
         return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)

@@ -46,6 +46,8 @@ class _Kept:
     access: Access
     tree_version: int
     is_https: bool
+    turn: int = -1  # of the last check of the file, and the value of `other_responses` then
+    other_responses: int = 0
 
 
 class Repeats:
@@ -53,13 +55,16 @@ class Repeats:
 
     Attributes:
         by_head: the responses by request head.
+        other_responses: counts what handlers have sent. A client that has received it must find the files as they were
+            when it was sent, so a file is checked again after it, also in the same turn.
     """
 
     def __init__(self) -> None:
         self.by_head: dict[bytes, _Kept] = {}
+        self.other_responses = 0
         self._valid_for: tuple[Access | None, int] = None, 0
 
-    def find(self, head: bytes, access: Access, tree_version: int, is_https: bool) -> SentFile | None:
+    def find(self, head: bytes, access: Access, tree_version: int, is_https: bool, turn: int) -> SentFile | None:
         """Return the file for a request head in `by_head`, if nothing has changed; otherwise None.
 
         Args:
@@ -67,12 +72,17 @@ class Repeats:
             access: the checks of the server.
             tree_version: see `tree.Root.version`.
             is_https: whether the connection is encrypted.
+            turn: number of the loop's turn. Requests that arrive in one turn share the check of a file.
         """
         kept = self.by_head[head]
         if kept.is_https is not is_https:
             return None
-        if kept.tree_version == tree_version and kept.access is access and kept.file.is_current():
-            return kept.file
+        if kept.tree_version == tree_version and kept.access is access:
+            if kept.turn == turn and kept.other_responses == self.other_responses:
+                return kept.file
+            if kept.file.is_current():
+                kept.turn, kept.other_responses = turn, self.other_responses
+                return kept.file
         del self.by_head[head]
         return None
 

@@ -130,9 +130,12 @@ class Response:
             return
         if self.before_send is not None:
             self.before_send()
-        self._parts.append(data)
+        if self._parts:
+            self._parts.append(data)
+            body = self._take()
+        else:
+            body = data
         self.size += len(data)
-        body = self._take()
         self.ended = True
         if not self.committed:
             self.committed = True
@@ -142,7 +145,7 @@ class Response:
             # RFC 9110 §8.6: a 1xx or 204 response must not have a length, and 304 needs none.
             has_length = self.status not in (204, 304) and self.status >= 200
             head = self._head(b"Content-Length: %d\r\n" % length if has_length else b"")
-            self._send(head + (b"" if self._has_no_body else body))
+            self._connection.send(head + body if has_length and not self._is_head else head)
             return
         has_body = not self._has_no_body
         self._send(self._framed(body) + (b"0\r\n\r\n" if self._chunked and has_body else b""))
@@ -348,15 +351,19 @@ class Response:
 
     def _head(self, framing: bytes) -> bytes:
         status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()
-        fields = self._headers.encode() if self._headers else b""
+        headers, fields, date = self._headers, b"", b""
+        if headers is not None:
+            fields = headers.encode()
         for finish in self.finishers:
             fields = finish(fields)
-        date = b"" if self._headers and "date" in self._headers else date_line()
+        if headers is None or "date" not in headers:
+            date = date_line()
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
+        headers = self._headers
         if not self._connection.can_keep_alive(self.ended) or (
-            self._headers and self._headers.has_token("connection", "close")
+            headers is not None and "connection" in headers and headers.has_token("connection", "close")
         ):
             self.close = True
         if self.close:

@@ -87,6 +87,7 @@ class HttpServer:
         take_mqtt: takes over a connection that begins with a CONNECT packet of MQTT; returns whether a hub takes it.
         challenge_answer: returns the ACME challenge response for a path, None for other paths.
         proxies: trusted proxies; None without any.
+        connections: the connections with their deadlines, without detached ones.
     """
 
     def __init__(
@@ -109,15 +110,14 @@ class HttpServer:
         self.repeats = Repeats()
         self.take_mqtt: Callable[[HttpConnection], bool] | None = None
         self.share = share()
-        self._connections: set[HttpConnection] = set()
         shortest = min(
             self.limits.first_byte_s, self.limits.header_s, self.limits.body_idle_s, self.limits.keep_alive_s
         )
-        self._deadlines = Deadlines(min(0.25, shortest / 4))
+        self.connections: Deadlines[HttpConnection] = Deadlines(min(0.25, shortest / 4))
 
     def __len__(self) -> int:
         """Return the number of connections, without detached ones."""
-        return len(self._connections)
+        return len(self.connections)
 
     def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
         """Serve a new connection. Fits the argument `on_accept` of `Listener`.
@@ -128,18 +128,11 @@ class HttpServer:
             secure: whether the transport is TLS.
             data: bytes already received.
         """
-        connection = HttpConnection(self, transport, (peer[0], peer[1]), secure, data)
-        self._connections.add(connection)
-        self._deadlines.watch(connection)
+        self.connections.watch(HttpConnection(self, transport, (peer[0], peer[1]), secure, data))
 
     def accepted_secure(self, transport: Transport, peer: Address) -> None:
         """Serve a new TLS connection."""
         self.accepted(transport, peer, secure=True)
-
-    def forget(self, connection: HttpConnection) -> None:
-        """Remove a connection that ended or was detached."""
-        self._connections.discard(connection)
-        self._deadlines.forget(connection)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
         """Respond to requests that have arrived completely or in part. Close all other connections.
@@ -152,11 +145,11 @@ class HttpServer:
         self.draining = True
         end, turn = monotonic() + timeout_s, Turn()
         while True:
-            for connection in [c for c in self._connections if not c.busy]:
+            for connection in [c for c in self.connections if not c.busy]:
                 in_hub(connection.close_if_idle)
                 turn.yield_if_due()
-            if not self._connections or monotonic() > end:
-                return not self._connections
+            if not self.connections or monotonic() > end:
+                return not self.connections
             gevent.sleep(0.02)
 
     def release_idle(self) -> Iterator[tuple[Transport, tuple[str, int], bytes]]:
@@ -166,7 +159,7 @@ class HttpServer:
             transport, address of the client, and the received bytes of the next request.
         """
         self.draining = True
-        for connection in [one for one in self._connections if not one.busy and not one.secure]:
+        for connection in [one for one in self.connections if not one.busy and not one.secure]:
             transport, watcher, data = connection.release()
             watcher.close()
             yield transport, connection.peer, data
@@ -174,9 +167,9 @@ class HttpServer:
     def close(self) -> None:
         """Close all connections at once."""
         self.draining = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
-        self._deadlines.close()
+        self.connections.close()
 
 
 class HttpConnection:
@@ -303,7 +296,7 @@ class HttpConnection:
         server = self.server
         if server.observers or server.proxies is not None or server.draining:
             return False
-        file = server.repeats.find(head, server.access, server.root.version, self.is_https)
+        file = server.repeats.find(head, server.access, server.root.version, self.is_https, server.share.turn)
         if file is None:
             return False
         data = b"".join((file.head, date_line(), b"\r\n", file.body))
@@ -413,7 +406,8 @@ class HttpConnection:
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
-            response.end()
+            if not response.ended:
+                response.end()
         except HttpError as error:
             self._respond_error(request, error)
         except ClientGoneError:
@@ -481,8 +475,12 @@ class HttpConnection:
         Raises:
             ClientGoneError: the client has closed the connection or did not read in time.
         """
+        self.server.repeats.other_responses += 1
+        transport = self.transport
+        if transport is None:
+            raise ClientGoneError("the connection was closed")
         try:
-            sent = self._open_transport().send(data)
+            sent = transport.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -534,17 +532,19 @@ class HttpConnection:
             raise ClientGoneError("the connection was closed")
         return self.transport
 
-    def release(self) -> tuple[Transport, Watcher, bytes]:
-        """Detach the connection from HTTP and return transport, stopped READ watcher and unused bytes."""
-        return self._detach_transport(Life.CLOSED)
+    def release(self, state: Life = Life.CLOSED) -> tuple[Transport, Watcher, bytes]:
+        """Detach the connection from HTTP and return transport, stopped READ watcher and unused bytes.
 
-    def _detach_transport(self, state: Life) -> tuple[Transport, Watcher, bytes]:
+        Args:
+            state: the state of the connection afterwards.
+        """
         self.life = transition(self.life, state)
         transport, data = self.transport, self.data
         self._watcher.stop()
         self.transport, self._busy, self.data = None, None, b""
-        self._close_writable()
-        self.server.forget(self)
+        if self._writable is not None:
+            self._close_writable()
+        self.server.connections.forget(self)
         return transport, self._watcher, data
 
     # Closing
@@ -584,7 +584,7 @@ class HttpConnection:
             self._close_gracefully()
 
     def _close_gracefully(self) -> None:
-        transport, watcher, _ = self._detach_transport(Life.DRAINING)
+        transport, watcher, _ = self.release(Life.DRAINING)
         half_close(self, transport, watcher)
 
     def close(self) -> None:
@@ -597,7 +597,7 @@ class HttpConnection:
         self._watcher.stop()
         self._watcher.close()
         self._close_writable()
-        self.server.forget(self)
+        self.server.connections.forget(self)
         transport.close()
         if self._waiting is not None:
             # By the loop, because `throw` would switch to the waiting greenlet in the middle of the caller.

@@ -22,6 +22,7 @@ COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
 MAX_SESSIONS = 10_000  # bounds the memory if a page creates a session for each client
 MAX_PER_ADDRESS = 1000  # so that one client cannot evict the sessions of all other clients
+_ALONE = nullcontext(True)  # shared: it has no state
 Note = Callable[[bytes, bytes], object]
 """Sends a note to other workers, or receives one. The arguments are its name and its data."""
 
@@ -246,9 +247,9 @@ class HttpSessions:
         Returns:
             the context; its value is whether the lock was obtained.
         """
-        return nullcontext(True)
+        return _ALONE
 
-    def share_notes(self, kind: bytes, keep_s: float, arrived: Note) -> Note:
+    def share_notes(self, kind: bytes, keep_s: float, arrived: Note) -> Note | None:
         """Share notes that are not part of a session.
 
         Args:
@@ -257,9 +258,9 @@ class HttpSessions:
             arrived: receives each note of another worker.
 
         Returns:
-            the function that sends a note to the other workers.
+            the function that sends a note to the other workers; None without other workers.
         """
-        return lambda name, data: None
+        return None
 
     def close(self) -> None:
         """Release the resources at shutdown."""

@@ -107,13 +107,19 @@ class StaticFiles:
 
     def find(self, name: str) -> StaticFile | None:
         """Return the file or page of a name that clients may see, or None."""
-        entry = self._known.get(name)
-        if entry is None or call_blocking_unless_local(self._io, name, self._io.version, name) != entry.stat.version:
+        entry, io = self._known.get(name), self._io
+        version = None
+        if entry is not None:  # the usual case; as `call_blocking_unless_local`
+            version = io.version(name) if io.in_loop or io.is_local(name) else call_blocking(io, name, io.version, name)
+        if entry is None or version != entry.stat.version:
             self._remove(name)
             try:
-                stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
+                found = call_blocking_unless_local(io, name, _read_beginning, io, name)
+                if found is None:
+                    return None
+                stat, begin = found
                 entry = StaticFile(name, stat, is_page(name))
-                if not entry.stat.isdir and self._io.private.has_private_content(name, begin):
+                if not entry.stat.isdir and io.private.has_private_content(name, begin):
                     return None
             except IoError:
                 return None
@@ -374,8 +380,10 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
-def _read_beginning(io: Io, name: str) -> tuple[Stat, bytes]:
-    """Return the stat and the first bytes of a name that clients may see."""
+def _read_beginning(io: Io, name: str) -> tuple[Stat, bytes] | None:
+    """Return the stat and the first bytes of a name that clients may see; None if it does not exist."""
+    if io.version(name) is None:  # one system call, and the usual case: the files of another directory
+        return None
     stat = io.published(name)
     return stat, b"" if stat.isdir else io.read_published(name, MAGIC_BYTES)[1]
 

@@ -311,7 +311,7 @@ class Peer:
     @property
     def topics(self) -> dict[int, PeerSocket] | None:
         """The subscribed topics, as a dict of id to socket; None without subscriptions."""
-        return dict.fromkeys(self._session.topics or (), self.sock) or None
+        return dict.fromkeys(self._session.topic_ids, self.sock) or None
 
     @property
     def dropped(self) -> int:

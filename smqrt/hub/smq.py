@@ -397,7 +397,8 @@ def create(
     """
     callbacks = {
         "authenticate": authenticate, "permittop": permittop, "permitfilter": permitfilter,
-        "permitsubtop": permitsubtop, "onconnect": onconnect, "onclose": onclose, "onpublish": onpublish, "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
+        "permitsubtop": permitsubtop, "onconnect": onconnect, "onclose": onclose, "onpublish": onpublish,
+        "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
     }  # fmt: skip
     settings = {
         "keepidle": keepidle, "keepintv": keepintv, "readtmo": readtmo, "queuesize": queuesize, "budget": budget,

@@ -115,7 +115,7 @@ def _switch_to_pooled(hub: Hub, job: Job) -> None:
     An idle greenlet with other references is not used again. An earlier job left a `gevent.Timeout` open, or passed its
     greenlet on; an exception thrown into it would hit another job. The pool itself has no further reference.
     """
-    idle = _pool(hub)
+    idle: list[greenlet] = getattr(hub, _POOL, None) or _pool(hub)
     while idle:
         pooled = idle.pop()
         if getrefcount(pooled) <= _OWN_REFERENCES:

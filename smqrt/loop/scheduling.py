@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gevent import get_hub
 from gevent.hub import Hub, Waiter
@@ -34,13 +34,16 @@ class Share:
 
     When the share is used up, tasks continue in later turns, in the order of `later` calls. So a hundred busy
     connections block the loop no longer than one.
+
+    Attributes:
+        turn: number of the turn of the last call of `spent`.
     """
 
-    __slots__ = ("_loop", "_queue", "_timer", "_turn", "_until_s")
+    __slots__ = ("_loop", "_queue", "_timer", "_until_s", "turn")
 
     def __init__(self, hub: Hub) -> None:
         self._loop: Any = hub.loop
-        self._turn = -1
+        self.turn = -1
         self._until_s = 0.0
         self._queue: deque[Job] = deque()
         self._timer: Any = self._loop.timer(_SHORTEST_S)
@@ -48,8 +51,8 @@ class Share:
     def spent(self) -> bool:
         """Return whether the time of this turn is used up. The time begins with the first call in a turn."""
         turn: int = self._loop.iteration
-        if turn != self._turn:
-            self._turn, self._until_s = turn, monotonic() + TURN_S
+        if turn != self.turn:
+            self.turn, self._until_s = turn, monotonic() + TURN_S
             return False
         return monotonic() >= self._until_s
 
@@ -121,7 +124,10 @@ class Timed(Protocol):
         """Handle the passed deadline. Called in the Hub greenlet; must not block."""
 
 
-class Deadlines:
+TimedItem = TypeVar("TimedItem", bound=Timed)
+
+
+class Deadlines(Generic[TimedItem]):
     """Calls `expired()` of each watched object once its `deadline_s` has passed.
 
     To set a deadline, write the attribute. A repeating timer checks all watched objects a few times a second. That is
@@ -132,23 +138,23 @@ class Deadlines:
     """
 
     def __init__(self, tick_s: float = TICK_S) -> None:
-        self._watched: set[Timed] = set()
+        self._watched: set[TimedItem] = set()
         self._tick_s = tick_s
         self._timer = get_hub().loop.timer(tick_s, tick_s)
 
     def __len__(self) -> int:
         return len(self._watched)
 
-    def __iter__(self) -> Iterator[Timed]:
+    def __iter__(self) -> Iterator[TimedItem]:
         return iter(self._watched)
 
-    def watch(self, item: Timed) -> None:
+    def watch(self, item: TimedItem) -> None:
         """Watch `item`."""
         if not self._watched:  # so that an idle process is not woken up
             self._timer.start(self._check)
         self._watched.add(item)
 
-    def forget(self, item: Timed) -> None:
+    def forget(self, item: TimedItem) -> None:
         """Stop watching `item`."""
         self._watched.discard(item)
         if not self._watched:
@@ -239,8 +245,8 @@ T = TypeVar("T")
 class Watcher(Protocol):
     """A watcher of the loop for a file descriptor."""
 
-    def start(self, callback: Callable[[], object]) -> None:
-        """Begin to call `callback` whenever the descriptor is ready."""
+    def start(self, callback: Callable[..., object], *args: object) -> None:
+        """Begin to call `callback(*args)` whenever the descriptor is ready."""
 
     def stop(self) -> None:
         """Stop calling the callback."""

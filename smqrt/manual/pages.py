@@ -21,7 +21,7 @@ _TABLE = (
     ("Build", "Lua", "modules cosockets sockets http-client tls files sql crypto cbor xml-lua processes"),
     ("Build", "Python", "python-api wsgi"),
     ("Build", "Devices", "clients modbus"),
-    ("Build", "MQTT", "mqtt-broker mqtt-python mqtt-lua mqtt-bridge sparkplug"),
+    ("Build", "MQTT", "mqtt-hub mqtt-broker mqtt-python mqtt-lua mqtt-bridge sparkplug"),
     ("Data", "Journal", "journal duckdb"),
     (
         "Data",

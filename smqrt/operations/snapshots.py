@@ -496,7 +496,7 @@ def broker_of(number: int) -> GeventBroker:
 _PEER_SIZES: dict[str, Callable[[Session], float]] = {
     "dropped": lambda session: session.outbox.dropped,
     "queued_bytes": lambda session: session.outbox.queued_bytes,
-    "subscriptions": lambda session: len(session.topics or ()),
+    "subscriptions": lambda session: len(session.topics),
     "newest": lambda session: session.since_s or 0.0,
 }
 
@@ -574,7 +574,7 @@ def peer(hub: int, session: Session) -> Snapshot:
         "transport": close_log.transport_of(outbox),
         "connected_s": round(connected_s, 3),
         "since": iso(time() - connected_s),
-        "subscriptions": len(session.topics or ()),
+        "subscriptions": len(session.topics),
         "names_made": session.names_made,
         "bytes_received": received,
         "bytes_sent": sent,
@@ -585,7 +585,7 @@ def peer(hub: int, session: Session) -> Snapshot:
 
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
     """Return a page of the topics to which a client subscribes. Errors: see `session_of` and `page`."""
-    found = page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
+    found = page(list(session_of(value).topics), lambda one: one.name or b"", None, limit)
     return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
 
 

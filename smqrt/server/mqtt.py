@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from smqrt.http.message import Request
 from smqrt.http.server import HttpConnection
 from smqrt.http.tree import Directory
+from smqrt.hub.smq import Smq, create
 from smqrt.loop.scheduling import Watcher
 from smqrt.smq.gevent_broker import mqtt_broker
 from smqrt.smq.handshake import too_many
@@ -23,6 +24,17 @@ class Taken:
     watcher: Watcher
     data: bytes
     secure: bool
+
+
+def open_own_hub(name: str) -> Smq | None:
+    """Create a hub for the setting `mqtt.hub` if no application has created one; None if one has.
+
+    Args:
+        name: the setting: a name, `*` or empty.
+    """
+    if not name or mqtt_broker() is not None:
+        return None
+    return create(name="mqtt" if name == "*" else name, mqtt=True)
 
 
 def take_mqtt(connection: HttpConnection) -> bool:

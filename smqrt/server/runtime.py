@@ -35,6 +35,7 @@ from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_SESSIONS
 from smqrt.http.shared_sessions import sessions_of
 from smqrt.http.tree import ResourceReader, Root
+from smqrt.hub.smq import Smq
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
@@ -59,13 +60,13 @@ from smqrt.server.configuration import (
 )
 from smqrt.server.listeners import ADMIN, Listeners, admin_files
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.mqtt import MqttDirectory, take_mqtt
+from smqrt.server.mqtt import MqttDirectory, open_own_hub, take_mqtt
 from smqrt.server.restart.new_process import TakeOver
 from smqrt.server.restart.old_process import Restarts
 from smqrt.server.shutdown import Signals, Step, StepRunner, prepare_process, state_report
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
-from smqrt.settings.limits import apply_limits
+from smqrt.settings.limits import apply_limits, apply_mqtt
 from smqrt.settings.server_settings import Settings
 from smqrt.smq import gevent_broker, session_migration
 from smqrt.smq.shutdown import close_clients, reject_new_clients, wait_handled, wait_sent
@@ -132,6 +133,7 @@ class Server:
         self._compactions = Compactions(writer.opened, report)
         # Limits and the cluster plan are state of the process. A hub reads them when it is created.
         apply_limits(settings.limits, settings.topics)
+        apply_mqtt(settings.mqtt)
         cluster.set_plan(cluster_plan(settings.cluster))
 
         # HTTP: the directory tree, sessions, logins, ports and the admin listener. The ports are bound here.
@@ -159,6 +161,7 @@ class Server:
 
         # Applications: the Lua runtime with its libraries, the loader, and the pipelines.
         self._announcer = Announcer(writer.opened, self._listeners.local_url())
+        self._own_hub: Smq | None = None
         self._rtl = self._mount_rtl()
         self.services = self._make_services(arguments)
         self.vm = Vm(settings.lua.version)
@@ -282,6 +285,7 @@ class Server:
     def load(self, specs: Iterable[AppSpec]) -> None:
         """Load applications one after the other and report each. A failed application does not stop the others."""
         self._apps.load(specs)
+        self._own_hub = open_own_hub(self.settings.mqtt.hub)
         if self.settings.pages.applications and all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
 

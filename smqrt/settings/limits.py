@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 
-from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, whole
+from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, text, whole
 
 UNLIMITED = "unlimited"
 
@@ -212,10 +212,46 @@ class TopicSettings:
     )
 
 
+@dataclass(frozen=True)
+class MqttSettings:
+    """Settings and limits of the MQTT clients of hubs (help: mqtt-hub)."""
+
+    hub: str = option(
+        "",
+        text(),
+        "Name of the hub that takes the MQTT clients, also without its option `mqtt`; `*`: the first one of the "
+        "applications.",
+    )
+    packet_bytes: int = option(
+        1 << 20, whole(1024, 16 << 20), "Bytes of the largest packet; beyond, the client is disconnected (0x95)."
+    )
+    session_expiry_s: int = option(
+        7 * 86400,
+        whole(0, 0xFFFFFFFE),
+        "Longest time for which the session of a client is kept without a connection, in seconds.",
+    )
+    smq_qos: int = option(1, whole(0, 2), "QoS of messages that were not published by MQTT clients.")
+    receive_maximum: int = option(
+        20, whole(1, 32767), "Messages with QoS 1 and 2 in flight, in each direction of a connection."
+    )
+    aliases: int = option(10, whole(0, 0xFFFF), "Topic aliases of a client.")
+    filters: int = option(1000, whole(1), "Topic filters of a client; beyond, SUBACK 0x97.")
+    levels: int = option(128, whole(1), "Levels of a topic name or filter.")
+    user_properties: int = option(64, whole(0, 1000), "User properties of a packet.")
+    queued_messages: int = option(
+        1000, whole(1), "Messages with QoS 1 and 2 that wait for one client; beyond, the oldest one is lost."
+    )
+    queued_bytes: int = option(1 << 20, whole(1), "Bytes of the messages that wait for one client.")
+    sessions: int = option(100_000, whole(1), "Sessions of a hub that are kept without a connection.")
+    retained: int = option(250_000, whole(1), "Retained messages of a hub; beyond, PUBACK 0x97.")
+    retained_bytes: int = option(256 << 20, whole(1), "Bytes of the retained messages of a hub.")
+
+
 @dataclass
 class _Current:
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
+    mqtt: MqttSettings = field(default_factory=MqttSettings)
 
 
 _current = _Current()
@@ -230,6 +266,16 @@ def current_limits() -> LimitSettings:
 def current_topics() -> Mapping[str, TopicSettings]:
     """Return the current settings of topics of this process, by topic filter."""
     return _current.topics
+
+
+def current_mqtt() -> MqttSettings:
+    """Return the current settings of MQTT clients of this process."""
+    return _current.mqtt
+
+
+def apply_mqtt(settings: MqttSettings) -> None:
+    """Apply these settings to later hubs."""
+    _current.mqtt = settings
 
 
 def on_change(apply: Callable[[LimitSettings], None]) -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from ipaddress import ip_network
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.limits import Limit, LimitSettings, TopicSettings, registered
+from smqrt.settings.limits import Limit, LimitSettings, MqttSettings, TopicSettings, registered
 from smqrt.settings.option_types import (
     InvalidValueError,
     Rule,
@@ -182,10 +182,10 @@ class TlsSettings:
     )
     minimum_version: str = option("1.2", _VERSION, "Oldest version of TLS: `1.2` or `1.3`.", live=True)
     alpn: tuple[str, ...] = option(
-        ("http/1.1",),
+        ("http/1.1", "mqtt"),
         texts(),
         "Protocols for ALPN, in order of preference. A client that offers none of them is accepted without ALPN.",
-        shown="`http/1.1`",
+        shown="`http/1.1,mqtt`",
         live=True,
     )
     handshake_s: float = option(5.0, number(0, above=True), "Time limit of a TLS handshake, in seconds.", live=True)
@@ -671,6 +671,8 @@ class Settings:
     last_value: LastValueSettings = group(
         LastValueSettings, "Limits of the last values that topics with `last_value` keep."
     )
+
+    mqtt: MqttSettings = group(MqttSettings, "MQTT clients of hubs (help: mqtt-hub).")
 
     def __post_init__(self) -> None:
         """Raise StartError for a value that breaks its rule."""

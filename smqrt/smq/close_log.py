@@ -320,8 +320,10 @@ def user_of(session: Session) -> str:
 
 
 def transport_of(outbox: Outbox) -> str:
-    """Return "raw" or "websocket", over TLS with "+tls" appended."""
+    """Return "raw", "websocket", "mqtt" or "mqtt-websocket", over TLS with "+tls" appended."""
     kind = "websocket" if outbox.websocket or not outbox.takes_fragments else "raw"
+    if outbox.protocol == "mqtt":
+        kind = "mqtt-websocket" if outbox.websocket else "mqtt"
     return f"{kind}+tls" if isinstance(getattr(outbox, "transport", None), TlsTransport) else kind
 
 

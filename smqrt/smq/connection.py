@@ -15,12 +15,13 @@ from time import time
 from typing import Any
 
 from gevent import Timeout, get_hub
+from gevent.hub import Waiter
 
-from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
+from smqrt.broker.outbox import BLOCKED, EMPTY_QUEUE, Backlog, Drop, Outbox, QueuedMemory, backlog, frame_ends
+from smqrt.broker.rare import Rare
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.loop.scheduling import Watcher
+from smqrt.loop.scheduling import Watcher, share
 from smqrt.smq import data_path, forwarder
 from smqrt.transport.tls import ClientSocket, Transport, half_close
 from smqrt.wire.connection_state import Life, transition
@@ -56,6 +57,17 @@ partitioned: Any = data_path.kernels.partitioned
 partition_ids, partition_ends = data_path.kernels.partition_ids, data_path.kernels.partition_ends
 
 
+class RareSendState:
+    """The attributes of a connection that few clients use, see `SocketOutbox`."""
+
+    __slots__ = ("backlog", "torn", "writer")
+
+    def __init__(self) -> None:
+        self.backlog: Backlog | None = None
+        self.torn = 0
+        self.writer: Any = None
+
+
 class SocketOutbox(Outbox):
     """The send queue of a client, and the closing of its connection.
 
@@ -70,23 +82,27 @@ class SocketOutbox(Outbox):
         session: the client's session.
         sock, watcher: see above.
         writer: the WRITE watcher, created at its first use.
-        handshake: resolved once the client is accepted or rejected, and then None.
+        handshake: wakes the greenlet that waits for the end of the handshake; None once the client is accepted or
+            rejected.
         torn: whether the first entry of the queue is the rest of a partly sent frame: 0 for no, otherwise its kind.
         backlog: queue positions for the slow-consumer policies of the hub; None while the client reads.
     """
 
-    __slots__ = ("backlog", "handshake", "session", "sock", "torn", "watcher", "writer")
+    __slots__ = ("handshake", "rare", "session", "sock", "watcher")
     session: Session
+    no_rare: RareSendState = RareSendState()
+    backlog = Rare[Backlog | None]()
+    torn = Rare[int]()
+    writer = Rare[Any]()
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__()
+        self.queue = EMPTY_QUEUE
         self.sock = sock
         self.watcher: Any = watcher
-        self.writer: Any = None
-        self.handshake: Deferred[None] | None = Deferred()
+        self.rare = self.no_rare
+        self.handshake: Waiter[None] | None = Waiter()
         self.life = Life.OPENING
-        self.torn = 0
-        self.backlog: Backlog | None = None
 
     @property
     def fd(self) -> int:
@@ -107,7 +123,7 @@ class SocketOutbox(Outbox):
             ends = frame_ends(data, self.frame_bytes)
             self.session.broker.stats.drop(Drop.CLOSED, len(ends) - bisect_right(ends, sent))
             return
-        self.queue.insert(0, data)
+        self.queue = [data, *self.queue]
         self._advance(sent)
 
     def send_failed(self) -> None:
@@ -125,17 +141,19 @@ class SocketOutbox(Outbox):
             self.put(bytes(view))
             return
         queue = self.queue
+        if queue is EMPTY_QUEUE:
+            queue = self.queue = []
         queue.append(view)  # type: ignore[arg-type]
         try:
             sent = self.sock.send(view) if len(queue) == 1 else self.sock.sendmsg(queue)
         except BlockingIOError:
             sent = 0
         except OSError:
-            queue.clear()
+            self.queue = EMPTY_QUEUE
             self.lost(CloseReason.WRITE_FAILED)
             return
         if sent == len(view) and len(queue) == 1:
-            queue.clear()
+            self.queue = EMPTY_QUEUE
         else:
             queue[-1] = bytes(view)
             self._advance(sent)
@@ -157,11 +175,11 @@ class SocketOutbox(Outbox):
         except BlockingIOError:
             sent = 0
         except OSError:
-            queue.clear()
+            self.queue = EMPTY_QUEUE
             self.lost(CloseReason.WRITE_FAILED)
             return
         if sent == len(data):
-            queue.clear()
+            self.queue = EMPTY_QUEUE
         else:
             self._advance(sent)
 
@@ -171,7 +189,7 @@ class SocketOutbox(Outbox):
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.queue.clear()
+            self.queue = EMPTY_QUEUE
             self.lost(CloseReason.WRITE_FAILED)
             return
         self._advance(sent)
@@ -186,8 +204,11 @@ class SocketOutbox(Outbox):
                 break
             sent -= len(batch)
             whole += 1
-            self.torn = 0  # only the first entry may be the rest of a frame
+        if whole and self.rare.torn:  # only the first entry may be the rest of a frame
+            self.torn = 0
         del queue[:whole]
+        if not queue:
+            self.queue = EMPTY_QUEUE
         if sent:
             self._split_partly_sent(sent)
         if queue and self.life is not BLOCKED:
@@ -236,7 +257,7 @@ class SocketOutbox(Outbox):
                 break
 
     def _unblock(self) -> None:
-        self.life = transition(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
+        self.life = transition(BLOCKED, Life.OPENING if self.handshake is not None else Life.OPEN)
         self.released(self.queued_bytes)
         if self.writer is not None:
             self.writer.stop()
@@ -287,13 +308,14 @@ class SocketOutbox(Outbox):
     # ---- closing
 
     def settled(self) -> None:
-        """Resolve the handshake; the client was accepted or rejected."""
+        """End the handshake; the client was accepted or rejected."""
         handshake, self.handshake = self.handshake, None
-        if handshake:
+        if handshake is not None:
             data_path.end_handshake(self)
             if self.life is Life.OPENING:
                 self.life = transition(self.life, Life.OPEN)
-            handshake.resolve()
+            # By the loop: the greenlet must not run in the middle of the caller, which may use the receive buffer.
+            get_hub().loop.run_callback(handshake.switch, None)
 
     def lost(self, reason: CloseReason) -> None:
         """Disconnect the session of a broken connection."""
@@ -315,7 +337,7 @@ class SocketOutbox(Outbox):
         self.life = transition(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
         data_path.unblocked(self)
         self.watcher.stop()
-        if self.writer is not None:
+        if self.rare.writer is not None:
             self.writer.stop()
             self.writer.close()
         if is_abrupt:
@@ -370,14 +392,13 @@ class RawConnection(SocketOutbox):
         paused: whether the client is not read. This is independent of `life`, which is about sending.
     """
 
-    __slots__ = ("carry", "is_forwarded", "joins_in", "paused", "receive_bytes")
+    __slots__ = ("carry", "joins_in", "paused", "receive_bytes")
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__(sock, watcher)
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.paused = False
-        self.is_forwarded = False
         self.joins_in = forwarder.JOIN_AFTER
 
     def greet(self, reply: bytes, hello: bytes) -> None:
@@ -397,10 +418,15 @@ class RawConnection(SocketOutbox):
         if self.life.over:
             return
         self.session = session
-        self.watcher.start(self.on_readable)
+        self.watcher.start(type(self).on_readable, self)  # a bound method takes 64 bytes, the arguments 48: see `alone`
         if data:
             self.carry = data
             get_hub().loop.run_callback(self.on_data_waiting)  # in the loop: routing uses the shared buffer
+
+    @property
+    def alone(self) -> tuple[Outbox, ...]:
+        """See `Outbox.alone`: the arguments of the watcher's callback, which saves 48 bytes for each client."""
+        return self.watcher.args or (self,)
 
     def on_readable(self) -> None:
         """Receive once, behind the partial frame of the last receive, and route the frames.
@@ -439,6 +465,9 @@ class RawConnection(SocketOutbox):
                 if not self.joins_in:
                     self.join_forwarder()
                 return
+            if got > 2 and data[0] << 8 | data[1] == got and data[2] != 8:  # not Publish
+                self._handle_control(data)
+                return
         if got == size:  # probably there is more
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
@@ -446,6 +475,26 @@ class RawConnection(SocketOutbox):
             self.receive_bytes = size >> 1
         self.carry = b""
         self.feed(held + got)
+
+    def _handle_control(self, frame: bytes) -> None:
+        """Handle a control packet that was received alone: a client that connects sends these."""
+        turn = share()
+        if turn.spent():  # many clients connect at the same time, and other events are due
+            self.carry = frame
+            self.pause()
+            turn.later(self.resume_now)
+            return
+        if self.joins_in < forwarder.JOIN_AFTER:  # only single messages in a row count
+            self.joins_in = forwarder.JOIN_AFTER
+        try:
+            if self.session.control(frame[2:]):
+                self.pause()
+        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
+            self._close_after_error()
+
+    def _close_after_error(self) -> None:
+        log.exception("error while routing; the connection is closed")
+        self.lost(CloseReason.HOOK_FAILED)
 
     def on_data_waiting(self) -> None:
         """Route bytes that were received before, with the HTTP request or before a pause."""
@@ -471,8 +520,7 @@ class RawConnection(SocketOutbox):
         except ProtocolError as error:
             self.session.fail(error)
         except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have started one
-            log.exception("error while routing; the connection is closed")
-            self.lost(CloseReason.HOOK_FAILED)
+            self._close_after_error()
         return size
 
     def _route_batches(self, size: int) -> int:
@@ -480,7 +528,7 @@ class RawConnection(SocketOutbox):
             self.defer()  # queues wait to be flushed, and bulk messages would fill them; or the turn is over
             return 0
         session = self.session
-        at = self._partition(size) if session.partitions else 0
+        at = self._partition(size) if session.rare.partitions else 0
         waits: bool | None = False
         cached = session.routes.get
         batches, used, bad = scan(size, at)
@@ -537,12 +585,12 @@ class RawConnection(SocketOutbox):
 
     def _partition(self, size: int) -> int:
         """Sort short batches to sole subscribers by subscriber, in a kernel; return the number of delivered bytes."""
-        _, table, outboxes, publisher = self.session.partitions
+        _, table, outboxes, publisher = self.session.rare.partitions
         recorder = self.session.broker.recorder
         if recorder and recorder.full:  # `deliver` of the routes makes the publisher wait
             return 0
         count, used, messages = data_path.kernels.partition(size, table, publisher)
-        meter = self.session.meter
+        meter = self.session.rare.meter
         if meter is not None and used and not meter.admits(chars[:used]):
             return 0  # route batch by batch, until one exceeds the rate
         self.session.broker.topic_table.traffic.add(messages, used, 1)  # `Topic.deliver` does not count these
@@ -615,11 +663,11 @@ class RawConnection(SocketOutbox):
         if meter is not None and meter.waits:
             return  # the meter resumes the connection when there are tokens
         self.paused = False
-        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
+        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket and self.handshake is None:
             self._receive_more()
         self.on_data_waiting()
         if not (self.paused or self.life.over or self.is_forwarded or self in data_path.frozen_connections):
-            self.watcher.start(self.on_readable)
+            self.watcher.start(type(self).on_readable, self)
 
     def _receive_more(self) -> None:
         """Receive once more: with a thousand subscribers, one larger batch costs half as much as two small ones."""
@@ -632,16 +680,20 @@ class RawConnection(SocketOutbox):
     # ---- forwarding in LuaJIT
 
     @property
+    def is_forwarded(self) -> bool:
+        """See `Outbox.is_forwarded`."""
+        return not self.joins_in
+
+    @property
     def is_plain(self) -> bool:
         """See `Outbox.is_plain`."""
         return type(self) is RawConnection and self.life is Life.OPEN and self.sock is self.transport
 
     def join_forwarder(self) -> None:
-        """Let the forwarder receive the client's messages, if it can forward them."""
+        """Let the forwarder receive the client's messages, if it can forward them; call it when `joins_in` is 0."""
         if self.paused or self in data_path.frozen_connections:
             self.joins_in = forwarder.JOIN_AFTER
         elif forwarder.join(self):
-            self.is_forwarded = True
             self.watcher.stop()
         else:
             self.joins_in = forwarder.RETRY_AFTER
@@ -650,9 +702,8 @@ class RawConnection(SocketOutbox):
         """See `Outbox.leave_forwarder`; does nothing unless the client has joined."""
         if self.is_forwarded:
             forwarder.leave(self)
-            self.is_forwarded = False
             self.joins_in = forwarder.JOIN_AFTER
-            self.watcher.start(self.on_readable)
+            self.watcher.start(type(self).on_readable, self)
 
     def handed_over(self, data: bytes) -> None:
         """Route data that the forwarder has received but can't forward."""

@@ -14,18 +14,30 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.outbox import BLOCKED, Backlog, QueuedMemory, run_in_background
+from smqrt.broker.rare import Rare
 from smqrt.broker.sessions import Session
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.loop.scheduling import Watcher
 from smqrt.settings.limits import Limit, LimitSettings
 from smqrt.smq import data_path, forwarder
-from smqrt.smq.connection import WRITE, RawConnection, chars, view
-from smqrt.transport.tls import ClientSocket, TlsTransport
+from smqrt.smq.connection import WRITE, RareSendState, RawConnection, chars, view
+from smqrt.transport.tls import TlsTransport
 from smqrt.wire import smq, websocket
 from smqrt.wire.connection_state import Life
 from smqrt.wire.websocket import Assembler, Frame
 
 unmask = data_path.kernels.unmask
+
+
+class RareWsState(RareSendState):
+    """The attributes of a WebSocket that few clients use, see `WsConnection`."""
+
+    __slots__ = ("assembler", "close_sent", "decoded")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assembler: Assembler | None = None
+        self.close_sent = False
+        self.decoded = b""
 
 
 class WsConnection(RawConnection):
@@ -39,15 +51,14 @@ class WsConnection(RawConnection):
         decoded: raw frames that were unmasked, but not routed because a hook paused the connection.
     """
 
-    __slots__ = ("assembler", "close_sent", "decoded")
+    __slots__ = ()
     websocket = True
     takes_fragments = False
-
-    def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
-        super().__init__(sock, watcher)
-        self.assembler: Assembler | None = None
-        self.decoded = b""
-        self.close_sent = False
+    no_rare: RareWsState = RareWsState()
+    rare: RareWsState
+    assembler = Rare[Assembler | None]()
+    close_sent = Rare[bool]()
+    decoded = Rare[bytes]()
 
     # ---- reading
 
@@ -55,7 +66,8 @@ class WsConnection(RawConnection):
         """Route the WebSocket frames in `chars[:size]`."""
         try:
             # The kernel unmasks the unfragmented messages at the front; Python handles the rest.
-            written, used = (0, 0) if self.assembler and self.assembler.busy else unmask(size)
+            assembler = self.rare.assembler
+            written, used = (0, 0) if assembler and assembler.busy else unmask(size)
             rest = chars[used:size] if used < size else b""
             if written and not self._route_decoded(written):
                 self.carry = rest
@@ -110,7 +122,7 @@ class WsConnection(RawConnection):
 
     def on_data_waiting(self) -> None:
         """Route the data that was decoded before a pause, then the received data."""
-        decoded, self.decoded = self.decoded, b""
+        decoded, self.decoded = self.rare.decoded, b""
         if decoded and not self.life.over:
             view[: len(decoded)] = decoded
             if not self._route_decoded(len(decoded)):
@@ -288,7 +300,8 @@ class _Policed(RawConnection):
         size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
-        if self.backlog is not None and self.backlog.take(self, batch):
+        backlog = self.rare.backlog
+        if backlog is not None and backlog.take(self, batch):
             self.overloaded()
 
     def _drop_over_budget(self) -> None:

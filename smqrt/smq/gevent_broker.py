@@ -29,7 +29,7 @@ from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, PublishLimits
 from smqrt.errors import ArgumentError
 from smqrt.process import current_process
-from smqrt.settings.limits import SLOW_POLICIES, LimitSettings, current_limits, current_topics, on_change
+from smqrt.settings.limits import SLOW_POLICIES, LimitSettings, current_limits, current_mqtt, current_topics, on_change
 from smqrt.settings.option_types import InvalidValueError, Rule, choice, option, optional, path, switch, texts, whole
 from smqrt.smq import close_log, data_path, handshake, mqtt_connection, session_migration
 from smqrt.smq.connection import RawConnection
@@ -335,13 +335,20 @@ class GeventBroker(RegisteredBroker):
         if self.number:
             self.on_end = partial(close_log.record, self.number)
         self._values: LastValues | None = None
-        if options.mqtt:
-            Devices(self)
+        if options.mqtt or self._is_chosen_for_mqtt():
+            Devices(self, current_mqtt())
         self._apply_settings(store)
         _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
         if self.number:  # clients of internal hubs are operators, who log in again
             hub_registry.add(self)
         session_migration.claim(self)
+
+    def _is_chosen_for_mqtt(self) -> bool:
+        """Return whether the setting `mqtt.hub` means this hub."""
+        chosen = current_mqtt().hub
+        if chosen == "*":
+            return bool(self.number) and mqtt_broker() is None
+        return bool(chosen) and chosen == self._options.name
 
     def _apply_settings(self, store: SqliteNames | None) -> None:
         """Apply the limits and topic rules of the process, and restore the last values of `store`."""
@@ -482,7 +489,9 @@ class GeventBroker(RegisteredBroker):
         A request that is not SMQ is answered with 404, one from a page of a foreign host with 403, and any request to
         a closed broker with 503. Returns False without an answer when the WSGI server can't pass the connection on.
         """
-        origin = Origin(request, arg)
+        # Without these hooks the session does not reference the request, so that its memory is freed.
+        needs_origin = self.hooks.authenticate or self.hooks.onconnect
+        origin = Origin(request, arg) if needs_origin else None
         if isinstance(request, dict):
             if handshake.REQUEST in request:  # a WSGI application that this server runs
                 request = request[handshake.REQUEST]

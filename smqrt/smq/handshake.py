@@ -30,7 +30,6 @@ from smqrt.broker.state import BrokerClient, Hooks, Verdict
 from smqrt.broker.topics import HANDSHAKES
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError, SmqrtError
 from smqrt.loop import greenlets
-from smqrt.loop.greenlets import wait
 from smqrt.loop.scheduling import Watcher
 from smqrt.settings.limits import Limit
 from smqrt.settings.option_types import whole
@@ -106,7 +105,7 @@ class BootstrapRequest(Protocol):
         """Take the connection over from the server."""
 
 
-StartSession = Callable[["Broker", "Admission", BootstrapRequest, str | None, "Origin"], None]
+StartSession = Callable[["Broker", "Admission", BootstrapRequest, str | None, "Origin | None"], None]
 """Serves the connection of a checked request: broker, admission, request, WebSocket key, origin."""
 
 
@@ -178,10 +177,11 @@ class KeepAlive:
             KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
+        self._is_set_by_listener = (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S)
 
     def apply(self, sock: Transport) -> None:
         """Apply the times to a client's socket, unless the listener has set the same."""
-        if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
+        if self._is_set_by_listener:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle_s)
@@ -206,7 +206,7 @@ class Admission:
 
 
 def connect(
-    broker: Broker, admission: Admission, request: object, origin: Origin, start: StartSession | None = None
+    broker: Broker, admission: Admission, request: object, origin: Origin | None, start: StartSession | None = None
 ) -> None:
     """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake has ended.
 
@@ -258,7 +258,7 @@ def websocket_key(request: BootstrapRequest) -> str | None:
 
 
 def _start_session(
-    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin | None
 ) -> None:
     wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"  # before `detach` ends the request
     try:
@@ -279,8 +279,8 @@ def _start_session(
         connection.greet(_REPLY if wants_reply else b"", smq.frame(hello))
     connection.start(session, detached.data)
     handshake = connection.handshake
-    if handshake:
-        wait(handshake)
+    if handshake is not None:
+        handshake.get()
 
 
 def too_many(broker: Broker, address: str) -> bool:
@@ -295,13 +295,12 @@ def too_many(broker: Broker, address: str) -> bool:
     return True
 
 
-def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
+def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin | None, address: str) -> Session:
     """Return the session of a new connection, and start the deadline of its handshake."""
     connection.budget_bytes = admission.budget_bytes
-    origin.address = address
-    # Without these hooks the session does not reference the request, so that its memory is freed.
-    needed = broker.hooks.authenticate or broker.hooks.onconnect
-    session = Session(broker, connection, broker.random_u32(), origin if needed else None)
+    if origin is not None:
+        origin.address = address
+    session = Session(broker, connection, broker.random_u32(), origin)
     connection.session = session
     data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     return session
@@ -680,7 +679,7 @@ class HandlerRequest:
         return self
 
 
-def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
+def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin | None) -> bool:
     """Serve the WebSocket of gevent-websocket in `environ`, until it is closed.
 
     A WebSocket from a page of a foreign host is closed at once.

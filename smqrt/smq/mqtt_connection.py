@@ -44,6 +44,8 @@ class MqttConnection(RawConnection):
 
     __slots__ = ("_is_resuming", "_splitter", "deadline_s", "heard_s")
     takes_fragments = False
+    protocol = "mqtt"
+    migrates = False  # the client reconnects to its session
     session: MqttClient
 
     def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
@@ -402,7 +404,7 @@ def begin(
 
 
 def start_websocket(
-    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin | None
 ) -> None:
     """Serve the WebSocket of a request that offers a sub-protocol of MQTT; see `handshake.StartSession`."""
     protocol, address = sub_protocol(request), request.peer[0]
@@ -410,4 +412,11 @@ def start_websocket(
         request.response.error(400, "MQTT needs a WebSocket here.")
         return
     lines = request.upgrade_lines() + b"Sec-WebSocket-Protocol: " + protocol.encode() + b"\r\n"
-    begin(broker, admission, request.detach(), origin, address, websocket.switching_protocols(key, lines))
+    begin(
+        broker,
+        admission,
+        request.detach(),
+        origin or Origin(request, None),
+        address,
+        websocket.switching_protocols(key, lines),
+    )

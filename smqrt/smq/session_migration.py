@@ -22,7 +22,9 @@ import gevent
 from gevent import get_hub, monkey
 
 from smqrt.broker import client_limits, sessions
-from smqrt.broker.outbox import QueuedMemory, run_in_background
+from smqrt.broker.mqtt import records as mqtt_records
+from smqrt.broker.mqtt.client import MqttClient
+from smqrt.broker.outbox import EMPTY_QUEUE, QueuedMemory, run_in_background
 from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
@@ -79,7 +81,7 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
     connection.handshake, connection.life = None, Life.OPEN
     connection.carry, connection.receive_bytes = record["carry"], record["receive"]
     connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
-    connection.queue, connection.torn = record["queue"], record["torn"]
+    connection.queue, connection.torn = record["queue"] or EMPTY_QUEUE, record["torn"]
     if isinstance(connection, WsConnection):
         connection.decoded, assembler = record["ws"]
         connection.assembler = Assembler.of(*assembler) if assembler else None
@@ -119,9 +121,8 @@ class PrecopiedClient:
         connection.leave_forwarder()
         connection.watcher.callback = self._first_read
 
-    def _first_read(self) -> None:
-        connection = self.connection
-        connection.watcher.callback = connection.on_readable
+    def _first_read(self, connection: RawConnection) -> None:
+        connection.watcher.callback = type(connection).on_readable
         connection.on_readable()
 
     @property
@@ -136,7 +137,7 @@ class PrecopiedClient:
 
     def _current_state(self) -> tuple[object, ...]:
         session, connection = self._session, self.connection
-        made, topics = (session.names_made, session.names_made_bytes), len(session.topics or ())
+        made, topics = (session.names_made, session.names_made_bytes), len(session.topics)
         return session.identity, made, topics, connection.sock, connection.dropped
 
 
@@ -154,7 +155,8 @@ def is_at_rest(session: Session) -> bool:
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
         return False
     return (
-        not connection.paused
+        connection.migrates
+        and not connection.paused
         and (connection.is_forwarded or connection.watcher.active)
         and _has_no_unfinished_data(session, connection)
     )
@@ -288,6 +290,8 @@ def can_migrate(session: Session, with_tls: bool) -> bool:
     connection = session.outbox
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
         return False
+    if not connection.migrates:
+        return False
     return with_tls or type(connection.transport) is not TlsTransport
 
 
@@ -382,11 +386,21 @@ class FrozenHub:
         self._unhandled = self.broker.server.remove_unhandled()
         for one in self.clients:
             one.take()
-        return {
+        record: Record = {
             "names": sessions.names_of(self.broker),
             "counters": sessions.counters_of(self.broker),
             "unhandled": self._unhandled,
         }
+        if self.broker.devices is not None:
+            self._close_mqtt_clients()
+            record["mqtt"] = mqtt_records.record_of(self.broker.devices)
+        return record
+
+    def _close_mqtt_clients(self) -> None:
+        """Close the MQTT clients: they reconnect to their sessions, whose record must not change any more."""
+        for session in [one for one in self.others if isinstance(one, MqttClient)]:
+            session.disconnect(CloseReason.RESTARTED)
+            self.others.remove(session)
 
     def roll_back(self) -> None:
         """Roll back: all clients continue at this hub."""
@@ -495,6 +509,8 @@ class RestoredHub:
         for name in sessions.adopt_names(self.broker, record["names"]):
             log.warning("the id of topic %r is now the one that its clients use; the application got another one", name)
         sessions.add_counters(self.broker, record["counters"])
+        if self.broker.devices is not None and "mqtt" in record:
+            mqtt_records.restore(self.broker.devices, record["mqtt"])
 
     def place(self, record: Record, transport: Transport) -> None:
         """Register a client. It is not read before `begin`, and nothing is sent to it."""

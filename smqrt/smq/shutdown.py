@@ -126,7 +126,7 @@ def _in_order(brokers: Iterable[Broker]) -> list[BrokerClient]:
     """Return all clients: those without subscriptions first, otherwise shuffled, so that sites reconnect evenly."""
     sessions = [session for broker in brokers for session in broker.sessions.values()]
     random.shuffle(sessions)
-    return sorted(sessions, key=lambda session: bool(session.topics))
+    return sorted(sessions, key=lambda session: bool(session.topic_ids))
 
 
 def _close_if_idle(session: BrokerClient) -> bool:

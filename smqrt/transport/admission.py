@@ -121,7 +121,7 @@ class ProxyHeaders:
         timeout_s: float = HEADER_S,
     ) -> None:
         self.trusted, self.on_accept, self.timeout_s = trusted, on_accept, timeout_s
-        self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self.deadlines: Deadlines[_AwaitedHeader] = Deadlines(min(0.25, timeout_s / 4))
         self.share = share()
         self._open: set[_AwaitedHeader] = set()
 
@@ -229,6 +229,9 @@ def _refuse(sock: Proxied, address: Address, rule: str) -> None:
 
 RESERVE = 128
 """Descriptors kept free for journals, databases, files of applications and outgoing connections."""
+_ROOM_STEP = RESERVE // 2
+"""`ulimit -n` is read again after so many more connections: it may change, but reading it for each costs a system call.
+"""
 MAX_PER_ADDRESS = 2000
 RATE_OVER_S = 10.0
 """Rates are averages over this time, because all clients of a server reconnect at once when it restarts."""
@@ -257,15 +260,12 @@ class Admitted(_socket.socket):
     __slots__ = ("_address", "_counts", "_limit", "client_tls")
     _limit: ConnectionLimit | None
     _address: str
+    client_tls: bool
 
     @property
     def peer_host(self) -> str | None:
         """The peer's address, even after it has disconnected; None when unknown."""
         return getattr(self, "_address", None)
-
-    def count_by(self, limit: ConnectionLimit, address: str) -> None:
-        """Count the connection in `limit` until it is closed."""
-        self._limit, self._address = limit, address
 
     def count_for(self, host: str) -> bool:
         """Count the connection for the address of a client behind a proxy; return False when a limit is reached."""
@@ -331,6 +331,7 @@ class ConnectionLimit:
         self.limit, self.per_address = limit, per_address
         self.proxies = TrustedNetworks()
         self.open = 0
+        self._room_until = 0  # up to this number of open connections, `ulimit -n` is not read again
         self._shared_count: memoryview = memoryview(bytearray(4)).cast("I")
         self._by_address: dict[str, int] = {}
         self.rate(current_limits())
@@ -354,7 +355,7 @@ class ConnectionLimit:
         """
         sock, host = Admitted(family, kind, 0, fd), sys.intern(address[0])  # many clients share an address
         sock.setblocking(False)
-        if self.open >= (self.limit or _max_open()):
+        if self.open >= (self.limit or self._room_until) and self.room() <= 0:
             limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
         elif self._has_too_many(host):
             limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
@@ -375,7 +376,9 @@ class ConnectionLimit:
 
     def room(self) -> int:
         """Return the number of further connections that the limit permits."""
-        return (self.limit or _max_open()) - self.open
+        limit = self.limit or _max_open()
+        self._room_until = min(limit, self.open + _ROOM_STEP)
+        return limit - self.open
 
     def adopt(self, fd: int, host: str) -> Admitted:
         """Return the socket of a connection that another process has admitted; `host` is its client's address."""
@@ -392,8 +395,8 @@ class ConnectionLimit:
     def _count(self, sock: Admitted, host: str) -> None:
         self.open += 1
         self._shared_count[0] = self.open
-        self._add(host, 1)
-        sock.count_by(self, host)
+        self._by_address[host] = self._by_address.get(host, 0) + 1
+        sock._limit, sock._address, sock.client_tls = self, host, False
 
     def release(self, host: str) -> None:
         """Stop counting a closed connection of an address."""

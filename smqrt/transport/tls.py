@@ -385,7 +385,7 @@ class HandshakeQueue:
         self.context = context
         self.on_ready = on_ready
         self.timeout_s, self.max_unfinished = timeout_s, 0
-        self.deadlines = Deadlines(min(0.25, timeout_s / 4))  # precise enough for short timeouts
+        self.deadlines: Deadlines[_Handshake] = Deadlines(min(0.25, timeout_s / 4))  # precise enough for short timeouts
         self.share = share()
         self._open: dict[_Handshake, None] = {}
 
@@ -559,10 +559,10 @@ def half_close(connection: DrainingConnection, transport: Transport, watcher: Wa
         close.half_close()
 
 
-def under_way() -> Deadlines:
+def under_way() -> Deadlines[_GracefulClose]:
     """Return the graceful closes of this thread's loop."""
     hub = get_hub()
-    found: Deadlines | None = getattr(hub, _UNDER_WAY, None)
+    found: Deadlines[_GracefulClose] | None = getattr(hub, _UNDER_WAY, None)
     if found is None:
         found = Deadlines()
         setattr(hub, _UNDER_WAY, found)

@@ -12,13 +12,16 @@ import os
 from importlib import resources
 from typing import Any, Protocol
 
-from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type, count_frames, measure_frames
+from smqrt.wire.mqtt.fields import varint
+from smqrt.wire.smq import MAX_PAYLOAD_BYTES, PUBLISH_HEADER_BYTES, Type, count_frames, measure_frames
 from smqrt.wire.websocket import mask
 
 BUFFER_BYTES = (64 + 512) << 10
 """Space for an incomplete frame and the largest single receive."""
 ENCODE_BYTES = 32 << 10
 """The maximum number of bytes for one call of `encode`."""
+PACKED_BYTES = 128 << 10
+"""The same for `packed`; a frame has at most half as many bytes."""
 MAX_BATCHES = BUFFER_BYTES // 3 + 1  # the smallest frame has three bytes
 MAX_PARTITIONS = 1024
 
@@ -85,6 +88,37 @@ class Kernels(Protocol):
         """Return the WebSocket frames for the leading whole frames of `batch`, and the size of these frames there."""
         ...
 
+    def publishes(
+        self, start: int, size: int, name_bytes: int, block_bytes: int, destination: int, publisher: int
+    ) -> tuple[int, int, int]:
+        """Turn the leading PUBLISH packets of MQTT in `chars[start:size]` into Publish frames in `partitioned`.
+
+        It stops at the first packet that is incomplete, has another topic than the first one, has a flag or properties,
+        or has more payload than a frame.
+
+        Args:
+            start: the position of a packet with QoS 0.
+            size: the end of the received bytes.
+            name_bytes: the length of its topic.
+            block_bytes: 1 for MQTT 5, where packets without properties have a byte for their length, otherwise 0.
+            destination: the id of the topic (u32).
+            publisher: the ETID of the client (u32).
+
+        Returns:
+            `(count, used, written)`: the number of packets, the position after them, and the bytes in `partitioned`.
+        """
+        ...
+
+    def packed(self, batch: bytes, first: int, fixed: bytes) -> tuple[bytes, int]:
+        """Return PUBLISH packets of MQTT for the leading whole frames of `batch`, and the size of these frames there.
+
+        Args:
+            batch: Publish frames.
+            first: the first byte of the packets: their type and flags, with QoS 0.
+            fixed: what follows the length in each packet: the topic with its length, and in MQTT 5 the properties.
+        """
+        ...
+
     def count(self, batch: bytes) -> int:
         """Return the number of frames in a whole batch."""
         ...
@@ -111,6 +145,16 @@ def encode_batch(kernels: Kernels, batch: bytes) -> bytes:
         parts.append(out)
         at += used
     return b"".join(parts)
+
+
+def mqtt_packets(kernels: Kernels, batch: bytes, first: int, fixed: bytes) -> bytes:
+    """Return PUBLISH packets of MQTT for a whole batch of any size; see `Kernels.packed`."""
+    parts, at = [], 0
+    while at < len(batch):
+        out, used = kernels.packed(batch[at : at + PACKED_BYTES], first, fixed)
+        parts.append(out)
+        at += used
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def encode_frame(raw: bytes) -> bytes:
@@ -218,6 +262,57 @@ class PureKernels:
             at = end
         return b"".join(parts), at
 
+    def publishes(
+        self, start: int, size: int, name_bytes: int, block_bytes: int, destination: int, publisher: int
+    ) -> tuple[int, int, int]:
+        """See `Kernels.publishes`."""
+        data, at, out = memoryview(self.partitioned).cast("B"), start, 0
+        head = bytes((Type.PUBLISH,)) + destination.to_bytes(4, "big") + publisher.to_bytes(4, "big") + bytes(4)
+        count, name = 0, b""
+        while size - at >= 2 and self.view[at] == 0x30:
+            packet = self._plain_publish(at, size, name_bytes, block_bytes)
+            if packet is None or (name and packet[0] != name):
+                break
+            name, payload, end = packet
+            frame = (len(payload) + PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + payload
+            if out + len(frame) > BUFFER_BYTES:
+                break
+            data[out : out + len(frame)] = frame
+            at, out, count = end, out + len(frame), count + 1
+        return count, at, out
+
+    def _plain_publish(self, at: int, size: int, name_bytes: int, block_bytes: int) -> tuple[bytes, bytes, int] | None:
+        """Return topic with its length, payload and end of a packet; None if it does not fit `publishes`."""
+        data, length, body = self.view, self.view[at + 1], at + 2
+        if length > 127:
+            if size - at < 4:
+                return None
+            length, body = length - 128 + data[at + 2] * 128, at + 3
+            if data[at + 2] > 127:
+                length, body = length - 16384 + data[at + 3] * 16384, at + 4
+                if data[at + 3] > 127:
+                    return None
+        start = body + 2 + name_bytes + block_bytes
+        end = body + length
+        if not start <= end <= size or end - start > MAX_PAYLOAD_BYTES:
+            return None
+        name = bytes(data[body : body + 2 + name_bytes])
+        if name[0] << 8 | name[1] != name_bytes or (block_bytes and data[start - 1]):
+            return None
+        return name, bytes(data[start:end]), end
+
+    def packed(self, batch: bytes, first: int, fixed: bytes) -> tuple[bytes, int]:
+        """See `Kernels.packed`."""
+        parts, at, size = [], 0, len(batch)
+        while size - at >= PUBLISH_HEADER_BYTES:
+            end = at + (batch[at] << 8 | batch[at + 1])
+            if end > size:
+                break
+            payload = batch[at + PUBLISH_HEADER_BYTES : end]
+            parts.append(bytes((first,)) + varint(len(fixed) + len(payload)) + fixed + payload)
+            at = end
+        return b"".join(parts), at
+
     def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""
         return count_frames(batch)
@@ -247,7 +342,9 @@ class JitKernels:
         source = resources.files("smqrt.wire").joinpath("luajit_kernels.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
         self.scan, self.unmask, self.encode, *others = chunk(BUFFER_BYTES)
-        self.partition_table, self.partition, self._measure, *addresses, self._keep = others
+        self.partition_table, self.partition, self._measure, self.publishes, self.packed, *addresses, self._keep = (
+            others
+        )
         buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")

@@ -161,8 +161,68 @@ local function partition(n, table, publisher)
   return count, used, frames
 end
 
+-- MQTT: PUBLISH packets with QoS 0 become frames, and frames become such packets.
+
+ffi.cdef "int memcmp(const void*, const void*, size_t);"
+local same_bytes = ffi.C.memcmp
+local MAX_PAYLOAD = 0xFFF0
+local PACKETS_ROOM = 256 * 1024
+local packets = ffi.new("uint8_t[?]", PACKETS_ROOM)
+
+local function publishes(start, n, name_size, block, destination, publisher)
+  local at, to, count, fixed, name = start, 0, 0, 2 + name_size + block, nil
+  local tid, ptid = bit.bswap(bit.tobit(destination)), bit.bswap(bit.tobit(publisher))
+  while n - at >= 2 and p[at] == 0x30 do
+    local length, body = p[at + 1], at + 2
+    if length > 127 then
+      if n - at < 4 then break end
+      length, body = length - 128 + p[at + 2] * 128, at + 3
+      if p[at + 2] > 127 then
+        length, body = length - 16384 + p[at + 3] * 16384, at + 4
+        if p[at + 3] > 127 then break end
+      end
+    end
+    local payload = length - fixed
+    if payload < 0 or payload > MAX_PAYLOAD or body + length > n or to + payload + PUBLISH_HEADER > size
+      or p[body] * 256 + p[body + 1] ~= name_size or (block == 1 and p[body + 2 + name_size] ~= 0) then break end
+    if name == nil then name = p + body + 2 elseif same_bytes(name, p + body + 2, name_size) ~= 0 then break end
+    local length = payload + PUBLISH_HEADER
+    local into = ffi.cast(u32_out, partitioned + to + 3)
+    partitioned[to], partitioned[to + 1], partitioned[to + 2] = rshift(length, 8), band(length, 255), PUBLISH
+    into[0], into[1], into[2] = tid, ptid, 0
+    ffi.copy(partitioned + to + PUBLISH_HEADER, p + body + fixed, payload)
+    at, to, count = body + payload + fixed, to + length, count + 1
+  end
+  return count, at, to
+end
+
+local function packed(run, first, fixed)
+  local from, n, fixed_bytes, fixed_size = ffi.cast(u8_in, run), #run, ffi.cast(u8_in, fixed), #fixed
+  local at, to = 0, 0
+  while n - at >= PUBLISH_HEADER do
+    local length = from[at] * 256 + from[at + 1]
+    local payload = length - PUBLISH_HEADER
+    local body = payload + fixed_size
+    if at + length > n or to + body + 5 > PACKETS_ROOM then break end
+    packets[to] = first
+    to = to + 1
+    local rest = body
+    while rest > 127 do
+      packets[to] = band(rest, 127) + 128
+      to, rest = to + 1, rshift(rest, 7)
+    end
+    packets[to] = rest
+    ffi.copy(packets + to + 1, fixed_bytes, fixed_size)
+    ffi.copy(packets + to + 1 + fixed_size, from + at + PUBLISH_HEADER, payload)
+    to, at = to + 1 + body, at + length
+  end
+  return ffi.string(packets, to), at
+end
+
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
-return scan, unmask, encode, partition_table, partition, count,
+return scan, unmask, encode, partition_table, partition, count, publishes, packed,
   address(buffer), address(batch_ends), address(batch_frames), address(partitioned), address(partition_ids),
-  address(partition_ends), function() return buffer, batch_ends, batch_frames, encoded, partitioned, partition_ids, partition_ends end
+  address(partition_ends), function()
+    return buffer, batch_ends, batch_frames, encoded, partitioned, partition_ids, partition_ends, packets
+  end

@@ -286,7 +286,7 @@ def test_many_clients_are_looked_at_in_portions(guard: Callable[..., Guarded]) -
     for _ in range(20):
         with gevent.Timeout(1):
             ann.sync()
-    left = lambda: sum(len(one.topics or ()) for one in guarded.site.state.clients())  # noqa: E731
+    left = lambda: sum(len(one.topic_ids) for one in guarded.site.state.clients())  # noqa: E731
     wait_until(lambda: not left(), "no subscription is left")
     bob.sync()
 

@@ -9,6 +9,7 @@ import pytest
 
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker import control_packets
+from smqrt.broker.control_packets import FEW_SUBSCRIPTIONS
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValueLimits, LastValues
 from smqrt.broker.state import Hooks
@@ -58,14 +59,32 @@ def test_subscribing_is_answered_and_repeated() -> None:
     assert subscribe(session, b"t") == number
     assert came(session) == [smq.ack(Type.SUBACK, number, b"t")] * 2
     assert crowd.broker.stats.subscriptions == 1
-    assert list(session.topics or ()) == [number]
+    assert session.topic_ids == [number]
     topic = crowd.broker.topic_table.get(number)
     assert topic is not None
     subscribe(other, b"t")
     assert topic.subscribers == 2
     session.control(smq.with_id(Type.UNSUBSCRIBE, number))
     session.control(smq.with_id(Type.UNSUBSCRIBE, number))
-    assert (topic.subscribers, crowd.broker.stats.subscriptions, session.topics) == (1, 1, {})
+    assert (topic.subscribers, crowd.broker.stats.subscriptions, session.topics) == (1, 1, ())
+
+
+def test_many_subscriptions_are_kept_in_order_and_end_one_by_one() -> None:
+    crowd = Crowd()
+    session = connected(crowd)
+    numbers = [subscribe(session, b"t%d" % number) for number in range(2 * FEW_SUBSCRIPTIONS)]
+    assert session.topic_ids == numbers
+    assert isinstance(session.topics, dict)
+    for number in numbers[:3]:
+        session.control(smq.with_id(Type.UNSUBSCRIBE, number))
+    assert session.topic_ids == numbers[3:]
+    assert crowd.broker.stats.subscriptions == len(numbers) - 3
+
+    few = connected(crowd, b"device-2")
+    numbers = [subscribe(few, b"t%d" % number) for number in range(FEW_SUBSCRIPTIONS)]
+    few.control(smq.with_id(Type.UNSUBSCRIBE, numbers[1]))
+    assert few.topic_ids == numbers[:1] + numbers[2:]
+    assert isinstance(few.topics, tuple)
 
 
 def test_a_subscriber_is_greeted_with_last_values_once() -> None:

@@ -492,7 +492,7 @@ def test_close_is_reported_and_leaves_nothing() -> None:
     assert list(crowd.broker.uids) == [b"device-2"]
     assert other.topic is not None
     assert other.topic.observers == {}
-    assert (session.observed, session.topics, session.fragments) == (None, None, None)
+    assert (session.observed, session.topics, session.fragments) == (None, (), None)
 
 
 def test_a_client_that_was_not_accepted_is_not_removed() -> None:

@@ -205,7 +205,7 @@ def test_a_client_goes_on_with_all_it_has(old: Broker, new: Broker) -> None:
     assert joined.fragments == b"begun"
     assert isinstance(joined.fragments, bytearray)
     assert joined.state is SessionState.CONNECTED
-    assert list(joined.topics or ()) == topics
+    assert joined.topic_ids == topics
     own = new.topic_table.get(joined.etid)
     assert own is not None
     assert own.raw == (ear,)
@@ -228,7 +228,7 @@ def test_a_client_without_anything_goes_on(old: Broker, new: Broker) -> None:
     assert (record["topics"], record["observed"], record["identity"], record["fragments"]) == ([], [], None, None)
     record["topics"] = [4711]
     joined = module.join(new, Ear(), record)
-    assert (joined.topics, joined.identity, joined.fragments) == (None, None, None)
+    assert (joined.topics, joined.identity, joined.fragments) == ((), None, None)
 
 
 def test_a_taken_number_or_uid_is_refused(old: Broker, new: Broker) -> None:
@@ -276,7 +276,7 @@ def test_a_client_that_left_is_in_no_table(old: Broker) -> None:
     module.leave(session)
     assert session.closed
     assert session.routes == {}
-    assert (session.outbox.queue, session.topics, session.observed, session.fragments) == ([], None, None, None)
+    assert (session.outbox.queue, session.topics, session.observed, session.fragments) == ([], (), None, None)
     module.forget_clients(old, {session})
     assert list(old.sessions) == [stays.etid]
     assert list(old.uids) == [b"device-2"]

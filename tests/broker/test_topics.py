@@ -227,7 +227,8 @@ def test_what_is_delivered_is_counted_for_each_subscriber(table: Topics) -> None
     topic.settle()
     topic.deliver(b"12345")
     topic.deliver_view(memoryview(b"123"))
-    topic.arrived, topic.arrived_bytes = 1, 3
+    nodes = topic.for_nodes()
+    nodes.arrived, nodes.arrived_bytes = 1, 3
     topic.discard(outboxes[0])
     topic.settle()
     assert traffic == module.Traffic(messages=1, bytes=5, copies=6, copied_bytes=24, arrived=1)
@@ -244,11 +245,11 @@ def test_what_is_delivered_is_counted_for_each_subscriber(table: Topics) -> None
 def test_what_goes_to_other_nodes_has_no_copies_here(table: Topics) -> None:
     topic = table.named(b"lamp")
     assert not topic.is_delivered
-    topic.leads_away = True
+    topic.for_nodes().leads_away = True
     assert topic.is_delivered
     topic.deliver(b"123")
     topic.add(Outbox())
-    assert not topic.leads_away
+    assert not topic.nodes.leads_away
     assert table.traffic == module.Traffic(messages=1, bytes=3)
     assert topic.is_delivered
 
@@ -403,10 +404,10 @@ def test_an_observer_gets_a_count_once(table: Topics) -> None:
 
 def test_observers_are_notified_of_subscribers_elsewhere(table: Topics) -> None:
     topic, observer = table.named(b"lamp"), Observer()
-    topic.elsewhere = 2
+    topic.for_nodes().elsewhere = 2
     topic.add(Outbox())
     topic.observe(observer)
-    topic.elsewhere = 3
+    topic.for_nodes().elsewhere = 3
     topic.notify(observer)
     topic.notify(Observer())
     assert observer.told == [4]

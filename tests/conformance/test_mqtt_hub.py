@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ class Player:
     def __init__(self, site: Site, case: dict[str, Any], version: int, kind: str) -> None:
         self.site, self.case, self.version, self.kind = site, case, version, kind
         self.clients: dict[str, Client] = {}
-        for name, limit in case.get("limits", {}).items():
-            setattr(site.state.devices.limits, name, limit)
+        if "limits" in case:
+            devices = site.state.devices
+            devices.limits = replace(devices.limits, **case["limits"])
 
     def run(self) -> None:
         for step in self.case["steps"]:

@@ -56,9 +56,9 @@ class Peer:
 class Watcher:
     """Never calls by itself: the target reads."""
 
-    fd, events = 0, 0
+    fd, events, args = 0, 0, ()
 
-    def start(self, callback: object) -> None:
+    def start(self, callback: object, *args: object) -> None:
         pass
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from smqrt.http import head as head_module
 from smqrt.http.head import Head, check_beginning, parse
 from smqrt.http.headers import BadRequest
 from smqrt.http.message import Request
@@ -85,6 +86,34 @@ def test_heads_with_credentials_are_not_remembered() -> None:
     plain = b"GET / HTTP/1.1\r\nHost: test\r\n%b\r\n"
     assert parse(plain % b"X: a\r\n") is parse(plain % b"X: a\r\n")
     assert parse(plain % b"Authorization: Basic YTpi\r\n") is not parse(plain % b"Authorization: Basic YTpi\r\n")
+    for data, kept in head_module._cached_heads.items():
+        assert b"YTpi" not in data
+        assert kept.get("authorization") is None
+
+
+@pytest.mark.parametrize("before", ["", "Host: a\r\n", "Host: a\r\nX: 1\r\nX: 2\r\n"])
+def test_a_head_that_differs_in_its_credentials_only_is_parsed_alike(before: str) -> None:
+    rest = "" if "Host" in before else "Host: a\r\n"
+    for value in ("Digest a=1", " \t Digest \xe9 ", "", "Basic YTpi"):
+        data = f"GET /p?q HTTP/1.1\r\n{before}Authorization: {value}\r\n{rest}Accept: */*\r\n\r\n".encode("latin-1")
+        head, alone = parse(data), Head(data)
+        assert (head.headers, head._index) == (alone.headers, alone._index)
+        assert (head.target, head.query, head.host, head.keep_alive) == ("/p?q", alone.query, "a", True)
+
+
+def test_credentials_in_a_known_head_are_checked() -> None:
+    begin, end = b"GET / HTTP/1.1\r\nHost: a\r\n", b"Accept: */*\r\n\r\n"
+    parse(begin + b"Authorization: a\r\n" + end)
+    for lines in (
+        b"Authorization: a\r\nauthorization: b\r\n",
+        b"Authorization: a\r\nAuthorization: a\r\n",
+        b"AUTHORIZATION: a\r\nAuthorization: a\r\n",
+        b"Authorization: a\0\r\n",
+        b"Authorization : a\r\n",
+        b"Authorization: a\n",
+    ):
+        with pytest.raises(BadRequest):
+            parse(begin + lines + end)
 
 
 def test_a_replaced_host_leaves_the_copied_head_alone() -> None:

@@ -22,6 +22,18 @@ def test_a_field_keeps_its_place_and_its_spelling() -> None:
     assert not headers
 
 
+def test_copies_and_merged_fields_are_independent() -> None:
+    headers, others = Headers({"X": "1"}), Headers({"x": "2", "Y": "3"})
+    copied = headers.copy()
+    headers.add_missing(others)
+    assert list(headers) == [("X", "1"), ("Y", "3")]
+    headers.merge(others)
+    headers.add("Y", "4")
+    assert list(headers) == [("x", "2"), ("Y", "3"), ("Y", "4")]
+    assert list(copied) == [("X", "1")]
+    assert list(others) == [("x", "2"), ("Y", "3")]
+
+
 def test_the_framing_is_the_servers_own() -> None:
     headers = Headers()
     headers.set("Content-Length", "5")

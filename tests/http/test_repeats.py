@@ -347,8 +347,39 @@ def test_http_and_https_have_responses_of_their_own(site: Site) -> None:
     server = site.bench.server
     head = get("/a.txt")
     for is_https in (False, True):
-        found = server.repeats.find(head, server.access, site.bench.root.version, is_https)
+        found = server.repeats.find(head, server.access, site.bench.root.version, is_https, turn=1)
         assert (found is None) is is_https
+
+
+def test_requests_of_one_turn_share_the_check_of_a_file(site: Site) -> None:
+    site.warm()
+    server, head = site.bench.server, get("/a.txt")
+
+    def is_found(turn: int) -> bool:
+        version = site.bench.root.version
+        return server.repeats.find(head, server.access, version, is_https=False, turn=turn) is not None
+
+    assert is_found(turn=1)
+    (site.folder / "a.txt").write_text("another text")
+    assert is_found(turn=1)
+    assert not is_found(turn=2)
+
+
+def test_a_file_is_checked_again_after_a_response_of_a_handler(site: Site) -> None:
+    """A page writes a file and responds: the next request finds the new file, even in the same turn of the loop."""
+
+    def write(request: Request, relpath: str) -> bool:
+        (site.folder / "a.txt").write_text("a new text")
+        request.response.end(b"written")
+        return True
+
+    writer = Directory("write")
+    writer.setfunc(write)
+    site.bench.root.insert(writer)
+    site.warm()
+    assert site.is_repeated()
+    site.wire.send(get("/a.txt") + get("/write/") + get("/a.txt"))
+    assert [site.wire.answer().body for _ in range(3)] == [b"first", b"written", b"a new text"]
 
 
 def test_observers_see_every_request(site: Site) -> None:

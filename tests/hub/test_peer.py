@@ -157,7 +157,7 @@ def test_unknown_entries_of_info_name_the_known() -> None:
 def client(request: Any, **more: Any) -> Any:
     """A client whose connection was opened by this request."""
     origin = SimpleNamespace(info=None, request=request, arg="arg")
-    values = {"uid": b"uid-a1", "info": b"\xff", "etid": 5, "identity": None, "extra": None, "topics": None}
+    values = {"uid": b"uid-a1", "info": b"\xff", "etid": 5, "identity": None, "extra": None, "topic_ids": ()}
     return SimpleNamespace(origin=origin, seed=9, outbox=SimpleNamespace(dropped=3), **{**values, **more})
 
 
@@ -202,5 +202,5 @@ def test_a_peer_is_complete_once_it_has_connected() -> None:
     session.uid = b"another"
     assert peer.peer_of(session).uid == "uid-a1"
     assert found.topics is None
-    session.topics = {5: object()}
+    session.topic_ids = [5]
     assert found.topics == {5: found.sock}

@@ -239,7 +239,7 @@ class HubModel(RuleBasedStateMachine):
         }
         for one in self.live:
             assert one.session.state is SessionState.CONNECTED
-            assert set(one.session.topics or ()) == set(one.topics)
+            assert set(one.session.topic_ids) == set(one.topics)
 
     @invariant()
     def route_caches_lead_to_living_topics(self) -> None:

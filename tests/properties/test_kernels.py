@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire import smq, websocket
-from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_batch, encode_frame
+from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_batch, encode_frame, mqtt_packets
+from smqrt.wire.mqtt.fields import varint
 from tests.support.device import masked, publish
 
 JIT, PURE = luajit_kernels.JitKernels(), PureKernels()
@@ -160,3 +161,50 @@ def test_loops_that_see_other_bytes_are_not_used(
     assert isinstance(luajit_kernels.load(), PureKernels)
     assert len(caplog.records) == 1
     assert "LuaJIT kernels are not available (they return" in caplog.text
+
+
+def mqtt_publish(version: int, name: bytes, payload: bytes, first: int = 0x30, block: bytes = b"\0") -> bytes:
+    body = len(name).to_bytes(2) + name + (block if version == 5 else b"") + payload
+    return bytes((first,)) + varint(len(body)) + body
+
+
+NAMES = st.sampled_from([b"t", b"topic", b"house/kitchen/temp", b"tooth"])
+PAYLOADS = st.one_of(st.binary(max_size=20), st.sampled_from([b"x" * 120, b"y" * 300, b"z" * 17000, b"q" * 0xFFF0]))
+MQTT_PACKETS = st.one_of(
+    st.builds(mqtt_publish, st.sampled_from([4, 5]), NAMES, PAYLOADS),
+    st.builds(mqtt_publish, st.just(5), NAMES, PAYLOADS, st.just(0x30), st.just(b"\x02\x01\x01")),
+    st.builds(mqtt_publish, st.just(4), NAMES, PAYLOADS, st.just(0x31)),
+    st.binary(max_size=6),
+    st.just(mqtt_publish(4, b"t", b"x" * 0xFFF1)),
+)
+
+
+@SETTINGS
+@given(NAMES, st.lists(PAYLOADS, max_size=10), st.lists(MQTT_PACKETS, max_size=4), st.integers(0, 30), st.booleans())
+def test_publish_packets_become_frames(
+    name: bytes, payloads: list[bytes], others: list[bytes], cut: int, is_5: bool
+) -> None:
+    packets = [mqtt_publish(5 if is_5 else 4, name, one) for one in payloads]
+    data = b"xy" + b"".join(packets + others)
+    data = data[: max(len(data) - cut, 2)][:BUFFER_BYTES]
+    fill(data)
+    arguments = 2, len(data), len(name), int(is_5), 0x81020304, 0x90A0B0C0
+    count, used, written = JIT.publishes(*arguments)
+    assert PURE.publishes(*arguments) == (count, used, written)
+    frames = bytes(memoryview(JIT.partitioned)[:written])
+    assert frames == bytes(memoryview(PURE.partitioned)[:written])
+    found = [smq.unpack_publish(frame) for frame in smq.frames(frames)]
+    assert len(found) == count
+    assert {one[:3] for one in found} <= {(0x81020304, 0x90A0B0C0, 0)}
+    if not cut:
+        assert [one[3] for one in found][: len(payloads)] == payloads[: len(found)]
+        assert count >= len(payloads) or sum(map(len, packets)) > BUFFER_BYTES // 2
+
+
+@SETTINGS
+@given(NAMES, st.lists(PAYLOADS, max_size=10), st.binary(max_size=4), st.sampled_from([0x30, 0x31]))
+def test_frames_become_publish_packets(name: bytes, payloads: list[bytes], block: bytes, first: int) -> None:
+    batch = b"".join(smq.publish_frame(1, 2, 3, one) for one in payloads)
+    fixed = len(name).to_bytes(2) + name + block
+    expected = b"".join(bytes((first,)) + varint(len(fixed + one)) + fixed + one for one in payloads)
+    assert mqtt_packets(JIT, batch, first, fixed) == mqtt_packets(PURE, batch, first, fixed) == expected

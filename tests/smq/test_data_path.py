@@ -12,10 +12,11 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.loop.scheduling import Share
 from smqrt.smq import data_path
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.support.device import RAW, TLS, WS, Device, Site, bounded, expect_clean, masked, publish
+from tests.support.device import RAW, TLS, WS, Device, Site, bounded, connect_packet, expect_clean, masked, publish
 from tests.support.waiting import wait_until
 
 TURN_S = 0.1
@@ -211,6 +212,26 @@ def test_many_clients_that_end_when_the_turn_is_over(site: Site, monkeypatch: py
     """They end in the next turn, and are not received from again and again."""
     devices = [site.device(b"uid-%04d" % number) for number in range(20)]
     monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)
+    for device in devices:
+        device.close()
+    with bounded():
+        wait_until(lambda: not site.state.sessions)
+    expect_clean(site)
+
+
+def test_control_packets_when_the_turn_is_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are handled in a later turn, in their order; a client that closes meanwhile leaves nothing."""
+    devices = [site.open().start() for _ in range(10)]
+    spent = [True] * 30
+    monkeypatch.setattr(Share, "spent", lambda share: bool(spent) and spent.pop())
+    for number, device in enumerate(devices):
+        device.send(connect_packet(b"uid-%04d" % number))
+    devices.pop().close()
+    for device in devices:
+        device.accepted()
+    number = devices[0].subscribe(b"topic")
+    assert [device.subscribe(b"topic") for device in devices] == [number] * 9
+    assert not spent
     for device in devices:
         device.close()
     with bounded():

@@ -191,6 +191,8 @@ class Activities:
         if answer is True:
             self._idle.append(co)
             return ()
+        if type(answer) is tuple and type(answer[0]) is bool:  # ended without blocking
+            return self._ended(co, answer)
         return self._drive(co, answer)
 
     def stop(self) -> None:
@@ -306,7 +308,7 @@ class Activities:
     def _drive_later(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
         """Run a blocking op in this pooled greenlet, which is free again after the op."""
         try:
-            answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
+            answer = self._driven(co, self._perform_and_send, co, answer)
         except Exception as error:
             outcome.reject(error)
         except BaseException as error:
@@ -317,7 +319,7 @@ class Activities:
 
     def _drive(self, co: Coroutine, answer: Any) -> LuaValues:
         """Run the ops that a coroutine yields in this greenlet until it ends."""
-        return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
+        return self._ended(co, self._driven(co, self._to_the_end, co, answer))
 
     def _to_the_end(self, co: Coroutine, answer: Any) -> Any:
         while True:
@@ -330,6 +332,9 @@ class Activities:
             else:
                 answer = self._send(co, self._performed(answer))
 
+    def _perform_and_send(self, co: Coroutine, answer: Any) -> Any:
+        return self._send(co, self._performed(answer))
+
     def _performed(self, answer: Any) -> Sent:
         """Run a blocking op in this greenlet; first yield to others when the share of the loop is used up."""
         driver = self._drivers[getcurrent()]
@@ -338,13 +343,13 @@ class Activities:
             self._share.wait()
         return self._perform(*answer)
 
-    def _driven(self, co: Coroutine, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`. When the greenlet is killed meanwhile, close the coroutine."""
+    def _driven(self, co: Coroutine, work: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of `work(*args)`. When the greenlet is killed meanwhile, close the coroutine."""
         me = getcurrent()
         outer = self._drivers.get(me)  # an op may run another activity in the same greenlet
         self._drivers[me] = _Driver(co)
         try:
-            return work()
+            return work(*args)
         except BaseException:
             self._close(co)
             raise

@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -100,37 +100,44 @@ def quoted(text: bytes) -> bytes:
 # ---- encoding of rows for Lua
 
 _LENGTHS = [length.to_bytes(4, "little") for length in range(257)]
-_NULL = _LENGTHS[0]
+_WITH_NULLS, _PLAIN, _NULL, _VALUE = b"\0", b"\1", b"\0", b"\1"
 
 
 def text_of(value: int | float) -> bytes:
     """Return the text of a number in SQLite's format."""
     if type(value) is int:
         return b"%d" % value
-    text = f"{value:.15g}"
+    digits = b"%.15g" % value
+    if b"." in digits and b"e" not in digits:
+        return digits
+    text = digits.decode()
     if text in ("inf", "-inf"):
         return text.title().encode()
     mantissa, mark, exponent = text.partition("e")
     return f"{mantissa}{'' if '.' in mantissa else '.0'}{mark}{exponent}".encode()
 
 
-def put_row(parts: list[bytes], row: Iterable[Value | bytes]) -> int:
-    """Append a row to `parts`: for each value its length plus one (4 bytes, little endian) and its text; 0 is NULL.
+def put_row(parts: list[bytes], row: Sequence[Value | bytes]) -> int:
+    """Append a row to `parts`: the byte 1, then for each value its length (4 bytes, little endian) and its text.
+
+    With NULLs, the row begins with the byte 0, and each value with the byte 1 (a text follows) or 0 (NULL).
 
     Returns:
         The approximate size in bytes.
     """
-    size = 0
+    size = 1
+    has_nulls = None in row
+    parts.append(_WITH_NULLS if has_nulls else _PLAIN)
     for value in row:
-        if value is None:
-            parts.append(_NULL)
-            continue
+        if has_nulls:
+            parts.append(_NULL if value is None else _VALUE)
+            if value is None:
+                continue
         if type(value) is not bytes:
             value = text_of(value)  # type: ignore[arg-type]
-        length = len(value) + 1
-        size += length
-        parts.append(_LENGTHS[length] if length < 257 else length.to_bytes(4, "little"))
-        parts.append(value)
+        length = len(value)
+        size += length + 1
+        parts += _LENGTHS[length] if length < 257 else length.to_bytes(4, "little"), value
     return size
 
 
@@ -425,7 +432,7 @@ class Connection:
         database: Database,
         threads: Threads,
         group: Hashable,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Any],
         on_closed: Callable[[], object],
     ) -> None:
         self.database = database

@@ -12,7 +12,7 @@ from gevent.event import Event
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import ClientGoneError, HttpError
 from smqrt.http.logins import Authenticator, Authorizer, LoginGuard
-from smqrt.http.message import Request, report_failure
+from smqrt.http.message import SLOT, Request, report_failure
 from smqrt.http.resources import Io
 from smqrt.http.static_files import StaticFile
 from smqrt.http.tree import Directory, ResourceReader
@@ -84,8 +84,6 @@ class _OwnGuard(LoginGuard):
 
 
 APP_REQUESTS = Limit("app_requests", "limits.app_requests", "concurrent requests of one application")
-SLOT = "slot"
-"""Key of a request's slot in its environment."""
 overload: list[str] = []
 """The message if all applications reject requests at the moment; else empty."""
 
@@ -136,27 +134,11 @@ class RequestSlots:
 
     def release(self) -> None:
         """Return a slot; the request that has waited longest takes it."""
-        limit = current_limits().app_requests
         self._running -= 1
+        limit = current_limits().app_requests if self._waiting else None
         while self._waiting and (limit is None or self._running < limit):
             self._running += 1
             self._waiting.popleft().set()
-
-
-class _Slot:
-    """A slot of a request; the first call of `close` returns it."""
-
-    __slots__ = ("slots",)
-
-    def __init__(self, slots: RequestSlots) -> None:
-        slots.take()
-        self.slots: RequestSlots | None = slots
-
-    def close(self) -> None:
-        """Return the slot."""
-        slots, self.slots = self.slots, None
-        if slots is not None:
-            slots.release()
 
 
 _BUSY = "The application is processing its maximum number of requests. Try again in a second."
@@ -238,14 +220,18 @@ class ApplicationDirectory(ResourceReader):
         return self._as_own(request, super()._run, request, entry)
 
     def _try_children(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        return bool(children) and self._as_own(request, super()._try_children, children, request, relpath)
+        for child in children:
+            if relpath.startswith(child.prefix):  # otherwise no code runs
+                return self._as_own(request, super()._try_children, children, request, relpath)
+        return False
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.is_repeatable = False
         request.env["find_session"] = self._find_session
-        slot = None
-        if SLOT not in request.env:
-            slot = request.env[SLOT] = _Slot(self._slots)
+        takes_slot = SLOT not in request.env
+        if takes_slot:
+            self._slots.take()
+            request.env[SLOT] = self._slots
         token = current_process.current_app.set(self._owner)
         try:
             return answer(*args)
@@ -258,9 +244,10 @@ class ApplicationDirectory(ResourceReader):
             return True
         finally:
             current_process.current_app.reset(token)
-            if slot is not None:
-                request.env.pop(SLOT, None)
-                slot.close()
+            if takes_slot:
+                slots = request.env.pop(SLOT, None)
+                if slots is not None:  # `Request.detach` has not returned it
+                    slots.release()
 
     def _can_show(self, request: Request, error: Exception) -> bool:
         """Return whether the error can be written into the response.

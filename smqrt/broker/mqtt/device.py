@@ -89,8 +89,8 @@ class Device:
     """
 
     __slots__ = (
-        "_last_number",
         "_unsent",
+        "last_number",
         "client",
         "client_id",
         "devices",
@@ -118,7 +118,7 @@ class Device:
         self.subscriptions: dict[str, Options] = {}
         self.in_flight: dict[int, Message | None] = {}
         self.waiting: deque[Message] = deque()
-        self.waiting_bytes = self._last_number = self.dropped = self.etid = 0
+        self.waiting_bytes = self.last_number = self.dropped = self.etid = 0
         self._unsent: list[int] = []  # packet identifiers in flight that this connection has not seen yet
         self.unreleased: set[int] = set()
         self.expiry_s = 0
@@ -168,11 +168,11 @@ class Device:
 
     def _new_number(self) -> int:
         """Return a free packet identifier; the window is smaller than their number, so there is one."""
-        number = self._last_number
+        number = self.last_number
         while True:
             number = number % _IDENTIFIERS + 1
             if number not in self.in_flight:
-                self._last_number = number
+                self.last_number = number
                 return number
 
     def pump(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from weakref import ref
 
@@ -19,7 +18,7 @@ from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
-from smqrt.settings.limits import Limit
+from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
 
@@ -28,6 +27,8 @@ DELIVERY_S = 0.004
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
+MAX_PASSING = 10_000
+"""Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
 
 RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
@@ -37,45 +38,12 @@ SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions 
 QUEUED = Limit("mqtt_queued", "mqtt.queued", "the queue of a session is full, and its oldest message is lost")
 
 
-@dataclass(slots=True)
-class MqttLimits:
-    """Limits of the MQTT clients of a hub.
-
-    Attributes:
-        packet_bytes: the largest packet.
-        session_expiry_s: the longest time for which a session is kept without a connection.
-        smq_qos: the QoS of messages that MQTT clients have not published.
-        receive_maximum: messages with QoS 1 and 2 that a client may have in flight, in each direction.
-        aliases: topic aliases of a client.
-        filters: topic filters of a client.
-        levels: levels of a topic name or filter.
-        user_properties: user properties of a packet.
-        queued_messages, queued_bytes: messages that wait in one session.
-        sessions: sessions without a connection.
-        retained, retained_bytes: retained messages.
-    """
-
-    packet_bytes: int = 1 << 20
-    session_expiry_s: int = 7 * 86400
-    smq_qos: int = 1
-    receive_maximum: int = 20
-    aliases: int = 10
-    filters: int = 1000
-    levels: int = 128
-    user_properties: int = 64
-    queued_messages: int = 1000
-    queued_bytes: int = 1 << 20
-    sessions: int = 100_000
-    retained: int = 250_000
-    retained_bytes: int = 256 << 20
-
-
 class Devices(Outbox):
     """The MQTT clients of one hub, and the outbox that gets the messages to them.
 
     Args:
         broker: the hub.
-        limits: see `MqttLimits`.
+        settings: the limits of its MQTT clients.
 
     Attributes:
         sessions: sessions by client id, with and without a connection.
@@ -84,8 +52,10 @@ class Devices(Outbox):
     """
 
     __slots__ = (
+        "__weakref__",
         "_by_topic",
         "_is_delivering",
+        "_is_notifying",
         "_is_sweeping",
         "_unsent",
         "broker",
@@ -97,11 +67,11 @@ class Devices(Outbox):
         "sessions",
     )
 
-    def __init__(self, broker: BrokerState, limits: MqttLimits | None = None) -> None:
+    def __init__(self, broker: BrokerState, settings: MqttSettings | None = None) -> None:
         super().__init__()
         self.budget_bytes = 1 << 62  # each connection has a budget of its own
         self.broker = broker
-        self.limits = limits or MqttLimits()
+        self.limits = settings or MqttSettings()
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
@@ -109,8 +79,9 @@ class Devices(Outbox):
         self.retained_bytes = 0
         self._by_topic: dict[Topic, FilterSet] = {}
         self._unsent: deque[bytes] = deque()
-        self._is_delivering = self._is_sweeping = False
+        self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named = self._on_topic
+        broker.topic_table.represented = self._represented
         broker.devices = self
         self._check_expiry_later()
 
@@ -125,6 +96,8 @@ class Devices(Outbox):
         known = self._by_topic.get(topic)
         if found is known:
             return
+        if topic.observers:
+            self.broker.notify_observers_later(topic)
         if found is None:
             del self._by_topic[topic]
             self.broker.unsubscribed(topic, self)
@@ -155,6 +128,8 @@ class Devices(Outbox):
         one.forget_deliveries()
         if known is None:
             yield from self._match_topics(one)
+        else:
+            self._notify_observers(one)
 
     def _match_topics(self, one: Filter) -> Iterator[None]:
         table = self.broker.topic_table
@@ -186,6 +161,7 @@ class Devices(Outbox):
             if not members:
                 del one.groups[group]
         one.forget_deliveries()
+        self._notify_observers(one)
         if one.is_empty:
             self.filters.remove(one)
             if not one.has_wildcard:
@@ -203,6 +179,67 @@ class Devices(Outbox):
         for topic, found in list(self._by_topic.items()):
             if found.is_stale and topic in self._by_topic and topic.name is not None:
                 self._set(topic, self.filters.match(topic.name))
+            yield
+
+    def _represented(self, topic: Topic) -> int:
+        """Return the number of MQTT subscribers of a topic, less the one that `Topic.subscribers` counts."""
+        found = self._by_topic.get(topic)
+        return 0 if found is None else found.subscribers - 1
+
+    def _notify_observers(self, one: Filter) -> None:
+        """Notify the observers of the topics that a filter matches: it has more subscribers, or fewer."""
+        table = self.broker.topic_table
+        if not one.has_wildcard:
+            topic = table.by_name.get(one.text.encode())
+            if topic is not None:
+                self.broker.notify_observers_later(topic)
+        elif not self._is_notifying:
+            self._is_notifying = True
+            run_in_background(self._notify_all())
+
+    def _notify_all(self) -> Iterator[None]:
+        self._is_notifying = False
+        for topic in list(self._by_topic):
+            if topic.observers:
+                self.broker.notify_observers_later(topic)
+            yield
+
+    def topic_for(self, name: bytes) -> Topic | None:
+        """Return the topic for a message of a client; a new one is created only if somebody needs it."""
+        broker = self.broker
+        topic = broker.topic_table.by_name.get(name)
+        if topic is not None or not self._is_needed(name):
+            return topic
+        reached = broker.limits.of_all(broker.topic_table, name)
+        if reached:
+            broker.refuse(None, reached)
+            return None
+        if broker.recorder is not None or broker.cluster is not None:  # these refer to topics by their ids
+            return broker.topic_table.named(name)
+        return broker.topic_table.passing_named(name)
+
+    def _is_needed(self, name: bytes) -> bool:
+        broker, hooks = self.broker, self.broker.hooks
+        if hooks.onpublish is not None or hooks.ondrop is not None or broker.cluster is not None:
+            return True
+        if broker.recorder is not None or self.wants(name):
+            return True
+        return broker.last_values is not None and broker.last_values.selects_name(name)
+
+    def _remove_unused(self) -> Iterator[None]:
+        """Remove topics that only MQTT clients have created, and nobody subscribes to any more; limit the others."""
+        table, values = self.broker.topic_table, self.broker.last_values
+        excess = len(table.passing) - MAX_PASSING
+        for topic in list(table.passing):
+            excess -= 1
+            is_old = excess >= 0 and topic.subscribers == (topic in self._by_topic)
+            is_unused = not topic.subscribers or is_old
+            if is_unused and topic in table.passing and not topic.observers:
+                if values is not None and values.selects(topic) and values.initial_frames(topic):
+                    yield
+                    continue
+                self._set(topic, None)
+                table.remove_named(topic)
             yield
 
     def wants(self, name: bytes) -> bool:
@@ -304,6 +341,13 @@ class Devices(Outbox):
         self.retained_bytes += growth
         return True
 
+    def retained_frame(self, topic: Topic) -> bytes:
+        """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
+        found = self.retained.get(topic.name or b"")
+        if found is None or found.expires_s <= self.broker.clock():
+            return b""
+        return smq.publish_frame(topic.id, self.broker.server.etid, 0, found.payload)
+
     def retained_for(self, text: str, options: Options) -> Iterator[Message]:
         """Return the retained messages for a new subscription; they are looked up while they are sent."""
         names: list[bytes]
@@ -311,15 +355,23 @@ class Devices(Outbox):
             table = FilterTable()
             table.named(text)
             names = [name for name in self.retained if table.match(name) is not None]
+            names += [name for name in self._names_with_values() if table.match(name) is not None]
         else:
             names = [text.encode()]
         return self._retained(names, options)
+
+    def _names_with_values(self) -> list[bytes]:
+        """Return the names of topics with last values, and without a retained message."""
+        values = self.broker.last_values
+        names = [one.topic.name for one in values or () if one.newest]
+        return [name for name in names if name is not None and name not in self.retained]
 
     def _retained(self, names: list[bytes], options: Options) -> Iterator[Message]:
         identifiers = packed_identifier(options.identifier)
         for name in names:
             found = self.retained.get(name)
             if found is None:
+                yield from self._last_values(name, options, identifiers)
                 continue
             if found.expires_s <= self.broker.clock():
                 del self.retained[name]
@@ -327,6 +379,17 @@ class Devices(Outbox):
                 continue
             qos = min(found.qos, options.qos)
             yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
+
+    def _last_values(self, name: bytes, options: Options, identifiers: bytes) -> Iterator[Message]:
+        """Return the last values of a topic as retained messages."""
+        topic, values = self.broker.topic_table.by_name.get(name), self.broker.last_values
+        if topic is None or values is None:
+            return
+        qos = min(options.qos, self.limits.smq_qos)
+        for frame in smq.frames(values.initial_frames(topic)):
+            properties = self.properties_of(frame)
+            payload = frame[smq.PUBLISH_HEADER_BYTES :]
+            yield Message(name, payload, qos, True, properties, NO_EXPIRY_S, identifiers)
 
     # ---- sessions
 
@@ -382,6 +445,8 @@ class Devices(Outbox):
         now_s = self.broker.clock()
         for device in [one for one in self.offline if one.ends_s <= now_s]:
             self.end(device)
+        if self.broker.topic_table.passing:
+            run_in_background(self._remove_unused())
         self._check_expiry_later()
 
     def _check_expiry_later(self) -> None:
@@ -417,9 +482,7 @@ class Devices(Outbox):
         expires_s = clock() + will.expiry_s
         if message.retain:
             self.set_retained(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
-        topic = self.broker.topic_table.by_name.get(message.name)
-        if topic is None and self.wants(message.name):
-            topic = self.broker.topic_table.named(message.name)
+        topic = self.topic_for(message.name)
         if topic is not None:
             frame = smq.publish_frame(topic.id, peer.etid, 0, message.payload)
             batch = mqtt_batch(frame, message.qos, message.retain, message.properties, expires_s)

@@ -116,9 +116,10 @@ class NatsConnection(LinkConnection):
 
     def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
         Outbox.__init__(self)  # not `LinkConnection.__init__`, since there is no socket to watch
-        self.watcher = self.writer = self.backlog = self.handshake = None
-        self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
-        self.is_forwarded, self.joins_in = False, JOIN_AFTER  # of clients; a link never joins
+        self.watcher = self.handshake = None
+        self.rare = self.no_rare
+        self.carry, self.paused, self.life = b"", False, Life.OPEN
+        self.joins_in = JOIN_AFTER  # of clients; a link never joins
         self.received_bytes = self.sent = self.received = 0
         self._backplane, self.to, self._link_id = backplane, to, link_id
         self._cipher: AESGCM | None = None

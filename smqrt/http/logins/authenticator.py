@@ -235,7 +235,8 @@ class Authenticator:
     def _attempt(
         self, request: Request, credentials: Credentials, current: Login | None, directory: object
     ) -> Login | None:
-        request.logins.sessions.catch_up()  # the guesses at other workers count too
+        logins = request.logins
+        logins.sessions.catch_up()  # the guesses at other workers count too
         freshness = self._freshness(request, credentials)
         if freshness is not State.VALID:
             self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
@@ -258,9 +259,10 @@ class Authenticator:
             throttle.succeeded(peer, name)
         is_used = False  # whether an outer authenticator has used the nonce for this request
         if isinstance(credentials, Digest):
-            is_used = request.logins.noted_nonce(request) == credentials.nonce
-            request.logins.note_nonce(request, credentials.nonce)
-        if not is_used and not credentials.use(request.logins):
+            nonce = credentials.nonce
+            is_used = logins.noted_nonce(request) == nonce
+            logins.note_nonce(request, nonce)
+        if not is_used and not credentials.use(logins):
             self._request_login(request, self._info_of(credentials, directory, State.STALE), is_stale=True)
             return None
         return self._begin(request, credentials, account, directory)

@@ -10,6 +10,7 @@ from base64 import b64decode
 from binascii import Error
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import md5, sha1, sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -33,6 +34,8 @@ _ESCAPE = re.compile(r"\\(.)")
 _COUNT = re.compile(r"[0-9a-fA-F]{8}")
 _REQUIRED = frozenset(("username", "realm", "nonce", "uri", "response", "cnonce", "nc", "qop"))
 
+_MAX_CACHED = 64  # hashes of URLs, which are not secret
+
 Hash = Callable[[bytes], str]
 
 
@@ -46,6 +49,11 @@ def _sha256(data: bytes) -> str:
 
 ALGORITHMS: dict[str, Hash] = {"SHA-256": _sha256, "MD5": _md5}
 """Algorithms of Digest, in the order in which they are offered."""
+
+
+@lru_cache(_MAX_CACHED)
+def _ha2(algorithm: str, method: str, uri: str) -> str:
+    return ALGORITHMS[algorithm](as_bytes(f"{method}:{uri}"))
 
 
 class Credentials(Protocol):
@@ -164,7 +172,7 @@ class Digest:
         fields, hashed = self.fields, ALGORITHMS[self.algorithm]
         by_password = hashed(as_bytes(f"{self.name}:{realm}:{account.password or ''}"))
         ha1 = account.ha1 if account.password is None and account.ha1 is not None else by_password
-        ha2 = hashed(as_bytes(f"{self.method}:{fields['uri']}"))
+        ha2 = _ha2(self.algorithm, self.method, fields["uri"])
         answer = ":".join((ha1, fields["nonce"], fields["nc"], fields["cnonce"], "auth", ha2))
         return _same_hash(fields["response"], hashed(as_bytes(answer))) and account.secret is not None
 
@@ -218,10 +226,8 @@ def digest_of(request: Request, realm: str) -> Digest | None:
         # part matters, the response does not match.
         found = _PARAMETER.findall(text)
         fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
-        if len(fields) != len(found):
-            return None  # a duplicate name
-    if not _REQUIRED.issubset(fields):
-        return None
+        if len(fields) != len(found) or not _REQUIRED.issubset(fields):  # fewer: a duplicate name
+            return None
     algorithm = fields.get("algorithm", "MD5").upper()
     is_ours = fields["realm"] == realm and fields["qop"] == "auth" and algorithm in ALGORITHMS
     count = fields["nc"]
@@ -238,9 +244,10 @@ def _plain_parameters(text: str) -> dict[str, str] | None:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if '"' in value:
-            if value.count('"') != 2 or value[0] != '"' or value[-1] != '"' or "\\" in value:
+            inner = value[1:-1]
+            if value[0] != '"' or value[-1] != '"' or len(value) < 2 or '"' in inner or "\\" in inner:
                 return None
-            value = value[1:-1]
+            value = inner
         if name in fields:
             return None
         fields[name] = value

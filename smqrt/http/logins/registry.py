@@ -22,7 +22,7 @@ from typing import Any
 
 from smqrt.auth.identity import Identity, Method
 from smqrt.auth.throttle import GuessLimit, Throttle
-from smqrt.http.sessions import HttpSession, RequestSessions, SessionRequest
+from smqrt.http.sessions import HttpSession, Note, RequestSessions, SessionRequest
 
 BASIC, DIGEST, FORM, PROGRAM = "basic", "digest", "form", "?"
 """Kinds of logins, as `request:user()` returns them (spec: bas-api §2.1). The last one is for `request:login`."""
@@ -115,7 +115,7 @@ class Logins:
         self.nonces.used.on_use = share(b"n", NONCE_LIFETIME_S, self.nonces.used.arrived)
         self.seeds.used.on_use = share(b"d", SEED_LIFETIME_S, self.seeds.used.arrived)
         for kind, throttle in ((b"f", self.throttle), (b"t", self.tracker)):
-            throttle.share = share(kind, _GUESS_NOTE_S, throttle.arrived)
+            throttle.share = share(kind, _GUESS_NOTE_S, throttle.arrived) or throttle.share
 
     def _apply_record(self, session: HttpSession, record: dict[str, Any] | None) -> None:
         self._remove(session)
@@ -371,11 +371,12 @@ class UsedValues:
     """Bounded storage of used values with their counts. Values as old as the removed ones count as used.
 
     Attributes:
-        on_use: called with each used value and its packed counts, for `arrived` at the other workers of a server.
+        on_use: called with each used value and its packed counts, for `arrived` at the other workers of a server; None
+            without other workers.
     """
 
     def __init__(self) -> None:
-        self.on_use: Callable[[bytes, bytes], object] = lambda text, uses: None
+        self.on_use: Note | None = None
         self._uses: OrderedDict[str, _Uses] = OrderedDict()
         self._removed_s = 0.0
 
@@ -387,7 +388,8 @@ class UsedValues:
     def put(self, text: str, uses: _Uses) -> None:
         """Store the counts of a value, and send them to other workers."""
         self._store(text, uses)
-        self.on_use(text.encode(), uses.packed())
+        if self.on_use is not None:
+            self.on_use(text.encode(), uses.packed())
 
     def arrived(self, text: bytes, uses: bytes) -> None:
         """Store the counts that another worker has sent."""

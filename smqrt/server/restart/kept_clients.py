@@ -85,7 +85,7 @@ class KeptClients:
         """Return the clients of a frozen hub that stay, and their topics. From now on changes are recorded."""
         broker = hub.broker
         staying = [one for one in hub.others if not one.closed]
-        topics = Counter(topic for one in staying for topic in (one.topics or {}).values())
+        topics = Counter(topic for one in staying for topic in one.topics)
         self._hubs[broker.key], self._may_deliver[broker.key] = broker, Event()
         changed: dict[int, Topic] = {}
         self._changed[broker.key] = changed
@@ -297,7 +297,7 @@ class Relay(Outbox):
             topic.discard(self)
         if self._counts_exactly:
             # The relay itself counts as one subscriber.
-            topic.elsewhere += max(count - 1, 0) - max(before - 1, 0)
+            topic.for_nodes().elsewhere += max(count - 1, 0) - max(before - 1, 0)
         if count:
             self._topics[topic] = count
         else:

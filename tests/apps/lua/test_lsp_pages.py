@@ -326,6 +326,16 @@ def test_methods_raise_when_the_request_is_over(server: AppServer):
     assert server.vm.eval("return old:valid()") == (False,)
 
 
+def test_output_of_one_page_is_never_that_of_another(server: AppServer):
+    server.app({"p.lsp": "first<?lsp _G.old = request ba.sleep(10) ?>", "q.lsp": "second<?lsp ba.sleep(10) ?>"})
+    assert [server.ask(f"/{name}.lsp").text for name in "pqp"] == ["first", "second", "first"]
+    assert server.vm.eval("return old.peek()") == (b"", 0)
+    assert server.vm.eval("return old.take(), old.take(true)") == (None, None)
+    assert server.ask("/q.lsp").text == "second"
+    large = "<?lsp for i = 1, 3000 do print(i) end print(('x'):rep(100000)) ?>"
+    assert len(server.page(large).body) == sum(len(str(i)) + 1 for i in range(1, 3001)) + 100001
+
+
 def test_a_page_may_block(server: AppServer):
     assert server.page("a<?lsp ba.sleep(10) ?>b<?lsp ba.sleep(10) print(request:uri()) ?>").text == "ab/page.lsp\n"
 

@@ -65,8 +65,12 @@ def test_numbers_have_the_text_of_sqlite(number: float, text: bytes) -> None:
 def test_a_row_has_lengths_and_texts() -> None:
     parts: list[bytes] = []
     size = put_row(parts, (None, b"", b"ab", 5, b"x" * 300))
-    assert b"".join(parts) == b"\0\0\0\0\1\0\0\0\3\0\0\0ab\2\0\0\x005\x2d\1\0\0" + b"x" * 300
+    texts = b"\1\0\0\0\0\1\2\0\0\0ab\1\1\0\0\x005\1\x2c\1\0\0" + b"x" * 300
+    assert b"".join(parts) == b"\0\0" + texts
     assert 300 < size < 320
+    parts.clear()
+    put_row(parts, (b"", b"ab", 2.5))
+    assert b"".join(parts) == b"\1\0\0\0\0\2\0\0\0ab\3\0\0\x002.5"
 
 
 @pytest.mark.parametrize("text", [b"it's", b"", b"\xff'", b"a\0b", "ä".encode()])
@@ -75,7 +79,7 @@ def test_any_text_comes_back_from_its_literal(text: bytes) -> None:
     database.open()
     rows = database.execute(b"SELECT " + quoted(text))
     assert isinstance(rows, Rows)
-    assert rows.packed.endswith((len(text) + 1).to_bytes(4, "little") + text)
+    assert rows.packed.endswith(b"\1" + len(text).to_bytes(4, "little") + text)
     assert sql_text(b"SELECT 'it''s \xe9'") == "SELECT CAST(X'" + b"it's \xe9".hex() + "' AS TEXT)"
     database.close()
 
@@ -112,7 +116,7 @@ def test_rows_come_in_portions(database: Database, monkeypatch: pytest.MonkeyPat
     assert isinstance(rows, Rows)
     assert (rows.columns, rows.cursor > 0) == (1, True)
     rest = database.fetch(rows.cursor)
-    assert (rest.columns, rest.packed, rest.cursor) == (0, b"\2\0\0\x003", 0)
+    assert (rest.columns, rest.packed, rest.cursor) == (0, b"\1\1\0\0\x003", 0)
     with pytest.raises(KeyError):
         database.fetch(rows.cursor)
 
@@ -133,22 +137,22 @@ def test_parameters_are_counted_without_running(database: Database) -> None:
     database.execute(b"CREATE TABLE t(a)")
     assert database.prepare(b"INSERT INTO t VALUES(?), (?); DELETE FROM t WHERE a = ?") == 2
     assert database.prepare(b"DELETE FROM t") == 0
-    assert database.execute(b"SELECT * FROM t").packed == b"\2\0\0\0a"  # type: ignore[union-attr]
+    assert database.execute(b"SELECT * FROM t").packed == b"\1\1\0\0\0a"  # type: ignore[union-attr]
 
 
 def test_types_of_columns_are_those_declared(database: Database) -> None:
     database.execute(b"CREATE TABLE t(a VARCHAR(20), b)")
     for _ in range(2):
-        assert database.column_types(b"SELECT a, b, 1 FROM t") == b"\x0c\0\0\0VARCHAR(20)\1\0\0\0\1\0\0\0"
+        assert database.column_types(b"SELECT a, b, 1 FROM t") == b"\1\x0b\0\0\0VARCHAR(20)\1\0\0\0\0\1\0\0\0\0"
     assert database.column_types(b"DELETE FROM t") == b""
-    assert database.tables() == b"\2\0\0\0t"
+    assert database.tables() == b"\1\1\0\0\0t"
 
 
 def test_leaving_manual_mode_rolls_back(database: Database) -> None:
     def rows() -> int:
         found = database.execute(b"SELECT a FROM t")
         assert isinstance(found, Rows)
-        return found.packed.count(b"\2\0\0\x001")
+        return found.packed.count(b"\1\1\0\0\x001")
 
     database.execute(b"CREATE TABLE t(a)")
     database.manual(True, "DEFERRED")
@@ -240,7 +244,7 @@ def test_calls_of_a_connection_run_in_order(connect: Callable[[], Connection], h
     held.run()
     assert (first, second) == ([0], [])
     held.run()
-    assert second == [b"\2\0\0\0t"]
+    assert second == [b"\1\1\0\0\0t"]
     assert held.jobs == []
     closed = connection.shut()
     assert connection.is_closed

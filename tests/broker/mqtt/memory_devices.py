@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from smqrt.broker.mqtt.client import MqttClient
-from smqrt.broker.mqtt.devices import Devices, MqttLimits
+from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.outbox import Outbox
 from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason, MqttError
+from smqrt.settings.limits import MqttSettings
 from smqrt.wire.mqtt.packets import PacketSplitter
 from tests.broker.memory_clients import Crowd, settle
 
@@ -81,7 +82,7 @@ class MemoryDevice:
 class DeviceHub:
     """A hub that takes MQTT clients, whose time a test sets."""
 
-    def __init__(self, hooks: Hooks | None = None, limits: MqttLimits | None = None) -> None:
+    def __init__(self, hooks: Hooks | None = None, limits: MqttSettings | None = None) -> None:
         self.broker = Crowd(hooks).broker
         self.now_s = 0.0
         self.later: list[tuple[float, Callable[[], object]]] = []

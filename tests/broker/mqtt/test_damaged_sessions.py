@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from smqrt.broker.mqtt.devices import MqttLimits
+from smqrt.settings.limits import MqttSettings
 from tests.broker.mqtt.memory_devices import DeviceHub
 from tests.conformance.mqtt_script import data_of
 
@@ -72,7 +72,7 @@ DAMAGES: tuple[Callable[[bytearray, Random], None], ...] = (flipped, inserted, r
 
 def test_damaged_sessions() -> None:
     random = Random(20261129)
-    hub = DeviceHub(limits=MqttLimits(packet_bytes=4096, retained=50, filters=20, queued_messages=20))
+    hub = DeviceHub(limits=MqttSettings(packet_bytes=4096, retained=50, filters=20, queued_messages=20))
     packets = {version: scripts(version) for version in (3, 4, 5)}
     answered = 0
     for number in range(SESSIONS):

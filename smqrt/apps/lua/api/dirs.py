@@ -33,7 +33,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.access import MAX_AGE_S
 from smqrt.http.dav.directory import MAX_LOCKS, MAX_UPLOADS, DavDirectory, WfsDirectory
 from smqrt.http.dav.share import canonical
-from smqrt.http.headers import HttpError, check_field
+from smqrt.http.headers import Headers, HttpError, check_field
 from smqrt.http.message import Request
 from smqrt.http.open_files import call_blocking_unless_local
 from smqrt.http.resources import IoError, Stat
@@ -352,7 +352,7 @@ def _emission(text: bytes) -> bytes:
 
 
 MAX_PAGE_BYTES = 16 << 20
-DEFAULT_TYPE = "text/html; charset=utf-8"
+_PAGE_FIELDS = Headers({"Content-Type": "text/html; charset=utf-8"})
 
 
 class Compiler:
@@ -412,9 +412,9 @@ class Pages:
                 self._exchanges.fail(request, failure)
                 return
             page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
-        headers = request.response.headers
-        if "content-type" not in headers and not request.response.committed:
-            headers.set("Content-Type", DEFAULT_TYPE)
+        response = request.response
+        if not response.committed:
+            response.headers.add_missing(_PAGE_FIELDS)
         self._exchanges.page(request, self._reader, page[1], (directory, page[2]))  # page[2]: the folder
 
 

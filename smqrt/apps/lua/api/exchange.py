@@ -35,6 +35,7 @@ from smqrt.http.forms import FORM_TYPE, Field, File, MultipartError, boundary_of
 from smqrt.http.forms import Event as FormEvent
 from smqrt.http.headers import (
     ClientGoneError,
+    Headers,
     HttpError,
     cookie_of,
     error_page,
@@ -121,7 +122,8 @@ class Exchanges:
 
     def request(self, handle: int) -> Request:
         """Return the request of a handle. Raises as `of`."""
-        return self.of(handle).request
+        exchange = self._live.get(handle)
+        return exchange.request if exchange is not None else self.of(handle).request
 
     def page(self, request: Request, reader: int, pathname: bytes, base: Base) -> None:
         """Run a compiled page of the resource reader with the handle `reader`; blocks until it ended."""
@@ -470,6 +472,9 @@ def install_request(vm: Vm, services: Services, exchanges: Exchanges) -> None:
 
 # ---- `response`, cookies and deferred responses. The first argument of each function is the handle of the exchange.
 
+_JSON_FIELDS = Headers(
+    {"Content-Type": "application/json", "Cache-Control": "no-store, no-cache, must-revalidate, max-age=0"}
+)
 _URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"
 
 
@@ -501,6 +506,9 @@ class ResponseBinding:
             self._of(handle).response.headers.set(from_latin1(name), from_latin1(value))
         except ValueError as error:
             raise ArgumentError(f"setheader: {error}") from None
+
+    def set_json_headers(self, handle: int) -> None:
+        self._of(handle).response.headers.merge(_JSON_FIELDS)
 
     def remove_header(self, handle: int, name: bytes) -> None:
         self._of(handle).response.headers.remove(from_latin1(name))
@@ -695,8 +703,8 @@ class DeferredBinding:
 
 _BLOCKING = "flush include forward redirect_inside"
 _DIRECT_RESPONSE = (
-    "committed status set_status response_header set_header remove_header set_date_header redirect absolute_url "
-    "error_body reset initial is_include is_forward is_valid byte_count"
+    "committed status set_status response_header set_header set_json_headers remove_header set_date_header redirect "
+    "absolute_url error_body reset initial is_include is_forward is_valid byte_count"
 )
 _DEFERRED = "defer set_status set_header is_valid close abort"
 

@@ -113,7 +113,7 @@ class SqlBinding:
     ) -> None:
         self._home, self._scope_of = home, scope_of
         self._threads = Threads(THREADS, THREADS_PER_APPLICATION)
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[Any] = Deadlines()
         self._opened = Recent()
         self._next_handle = itertools.count(1).__next__
         self._connections: dict[int, Connection] = {}

@@ -157,8 +157,8 @@ class ClientTable:
     def peer_topics(self, number: int) -> bytes:
         """Return the ids of the subscribed topics, four bytes each: as values, they could exceed Lua's stack."""
         session = self.sessions.get(number)
-        topics = session.topics if session and session.topics else ()
-        return struct.pack(f">{len(topics)}I", *topics)
+        ids = session.topic_ids if session else ()
+        return struct.pack(f">{len(ids)}I", *ids)
 
     def peer_dropped(self, number: int) -> int | None:
         """Return the number of messages dropped because the client is a slow consumer."""

@@ -5,7 +5,7 @@ local core, py = ...
 
 local arg, pairs, raise, rawtype, select, setmetatable = core.arg, pairs, core.raise, core.rawtype, select, setmetatable
 local next, tonumber, tostring = next, tonumber, tostring
-local find, sub, unpack, unpack_table, upper = string.find, string.sub, string.unpack, table.unpack, string.upper
+local byte, find, rep, unpack, unpack_table, upper = string.byte, string.find, string.rep, string.unpack, table.unpack, string.upper
 
 local environment, connection, statement, cursor = {}, {}, {}, {}
 local env_class, conn_class = core.class("SQLite environment", environment), core.class("SQLite connection", connection)
@@ -17,23 +17,40 @@ local function check_open(self, class, what, fname)
   return self
 end
 
--- ---- packed rows: each value is its length + 1 in four bytes, followed by its text; 0 is NULL
+-- ---- packed rows, see put_row in sqlite.py
 
-local function value_at(packed, at)
-  local length = unpack("<I4", packed, at)
-  if length == 0 then return nil, at + 4 end
-  return sub(packed, at + 4, at + 2 + length), at + 3 + length
-end
+local PLAIN_ROW <const>, NULL <const> = 1, 0
 
-local function row_at(packed, at, columns)
+local formats = setmetatable({}, {__index = function(known, columns) -- number of columns -> format of a row without NULLs
+  known[columns] = "<" .. rep("s4", columns)
+  return known[columns]
+end})
+
+local function row_with_nulls(packed, at, columns)
   local row = {}
-  for column = 1, columns do row[column], at = value_at(packed, at) end
+  for column = 1, columns do
+    local kind = byte(packed, at)
+    at = at + 1
+    if kind ~= NULL then row[column], at = unpack("<s4", packed, at) end
+  end
   return row, at
 end
 
+local function row_at(packed, at, columns)
+  if byte(packed, at) ~= PLAIN_ROW then return row_with_nulls(packed, at + 1, columns) end
+  local row = {unpack(formats[columns], packed, at + 1)}
+  local next_at = row[columns + 1]
+  row[columns + 1] = nil
+  return row, next_at
+end
+
+-- The values of rows of one column.
 local function list_of(packed)
-  local list, at = {}, 1
-  while at <= #packed do list[#list + 1], at = value_at(packed, at) end
+  local list, at, row = {}, 1, nil
+  while at <= #packed do
+    row, at = row_at(packed, at, 1)
+    list[#list + 1] = row[1]
+  end
   return list
 end
 
@@ -61,10 +78,11 @@ local function next_row(self)
 end
 
 local function fill(target, row, names, mode)
-  if find(mode, "a", 1, true) then
-    for column, name in pairs(names) do target[name] = row[column] end
+  local by_name = mode == "a" or find(mode, "a", 1, true)
+  if by_name then
+    for column = 1, #names do target[names[column]] = row[column] end
   end
-  if find(mode, "n", 1, true) or not find(mode, "a", 1, true) then
+  if not by_name or mode ~= "a" and find(mode, "n", 1, true) then
     for column = 1, #names do target[column] = row[column] end
   end
   return target

@@ -111,7 +111,8 @@ local function finish(self, handle)
   if self.session_ then core.shared_attributes.end_page(self.session_) end
   exchanges[handle] = nil
   self.handle, self.closed, self.taken, self.stopped = nil, true, nil, nil
-  return self.body or self.take(), self.failure
+  local rest = self.take(true)
+  return self.body or rest, self.failure
 end
 
 -- Runs a compiled page. is_outermost: no other handler of this request follows. -> body, failure

@@ -100,8 +100,7 @@ function methods:json(...)
     texts[at] = text
   end
   local text = count == 1 and texts[1] or "[" .. table.concat(texts, ",") .. "]"
-  py.set_header(handle, "Content-Type", "application/json")
-  py.set_header(handle, "Cache-Control", "no-store, no-cache, must-revalidate, max-age=0")
+  py.set_json_headers(handle)
   seal(self, text)
   if not continues then stop(self) end
   return true

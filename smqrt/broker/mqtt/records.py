@@ -1,0 +1,87 @@
+"""Records of the MQTT sessions and retained messages of a hub, for a hot restart.
+
+A record has numbers, texts, bytes and lists, so that it can be sent to another process. Times are those of the
+monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from smqrt.broker.mqtt.device import Device
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.mqtt.filters import Options
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
+
+Record = dict[str, Any]
+
+
+def record_of(devices: Devices) -> Record:
+    """Return the record of all sessions that are kept, and of the retained messages."""
+    return {
+        "sessions": [_session_record(one) for one in devices.sessions.values() if one.client is None],
+        "retained": [_message_record(one) for one in devices.retained.values()],
+    }
+
+
+def restore(devices: Devices, record: Record) -> None:
+    """Restore sessions and retained messages at a hub whose names are adopted already.
+
+    A session that a client has opened here meanwhile is left as it is.
+    """
+    for one in record["retained"]:
+        devices.set_retained(_message_of(one))
+    for one in record["sessions"]:
+        if one["id"] not in devices.sessions:
+            _restore_session(devices, one)
+
+
+def _restore_session(devices: Devices, record: Record) -> None:
+    device = Device(devices, record["id"])
+    device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
+    device.in_flight = {number: None if one is None else _message_of(one) for number, one in record["in_flight"]}
+    device.waiting = deque(_message_of(one) for one in record["waiting"])
+    device.waiting_bytes = sum(one.size_bytes for one in device.waiting)
+    device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
+    device.dropped = record["dropped"]
+    devices.sessions[device.client_id] = device
+    devices.offline[device] = None
+    device.ends_s = NO_EXPIRY_S if record["ends_s"] is None else record["ends_s"]
+    for text, *options in record["subscriptions"]:
+        for _ in devices.subscribe(device, text, Options(*options)):
+            pass
+
+
+def _session_record(device: Device) -> Record:
+    return {
+        "id": device.client_id,
+        "user": device.user,
+        "version": device.version,
+        "expiry_s": device.expiry_s,
+        "ends_s": None if device.ends_s == NO_EXPIRY_S else device.ends_s,
+        "subscriptions": [[text, *options] for text, options in device.subscriptions.items()],
+        "in_flight": [[number, one and _message_record(one)] for number, one in device.in_flight.items()],
+        "waiting": [_message_record(one) for one in device.waiting],
+        "unreleased": sorted(device.unreleased),
+        "last_number": device.last_number,
+        "dropped": device.dropped,
+    }
+
+
+def _message_record(message: Message) -> list[object]:
+    expires_s = None if message.expires_s == NO_EXPIRY_S else message.expires_s
+    return [
+        message.name,
+        message.payload,
+        message.qos,
+        message.retain,
+        message.properties,
+        expires_s,
+        message.identifiers,
+    ]
+
+
+def _message_of(record: list[Any]) -> Message:
+    name, payload, qos, retain, properties, expires_s, identifiers = record
+    return Message(name, payload, qos, retain, properties, NO_EXPIRY_S if expires_s is None else expires_s, identifiers)
