@@ -46,6 +46,7 @@ from smqrt.smq.hub_registry import HubFile, RegisteredBroker, hub_registry
 from smqrt.smq.persist_file import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
+from smqrt.wire.kernels import mqtt_packets
 from smqrt.workers.worker_rpc import worker_place
 
 value_clock.follow(time.monotonic_ns, time.time_ns())  # at import, before any message is stamped
@@ -336,7 +337,7 @@ class GeventBroker(RegisteredBroker):
             self.on_end = partial(close_log.record, self.number)
         self._values: LastValues | None = None
         if options.mqtt or self._is_chosen_for_mqtt():
-            Devices(self, current_mqtt())
+            Devices(self, current_mqtt()).pack = partial(mqtt_packets, data_path.kernels.packed)
         self._apply_settings(store)
         _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
         if self.number:  # clients of internal hubs are operators, who log in again

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Callable
 from importlib import resources
 from typing import Any, Protocol
 
@@ -147,14 +148,29 @@ def encode_batch(kernels: Kernels, batch: bytes) -> bytes:
     return b"".join(parts)
 
 
-def mqtt_packets(kernels: Kernels, batch: bytes, first: int, fixed: bytes) -> bytes:
-    """Return PUBLISH packets of MQTT for a whole batch of any size; see `Kernels.packed`."""
+def mqtt_packets(
+    packed: Callable[[bytes, int, bytes], tuple[bytes, int]], batch: bytes, first: int, fixed: bytes
+) -> bytes:
+    """Return PUBLISH packets of MQTT for a whole batch of any size; `packed` is that of `Kernels`."""
     parts, at = [], 0
     while at < len(batch):
-        out, used = kernels.packed(batch[at : at + PACKED_BYTES], first, fixed)
+        out, used = packed(batch[at : at + PACKED_BYTES], first, fixed)
         parts.append(out)
         at += used
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def packed_in_python(batch: bytes, first: int, fixed: bytes) -> tuple[bytes, int]:
+    """See `Kernels.packed`."""
+    parts, at, size = [], 0, len(batch)
+    while size - at >= PUBLISH_HEADER_BYTES:
+        end = at + (batch[at] << 8 | batch[at + 1])
+        if end > size:
+            break
+        payload = batch[at + PUBLISH_HEADER_BYTES : end]
+        parts.append(bytes((first,)) + varint(len(fixed) + len(payload)) + fixed + payload)
+        at = end
+    return b"".join(parts), at
 
 
 def encode_frame(raw: bytes) -> bytes:
@@ -303,15 +319,7 @@ class PureKernels:
 
     def packed(self, batch: bytes, first: int, fixed: bytes) -> tuple[bytes, int]:
         """See `Kernels.packed`."""
-        parts, at, size = [], 0, len(batch)
-        while size - at >= PUBLISH_HEADER_BYTES:
-            end = at + (batch[at] << 8 | batch[at + 1])
-            if end > size:
-                break
-            payload = batch[at + PUBLISH_HEADER_BYTES : end]
-            parts.append(bytes((first,)) + varint(len(fixed) + len(payload)) + fixed + payload)
-            at = end
-        return b"".join(parts), at
+        return packed_in_python(batch, first, fixed)
 
     def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""

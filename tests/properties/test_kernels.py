@@ -207,4 +207,4 @@ def test_frames_become_publish_packets(name: bytes, payloads: list[bytes], block
     batch = b"".join(smq.publish_frame(1, 2, 3, one) for one in payloads)
     fixed = len(name).to_bytes(2) + name + block
     expected = b"".join(bytes((first,)) + varint(len(fixed + one)) + fixed + one for one in payloads)
-    assert mqtt_packets(JIT, batch, first, fixed) == mqtt_packets(PURE, batch, first, fixed) == expected
+    assert mqtt_packets(JIT.packed, batch, first, fixed) == mqtt_packets(PURE.packed, batch, first, fixed) == expected

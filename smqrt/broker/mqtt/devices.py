@@ -7,7 +7,8 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from weakref import ref
 
@@ -20,6 +21,7 @@ from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
+from smqrt.wire.kernels import mqtt_packets, packed_in_python
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
 
 DELIVERY_S = 0.004
@@ -49,6 +51,7 @@ class Devices(Outbox):
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
         retained: retained messages by topic name.
+        pack: see `Encoder`.
     """
 
     __slots__ = (
@@ -62,6 +65,7 @@ class Devices(Outbox):
         "filters",
         "limits",
         "offline",
+        "pack",
         "retained",
         "retained_bytes",
         "sessions",
@@ -77,6 +81,7 @@ class Devices(Outbox):
         self.filters = FilterTable()
         self.retained: dict[bytes, Message] = {}
         self.retained_bytes = 0
+        self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
         self._unsent: deque[bytes] = deque()
         self._is_delivering = self._is_sweeping = self._is_notifying = False
@@ -286,7 +291,7 @@ class Devices(Outbox):
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
         """Return a batch for encoding."""
-        return Run(name, key, batch, self.limits.smq_qos, self.properties_of, self.broker.clock())
+        return Run(name, key, batch, self.limits.smq_qos, self, self.broker.clock())
 
     def properties_of(self, frame: bytes) -> bytes:
         """Return sub-topic and publisher of an SMQ message as user properties, packed."""

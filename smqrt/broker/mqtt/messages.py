@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import ceil
 from struct import Struct
+from typing import Protocol
 
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
@@ -17,6 +18,7 @@ from smqrt.wire.mqtt.fields import varint
 
 _U16, _U32 = Struct(">H"), Struct(">I")
 _EXPIRY = b"\x02"  # the property "message expiry interval"
+DUP = 0x08
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
 NO_EXPIRY_S = float("inf")
 
@@ -32,9 +34,13 @@ class MqttBatch(bytes):
         properties: the properties to forward, packed, without their length and without the expiry.
         expires_s: when the message expires, on the clock of the broker.
         drops: why messages did not reach anybody; None when nobody asks for it.
+        packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
+        version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
     """
 
     drops: list[Drop] | None = None
+    packets: bytes = b""
+    version = 0
     qos: int
     retain: bool
     properties: bytes
@@ -74,7 +80,7 @@ class Message:
         identifiers: the subscription identifiers, packed as properties.
     """
 
-    __slots__ = ("expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
+    __slots__ = ("_parts", "expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class Message:
     ) -> None:
         self.name, self.payload, self.qos, self.retain = name, payload, qos, retain
         self.properties, self.expires_s, self.identifiers = properties, expires_s, identifiers
+        self._parts: dict[int, tuple[bytes, bytes]] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -96,13 +103,24 @@ class Message:
 
     def packet(self, version: int, number: int, is_dup: bool, now_s: float) -> bytes:
         """Return the PUBLISH packet with the packet identifier `number`."""
-        head = bytes((0x30 | is_dup << 3 | self.qos << 1 | self.retain,))
-        body = _U16.pack(len(self.name)) + self.name
-        if self.qos:
-            body += _U16.pack(number)
-        if version == 5:
-            body += property_block(self.properties, self.expires_s, self.identifiers, now_s)
-        return b"".join((head, varint(len(body) + len(self.payload)), body, self.payload))
+        before, after = self.parts(version, now_s)
+        if is_dup:
+            before = bytes((before[0] | DUP,)) + before[1:]
+        return before + _U16.pack(number) + after if self.qos else before + after
+
+    def parts(self, version: int, now_s: float) -> tuple[bytes, bytes]:
+        """Return what is before the packet identifier, and what is after it."""
+        version = 5 if version == 5 else 4
+        known = self._parts.get(version) if self._parts is not None else None
+        if known is not None:
+            return known
+        block = property_block(self.properties, self.expires_s, self.identifiers, now_s) if version == 5 else b""
+        name = _U16.pack(len(self.name)) + self.name
+        size = len(name) + 2 * bool(self.qos) + len(block) + len(self.payload)
+        found = bytes((0x30 | self.qos << 1 | self.retain,)) + varint(size) + name, block + self.payload
+        if self.expires_s == NO_EXPIRY_S:  # the time that is left changes
+            self._parts = {**(self._parts or {}), version: found}
+        return found
 
 
 def property_block(properties: bytes, expires_s: float, identifiers: bytes, now_s: float) -> bytes:
@@ -118,6 +136,17 @@ def packed_identifier(number: int) -> bytes:
     return _IDENTIFIER + varint(number) if number else b""
 
 
+class Encoder(Protocol):
+    """What encoding needs from the hub."""
+
+    def properties_of(self, frame: bytes) -> bytes:
+        """Return the packed properties of a message that no MQTT client has published."""
+
+    @property
+    def pack(self) -> Callable[[bytes, int, bytes], bytes]:
+        """Returns PUBLISH packets for a batch, see `smqrt.wire.kernels.Kernels.packed`."""
+
+
 class Run:
     """A batch for MQTT subscribers, encoded at the first use of each form.
 
@@ -126,7 +155,7 @@ class Run:
         key: the key of the topic, for slow-consumer policies.
         batch: Publish frames to the topic.
         default_qos: the QoS of messages that MQTT clients have not published.
-        properties_of: returns the packed properties of a message that no MQTT client has published.
+        encoder: see `Encoder`.
         now_s: the time.
     """
 
@@ -136,11 +165,11 @@ class Run:
         key: bytes,
         batch: bytes,
         default_qos: int,
-        properties_of: Callable[[bytes], bytes],
+        encoder: Encoder,
         now_s: float,
     ) -> None:
         self.name, self.key, self._batch, self.now_s = name, key, batch, now_s
-        self._properties_of = properties_of
+        self._encoder, self._properties_of, self._pack = encoder, encoder.properties_of, encoder.pack
         if isinstance(batch, MqttBatch):
             self.qos, self.retain, self.expires_s = batch.qos, batch.retain, batch.expires_s
             self._properties: bytes | None = batch.properties
@@ -169,24 +198,43 @@ class Run:
         """Return a run for each message."""
         for frame in smq.frames(self._batch):
             batch = self._batch.like(frame) if isinstance(self._batch, MqttBatch) else frame
-            yield Run(self.name, self.key, batch, self.qos, self._properties_of, self.now_s)
+            yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
     def packets(self, version: int, retain: bool, identifiers: bytes) -> bytes:
         """Return the PUBLISH packets with QoS 0."""
         version = 5 if version == 5 else 4
+        batch = self._batch
+        if isinstance(batch, MqttBatch) and batch.version == version and not (retain or identifiers):
+            return batch.packets
         found = self._packets.get((version, retain, identifiers))
         if found is None:
-            found = b"".join(self._encoded(version, retain, identifiers))
-            self._packets[version, retain, identifiers] = found
+            found = self._packets[version, retain, identifiers] = self._encoded(version, retain, identifiers)
         return found
 
-    def _encoded(self, version: int, retain: bool, identifiers: bytes) -> Iterator[bytes]:
-        first, name = bytes((0x30 | retain,)), _U16.pack(len(self.name)) + self.name
-        for payload, properties in self.payloads:
-            block = b""
-            if version == 5:
-                block = property_block(properties, self.expires_s, identifiers, self.now_s)
-            yield first + varint(len(name) + len(block) + len(payload)) + name + block + payload
+    def _encoded(self, version: int, retain: bool, identifiers: bytes) -> bytes:
+        first, name = 0x30 | retain, _U16.pack(len(self.name)) + self.name
+        if version < 5:
+            return self._pack(self._batch, first, name)
+        properties = self._common_properties()
+        if properties is not None:
+            block = property_block(properties, self.expires_s, identifiers, self.now_s)
+            return self._pack(self._batch, first, name + block)
+        return b"".join(
+            self._pack(frame, first, name + property_block(self._properties_of(frame), NO_EXPIRY_S, identifiers, 0))
+            for frame in smq.frames(self._batch)
+        )
+
+    def _common_properties(self) -> bytes | None:
+        """Return the packed properties if all messages have the same; otherwise None."""
+        if self._properties is not None:
+            return self._properties
+        batch = self._batch
+        size = batch[0] << 8 | batch[1]
+        count, rest = divmod(len(batch), size)
+        # Frames of the same length and sub-topic: a slice compares one byte of all frames at once.
+        if rest or not all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
+            return None
+        return self._properties_of(batch[:size])
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
         """Return the messages with QoS 1 or 2."""
