@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from gevent import Timeout
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt.client import MqttClient
-from smqrt.broker.outbox import BLOCKED
+from smqrt.broker.mqtt.messages import mqtt_batch
+from smqrt.broker.outbox import BLOCKED, backlog
 from smqrt.errors import CloseReason, MqttError, ProtocolError
 from smqrt.loop.scheduling import Watcher
 from smqrt.smq import data_path
-from smqrt.smq.connection import MAX_RECEIVE_BYTES, MIN_RECEIVE_BYTES, RawConnection, view
+from smqrt.smq.connection import (
+    LARGE_BATCH_BYTES,
+    MAX_RECEIVE_BYTES,
+    MIN_RECEIVE_BYTES,
+    RawConnection,
+    chars,
+    partitioned,
+    view,
+)
 from smqrt.smq.connection_kinds import OverTls
 from smqrt.smq.handshake import Admission, BootstrapRequest, DetachedConnection, Origin
 from smqrt.transport.tls import ClientSocket
@@ -25,7 +34,13 @@ from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Frame
 
 log = logging.getLogger("smqrt")
+publishes = data_path.kernels.publishes
 
+T = TypeVar("T")
+ROW_BYTES = 64
+"""Fewer received bytes are handled packet by packet: that is faster than calling the kernel."""
+MAX_CARRY_BYTES = 16384
+"""A longer beginning of a packet is collected elsewhere: it would be copied at each receive."""
 PACKETS_PER_CHECK = 16
 """Packets between two readings of the clock."""
 FRAMES_PER_TURN = 500
@@ -60,9 +75,13 @@ class MqttConnection(RawConnection):
 
     def on_readable(self) -> None:
         """Receive once, and handle the packets."""
-        size = self.receive_bytes
+        size, held = self.receive_bytes, len(self.carry)
         try:
-            got = self.sock.recv_into(view, size)
+            if held:
+                view[:held] = self.carry
+                got = self.sock.recv_into(view[held:], size)
+            else:
+                got = self.sock.recv_into(view, size)
         except BlockingIOError:
             return
         except OSError:
@@ -76,15 +95,46 @@ class MqttConnection(RawConnection):
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
             self.receive_bytes = size >> 1
         self.heard_s = time()
-        self.feed(got)
+        self.carry = b""
+        self.feed(held + got)
 
     def feed(self, size: int) -> None:
-        """Handle received bytes."""
-        self._take(view[:size].tobytes())
+        """Handle received bytes: rows of messages in a kernel, other packets one by one."""
+        if backlog and size >= LARGE_BATCH_BYTES:  # queues wait to be flushed, and bulk messages would fill them
+            self.carry = view[:size].tobytes()
+            self.defer()
+            return
+        used = 0
+        if self._splitter.is_empty and size > ROW_BYTES:
+            used = self._guarded(lambda: self._publish_rows(size)) or 0
+        if used < size and not self.life.over:
+            self._take(view[used:size].tobytes())
+
+    def _publish_rows(self, size: int) -> int:
+        """Publish the leading messages with QoS 0 to the topic of the last one; return how many bytes these are."""
+        session, at = self.session, 0
+        name, block_bytes = session.run_name, int(session.version == 5)
+        while session.is_in_row and size - at > ROW_BYTES and not (self.paused or self.life.over):
+            start = at + (4 if view[at + 1] < 128 else 5 if view[at + 2] < 128 else 6)  # behind the length of the topic
+            topic = session.devices.topic_for(name) if chars[start : start + len(name)] == name else None
+            if topic is None:
+                break
+            count, end, written = publishes(at, size, len(name), block_bytes, topic.id, session.etid)
+            if not count:
+                break
+            batch = mqtt_batch(partitioned[:written], 0)
+            batch.packets, batch.version = chars[at:end], session.codec
+            at = end
+            if session.publish_frames(topic, batch, count, []):
+                self.pause()
+        return at
 
     def _take(self, data: bytes) -> None:
         self._splitter.feed(data)
-        self._guarded(self._handle_packets)
+        if not self.paused:
+            self._guarded(self._handle_packets)
+            if not self.paused:  # so that the next receive begins with a whole packet
+                self.carry = self._splitter.take_rest(MAX_CARRY_BYTES)
 
     def on_data_waiting(self) -> None:
         """Continue after a pause, or with bytes that were received before."""
@@ -94,10 +144,13 @@ class MqttConnection(RawConnection):
         if self._guarded(self.session.continue_packets):
             self.carry = data
             self.pause()
+        elif self._splitter.is_empty and len(data) <= len(view):
+            view[: len(data)] = data
+            self.feed(len(data))
         else:
             self._take(data)
 
-    def _guarded(self, step: Callable[[], object]) -> object:
+    def _guarded(self, step: Callable[[], T]) -> T | None:
         """Return the result of a function that handles packets; errors end the session."""
         session = self.session
         try:
@@ -126,7 +179,7 @@ class MqttConnection(RawConnection):
             count += 1
             if not count % PACKETS_PER_CHECK:
                 until_s = until_s or data_path.defer_at_s()
-                is_late = time() >= until_s
+                is_late = time() >= until_s or session.is_row_full
         if session.publish_collected():
             self.pause()
         elif is_late and not self.life.over:
@@ -231,6 +284,10 @@ class MqttWsConnection(MqttConnection):
         self._frames = bytearray()
         self._last: Frame | ProtocolError | None = None
         self._close_sent = False
+
+    def feed(self, size: int) -> None:
+        """See `MqttConnection.feed`."""
+        self._take(view[:size].tobytes())
 
     def _take(self, data: bytes) -> None:
         self._frames += data

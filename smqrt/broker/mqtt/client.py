@@ -114,8 +114,11 @@ class MqttClient(SubscribingClient):
         Raises:
             MqttError: the client violated the protocol; see `fail_mqtt`.
         """
-        if first == 0x30 and self.is_plain_publish(body):
-            return self.collect(body)
+        if self.collect(first, body):
+            return False
+        if len(body) == 2 and first in _SHORT_ANSWERS and body != b"\0\0" and self.device is not None:
+            _SHORT_ANSWERS[first](self, body[0] << 8 | body[1])
+            return False
         return self.postpone(first, body) or self._handle_mqtt(first, body)
 
     def _handle_mqtt(self, first: int, body: bytes) -> bool:
@@ -372,6 +375,13 @@ def _will(will: WillMessage) -> Will:
     )
 
 
+_SHORT_ANSWERS: dict[int, Callable[[MqttClient, int], None]] = {
+    0x40: lambda client, number: client.acknowledged(number, PacketType.PUBACK),
+    0x50: lambda client, number: client.received(number),
+    0x62: lambda client, number: client.release(number),
+    0x70: lambda client, number: client.acknowledged(number, PacketType.PUBCOMP),
+}
+"""Acknowledgements without reason and properties, by their first byte. They do not wait for collected messages."""
 _HANDLERS: dict[int, Callable[[MqttClient, int, bytes], bool | None]] = {
     PacketType.CONNECT: MqttClient._on_second_connect,
     PacketType.PUBLISH: MqttClient.on_publish,

@@ -53,6 +53,13 @@ class ConnectedClient(Protocol):
     def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
         """Send a message; return false when the client does not take packets of this size."""
 
+    def send_encoded(self, packets: bytes) -> None:
+        """Send PUBLISH packets with QoS 1 or 2."""
+
+    @property
+    def peer_limit_bytes(self) -> int:
+        """The largest packet that the client takes; 0 for any."""
+
     def send_release(self, number: int) -> None:
         """Send PUBREL."""
 
@@ -78,6 +85,7 @@ class Device:
         user: the user who owns the session; None for anonymous clients.
         version: the version of the last connection: 3, 4 or 5.
         subscriptions: options by filter, as the client has written it.
+        wildcards: the number of `+` in these.
         in_flight: messages that wait for an acknowledgement, by packet identifier; None after PUBREC.
         waiting: messages that wait for the client, or for room among those in flight.
         waiting_bytes: their size.
@@ -86,6 +94,8 @@ class Device:
         ends_s: when the session ends, on the clock of the broker, while there is no connection.
         will: the will of the connection.
         dropped: messages that were lost because too many waited.
+        is_pressed: whether publishers wait because many messages wait here, see `Devices.pressed`.
+        is_stuck: whether they have waited for the maximum time; they do not wait again until the session has room.
     """
 
     __slots__ = (
@@ -101,12 +111,15 @@ class Device:
         "feeds",
         "in_flight",
         "is_feeding",
+        "is_pressed",
+        "is_stuck",
         "subscriptions",
         "unreleased",
         "user",
         "version",
         "waiting",
         "waiting_bytes",
+        "wildcards",
         "will",
     )
 
@@ -118,14 +131,14 @@ class Device:
         self.subscriptions: dict[str, Options] = {}
         self.in_flight: dict[int, Message | None] = {}
         self.waiting: deque[Message] = deque()
-        self.waiting_bytes = self.last_number = self.dropped = self.etid = 0
+        self.waiting_bytes = self.last_number = self.dropped = self.etid = self.wildcards = 0
         self._unsent: list[int] = []  # packet identifiers in flight that this connection has not seen yet
         self.unreleased: set[int] = set()
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
         self.will: Will | None = None
         self.feeds: deque[Iterator[Message]] = deque()
-        self.is_feeding = False
+        self.is_feeding = self.is_pressed = self.is_stuck = False
 
     # ---- messages to the client
 
@@ -136,10 +149,30 @@ class Device:
             return
         qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
         if qos:
-            for message in run.messages(qos, retain, one.identifiers):
-                self.enqueue(message)
+            self._deliver_all(run.messages(qos, retain, one.identifiers), run.now_s)
         elif client is not None:
             client.send_run(run, retain, one.identifiers)
+
+    def _deliver_all(self, messages: list[Message], now_s: float) -> None:
+        """Send messages with QoS 1 or 2 in one write, as far as there is room; the others wait."""
+        client, sent = self.client, 0
+        if (
+            client is not None
+            and not (self.waiting or self._unsent)
+            and client.has_room
+            and not client.peer_limit_bytes
+        ):
+            sent = min(max(client.window - len(self.in_flight), 0), len(messages))
+            packets = []
+            for message in messages[:sent]:
+                number = self._new_number()
+                self.in_flight[number] = message
+                before, after = message.parts(self.version, now_s)
+                packets.append(before + number.to_bytes(2) + after)
+            if packets:
+                client.send_encoded(b"".join(packets))
+        for message in messages[sent:]:
+            self.enqueue(message)
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
@@ -149,6 +182,8 @@ class Device:
         self.waiting.append(message)
         self.waiting_bytes += message.size_bytes
         limits = self.devices.limits
+        if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
+            self.devices.pressed(self)
         while len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
             self.waiting_bytes -= self.waiting.popleft().size_bytes
             self.dropped += 1
@@ -185,6 +220,10 @@ class Device:
             self.waiting_bytes -= message.size_bytes
             if message.expires_s > now_s:
                 self._transmit(message)
+        if self.is_pressed:
+            limits = self.devices.limits
+            if len(self.waiting) << 2 < limits.queued_messages and self.waiting_bytes << 2 < limits.queued_bytes:
+                self.devices.relieved(self)
         if self.feeds and not self.is_feeding and self.client is not None:
             self.is_feeding = True
             run_in_background(self._feed())
@@ -242,7 +281,8 @@ class Device:
         del self.in_flight[number]
         if number in self._unsent:
             self._unsent.remove(number)
-        self.pump()
+        if self.waiting or self.feeds or self._unsent:
+            self.pump()
 
     # ---- connections
 

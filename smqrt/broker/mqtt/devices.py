@@ -29,6 +29,8 @@ DELIVERY_S = 0.004
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
+PRESSURE_S = 1.0
+"""The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
 MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
@@ -60,6 +62,7 @@ class Devices(Outbox):
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
+        "_pressed",
         "_unsent",
         "broker",
         "filters",
@@ -83,6 +86,7 @@ class Devices(Outbox):
         self.retained_bytes = 0
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
+        self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named = self._on_topic
@@ -122,6 +126,8 @@ class Devices(Outbox):
         group, wanted = split_shared(text) or (None, text)
         known = self.filters.by_text.get(wanted)
         one = known or self.filters.named(wanted)
+        if text not in device.subscriptions:
+            device.wildcards += text.count("+")
         device.subscriptions[text] = options
         if group is None:
             one.members[device] = options
@@ -156,6 +162,7 @@ class Devices(Outbox):
         """End a subscription; return whether there was one."""
         if device.subscriptions.pop(text, None) is None:
             return False
+        device.wildcards -= text.count("+")
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
         if group is None:
@@ -315,6 +322,47 @@ class Devices(Outbox):
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)
         QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
 
+    # ---- backpressure: publishers with QoS 1 and 2 wait for connected clients whose queues fill
+    #
+    # They get their acknowledgements later, so nothing is lost as long as a client is only slower for a while.
+
+    def pressed(self, device: Device) -> None:
+        """Let publishers wait for a connected client for at most `PRESSURE_S`."""
+        if device.is_pressed or device.is_stuck or device.client is None:
+            return
+        device.is_pressed = True
+        self._pressed[device] = []
+
+        def expire() -> None:
+            if device.is_pressed:
+                device.is_stuck = True
+                self._resume_publishers(device)
+
+        self.broker.call_later(PRESSURE_S, expire)
+
+    def relieved(self, device: Device) -> None:
+        """End `pressed`: the queue of the client has room again, or it has disconnected."""
+        device.is_stuck = False
+        self._resume_publishers(device)
+
+    def _resume_publishers(self, device: Device) -> None:
+        device.is_pressed = device.is_stuck
+        for publisher in self._pressed.pop(device, ()):
+            publisher.outbox.resume()
+
+    def must_wait(self, topic: Topic, publisher: BrokerPeer) -> bool:
+        """Return whether a publisher to a topic has to wait for one of its subscribers; it is resumed then."""
+        if not self._pressed:
+            return False
+        found = self._by_topic.get(topic)
+        if found is None:
+            return False
+        for device, waiting in self._pressed.items():
+            if found.has(device) and publisher.etid != device.etid:
+                waiting.append(publisher)
+                return True
+        return False
+
     # ---- retained messages
 
     def retain(self, batch: MqttBatch, name: bytes) -> bool:
@@ -413,6 +461,8 @@ class Devices(Outbox):
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
         device.client = None
+        if device.is_pressed or device.is_stuck:
+            self.relieved(device)
         device.feeds.clear()
         if not device.expiry_s:
             self.end(device)

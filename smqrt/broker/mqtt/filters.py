@@ -146,6 +146,13 @@ class FilterSet:
             self._deliveries = [delivery(device, chosen) for device, chosen in options.items()]
         return self._deliveries
 
+    def has(self, device: Device) -> bool:
+        """Return whether a client gets the messages, alone or in a group."""
+        for one in self.filters:
+            if device in one.members or any(device in group.members for group in one.groups.values()):
+                return True
+        return False
+
     @property
     def groups(self) -> Iterator[Group]:
         """The shared subscriptions; each message goes to one client of each."""

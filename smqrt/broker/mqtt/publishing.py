@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from smqrt.auth.identity import Action
 from smqrt.broker.mqtt.devices import is_valid_name
@@ -17,6 +17,7 @@ from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, TopicAlias
 from smqrt.wire.mqtt.packets import PublishPacket, decode_acknowledgement, decode_publish, encode_acknowledgement
 from smqrt.wire.mqtt.server import check_message_properties
 
+ROW_MESSAGES = 100
 MAX_PERMITTED = 1024
 """Topic names whose permission is remembered."""
 FRAME_PAYLOAD_BYTES = smq.MAX_FRAME_BYTES - smq.PUBLISH_HEADER_BYTES
@@ -29,6 +30,28 @@ _CODES = {
 """Reason codes of PUBACK for messages that nobody gets."""
 
 
+_QOS_0, _QOS_1, _NO_RUN = 0x30, 0x32, -1  # first bytes of PUBLISH packets without flags
+
+
+class Unanswered(NamedTuple):
+    """Messages that the hub has not processed yet.
+
+    Attributes:
+        qos: 1 or 2.
+        numbers: their packet identifiers.
+        batch: the messages.
+    """
+
+    qos: int
+    numbers: list[bytes]
+    batch: MqttBatch
+
+
+def _code_of(batch: MqttBatch) -> Reason:
+    """Return the reason code for messages that the hub has processed."""
+    return _CODES[batch.drops[0]] if batch.drops else Reason.SUCCESS
+
+
 class PublishingClient(MqttSession):
     """An MQTT client that publishes.
 
@@ -36,50 +59,109 @@ class PublishingClient(MqttSession):
         broker, outbox, seed, origin: see `MqttSession`.
     """
 
-    __slots__ = ("_aliases", "_frames", "_permitted", "_postponed", "_run_name", "_unanswered")
+    __slots__ = (
+        "_aliases",
+        "_numbers",
+        "_payloads",
+        "_permitted",
+        "_postponed",
+        "_run_first",
+        "_unanswered",
+        "run_name",
+    )
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
         self._aliases: dict[int, bytes] = {}
         self._permitted: dict[bytes, bool] = {}
-        self._frames: list[bytes] = []  # payloads of PUBLISH packets with QoS 0 to the topic `_run_name`
-        self._run_name = b""
-        self._unanswered: tuple[PublishPacket, MqttBatch] | None = None  # to be answered when the hub has processed it
+        self.run_name = b""
+        self._run_first = _NO_RUN
+        self._payloads: list[bytes] = []  # of PUBLISH packets with the first byte `_run_first` to the topic `run_name`
+        self._numbers: list[bytes] = []  # their packet identifiers, with QoS 1
+        self._unanswered: Unanswered | None = None
         self._postponed: tuple[int, bytes] | None = None  # a packet that waits for the collected messages before it
 
-    # ---- messages with QoS 0 in a row
+    # ---- messages in a row
 
-    def is_plain_publish(self, body: bytes) -> bool:
-        """Return whether a PUBLISH with QoS 0 can be collected: to the topic of the last one, without properties."""
-        name = self._run_name
-        end = 2 + len(name)
-        if not name or body[2:end] != name or body[0] << 8 | body[1] != len(name):
+    def collect(self, first: int, body: bytes) -> bool:
+        """Keep a message for `publish_collected`, if it is one more of a row; return whether it is.
+
+        A row has messages with QoS 0 or 1 to one topic, without flags and properties.
+        """
+        if first != self._run_first:
             return False
-        return self.version < 5 or body[end : end + 1] == b"\0"
+        name = self.run_name
+        end = 2 + len(name)
+        if body[2:end] != name or body[0] << 8 | body[1] != len(name):
+            return False
+        start = end + 2 if first == _QOS_1 else end
+        if self.version == 5:
+            if body[start : start + 1] != b"\0":
+                return False
+            start += 1
+        if len(body) < start or len(body) - start > FRAME_PAYLOAD_BYTES:
+            return False
+        if first == _QOS_1:
+            number = body[end : end + 2]
+            if number == b"\0\0":
+                return False
+            self._numbers.append(number)
+        self._payloads.append(body[start:])
+        return True
 
-    def collect(self, body: bytes) -> bool:
-        """Keep the message of a PUBLISH packet for `publish_collected`."""
-        start = 2 + len(self._run_name) + (self.version == 5)
-        payload = body[start:]
-        if len(payload) > FRAME_PAYLOAD_BYTES:
-            raise MqttError(Reason.PACKET_TOO_LARGE, "the payload is too large")
-        self._frames.append(payload)
-        return False
+    @property
+    def is_row_full(self) -> bool:
+        """Whether one turn publishes no more messages with QoS 1: then publishers wait for slow subscribers."""
+        return len(self._numbers) >= ROW_MESSAGES
+
+    @property
+    def is_in_row(self) -> bool:
+        """Whether the last message had QoS 0, and others to its topic `run_name` can be published together."""
+        return self._run_first == _QOS_0
 
     def publish_collected(self) -> bool:
         """Publish the collected messages; return true when the client has to wait."""
-        payloads, self._frames = self._frames, []
-        topic = self._topic(self._run_name)
+        payloads, numbers = self._payloads, self._numbers
         if not payloads:
             return False
+        self._payloads, self._numbers = [], []
+        topic = self.devices.topic_for(self.run_name)
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
+            if numbers:
+                self._acknowledge_all(numbers, Reason.NO_MATCHING_SUBSCRIBERS)
             return False
         head = b"\x08" + topic.key + self.etid.to_bytes(4, "big") + bytes(4)
         frames = b"".join([(len(one) + smq.PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + one for one in payloads])
-        if len(payloads) > 1:
-            self.count_batch(topic.key, len(payloads) - 1)
-        return self.publish(mqtt_batch(frames, 0))
+        return self.publish_frames(topic, mqtt_batch(frames, int(bool(numbers))), len(payloads), numbers)
+
+    def publish_frames(self, topic: Topic, batch: MqttBatch, count: int, numbers: list[bytes]) -> bool:
+        """Publish `count` messages to one topic; return true when the client has to wait.
+
+        Args:
+            topic: the topic.
+            batch: the messages.
+            count: their number.
+            numbers: their packet identifiers; empty with QoS 0.
+        """
+        if count > 1:
+            self.count_batch(topic.key, count - 1)
+        if numbers:
+            batch.drops = []
+        waits = self.publish(batch)
+        if not numbers:
+            return waits
+        if waits or self.devices.must_wait(topic, self):
+            self._unanswered = Unanswered(1, numbers, batch)
+            return True
+        self._acknowledge_all(numbers, _code_of(batch))
+        return False
+
+    def _acknowledge_all(self, numbers: list[bytes], code: Reason) -> None:
+        """Send a PUBACK for each message, in one write."""
+        if self.device is not None and not self.closed:
+            head, end = (b"\x40\x03", bytes((code,))) if code and self.version == 5 else (b"\x40\x02", b"")
+            self.mqtt_outbox.send_packet(b"".join([head + number + end for number in numbers]))
 
     # ---- PUBLISH and PUBREL
 
@@ -109,8 +191,10 @@ class PublishingClient(MqttSession):
         permitted = False if is_reserved(name) else self._permitted.get(name)
         if permitted is None:
             return self._ask_permission(name, first, body)
-        if qos == 0 and first == 0x30 and not message.property_bytes and permitted:
-            self._run_name = name
+        if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1):
+            # Behind the hook and the limits, the messages of a batch may have different answers.
+            answers_differ = self.broker.hooks.onpublish is not None or self.broker.publish_limits is not None
+            self.run_name, self._run_first = name, _NO_RUN if qos and answers_differ else first
         return self._publish(message, name, permitted)
 
     def _name_of(self, message: PublishPacket) -> bytes:
@@ -153,10 +237,13 @@ class PublishingClient(MqttSession):
         before = [drops[reason] for reason in _CODES]
         code: Reason | None = None
         if permitted:
-            batch, code = self._batch(message, name)
-            if batch is not None and self.publish(batch):
-                self._unanswered = message, batch
-                return True
+            topic, batch, code = self._batch(message, name)
+            if topic is not None and batch is not None:
+                waits = self.publish(batch)
+                if waits or (message.qos and self.devices.must_wait(topic, self)):
+                    if message.qos:
+                        self._unanswered = Unanswered(message.qos, [message.packet_identifier.to_bytes(2)], batch)
+                    return True
         else:
             self.broker.stats.drop(Drop.DENIED, 1)
         if code is None:
@@ -165,66 +252,53 @@ class PublishingClient(MqttSession):
         self._acknowledge(message, code)
         return False
 
-    def _batch(self, message: PublishPacket, name: bytes) -> tuple[MqttBatch | None, Reason | None]:
-        """Return a message for routing, None when nobody gets it; and the reason of a refusal."""
+    def _batch(self, message: PublishPacket, name: bytes) -> tuple[Topic | None, MqttBatch | None, Reason | None]:
+        """Return topic and message for routing, None when nobody gets it; and the reason of a refusal."""
         properties, expires_s = b"", NO_EXPIRY_S
         if message.property_bytes:
             properties = cut_properties(message.property_bytes, "topicalias", "messageexpiryinterval")
             expiry_s = message.properties.get("messageexpiryinterval")
             if isinstance(expiry_s, int):
                 expires_s = self.broker.clock() + expiry_s
-        topic = self._topic(name)
+        topic = self.devices.topic_for(name)
         if message.retain:
             kept = Message(name, message.payload, message.qos, True, properties, expires_s)
             if not self.devices.set_retained(kept) and message.qos and self.version == 5:
-                return None, Reason.QUOTA_EXCEEDED  # others can't be told, so their subscribers get the message
+                return None, None, Reason.QUOTA_EXCEEDED  # others can't be told, so their subscribers get the message
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
-            return None, None
+            return None, None, None
         frame = smq.publish_frame(topic.id, self.etid, 0, message.payload)
         batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
         if message.qos:
             batch.drops = []
-        return batch, None
-
-    def _topic(self, name: bytes) -> Topic | None:
-        """Return the topic of a name; it is created if somebody wants it."""
-        table = self.broker.topic_table
-        topic = table.by_name.get(name)
-        if topic is not None:
-            return topic
-        broker = self.broker
-        is_wanted = (
-            broker.hooks.onpublish is not None
-            or broker.hooks.ondrop is not None
-            or broker.recorder is not None
-            or broker.cluster is not None
-            or (broker.last_values is not None and broker.last_values.selects_name(name))
-            or self.devices.wants(name)
-        )
-        if not is_wanted:
-            return None
-        reached = broker.limits.of_all(table, name)
-        if reached:
-            broker.refuse(self, reached)
-            return None
-        return table.named(name)
+        return topic, batch, None
 
     def _acknowledge(self, message: PublishPacket, code: Reason) -> None:
         """Send PUBACK or PUBREC."""
-        qos, number, device = message.qos, message.packet_identifier, self.device
-        if not qos or device is None or self.closed:
+        if message.qos == 1:
+            self._acknowledge_all([message.packet_identifier.to_bytes(2)], code)
+        elif message.qos == 2:
+            self._received(message.packet_identifier, code)
+
+    def _received(self, number: int, code: Reason) -> None:
+        """Send PUBREC."""
+        device = self.device
+        if device is None or self.closed:
             return
-        if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
+        if code < FIRST_FAILURE or self.version < 5:  # PUBREC of 3.1.1 can't tell a failure
             device.unreleased.add(number)
-        kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-        self.mqtt_outbox.send_packet(encode_acknowledgement(kind, number, self.codec, code))
+        self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREC, number, self.codec, code))
 
     def on_pubrel(self, first: int, body: bytes) -> None:
         """Handle PUBREL."""
         packet = decode_acknowledgement(first, body, self.codec)
         self.check_user_properties(packet.properties)
-        number, device = packet.packet_identifier, self.device
+        self.release(packet.packet_identifier)
+
+    def release(self, number: int) -> None:
+        """Handle PUBREL: send PUBCOMP."""
+        device = self.device
         assert device is not None
         code = Reason.SUCCESS if number in device.unreleased else Reason.PACKET_IDENTIFIER_NOT_FOUND
         device.unreleased.discard(number)
@@ -234,7 +308,7 @@ class PublishingClient(MqttSession):
 
     def postpone(self, first: int, body: bytes) -> bool:
         """Let a packet wait for the collected messages before it; return whether it has to."""
-        if not self._frames or not self.publish_collected():
+        if not self._payloads or not self.publish_collected():
             return False
         self._postponed = first, body
         return True
@@ -243,8 +317,11 @@ class PublishingClient(MqttSession):
         """Send the acknowledgement of a message that the hub has processed now; return the packet that has waited."""
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
-            message, batch = unanswered
-            self._acknowledge(message, _CODES[batch.drops[0]] if batch.drops else Reason.SUCCESS)
+            code = _code_of(unanswered.batch)
+            if unanswered.qos == 1:
+                self._acknowledge_all(unanswered.numbers, code)
+            else:
+                self._received(int.from_bytes(unanswered.numbers[0]), code)
         postponed, self._postponed = self._postponed, None
         return postponed
 
@@ -252,5 +329,5 @@ class PublishingClient(MqttSession):
         """See `Session.forget_routes`; permissions are asked for again."""
         super().forget_routes()
         self._permitted.clear()
-        if not self._frames:
-            self._run_name = b""
+        if not self._payloads:
+            self.run_name, self._run_first = b"", _NO_RUN

@@ -348,6 +348,20 @@ class PacketSplitter:
             self._at = 0
         self._buffer += data
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bytes are left."""
+        return len(self._buffer) == self._at
+
+    def take_rest(self, limit_bytes: int) -> bytes:
+        """Remove and return the beginning of an incomplete packet, if it is not larger than `limit_bytes`."""
+        if not 0 < len(self._buffer) - self._at <= limit_bytes:
+            return b""
+        rest = bytes(self._buffer[self._at :])
+        self._buffer.clear()
+        self._at = 0
+        return rest
+
     def next(self) -> tuple[int, bytes] | None:
         """Return the first byte and the body of the next packet, None while it is incomplete.
 
