@@ -113,6 +113,8 @@ class DeniedRoute:
     def deliver(self, batch: bytes) -> None:
         """Count the messages as dropped."""
         self._broker.stats.drop(Drop.DENIED, count_frames(batch))
+        if type(batch) is not bytes:  # an MQTT client gets an answer for each message
+            batch.dropped(Drop.DENIED)  # type: ignore[attr-defined]
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""

@@ -58,6 +58,7 @@ class Drop(Enum):
     """Why a copy of a message did not reach a subscriber."""
 
     UNROUTED = "no subscriber"
+    TOO_LARGE = "larger than an SMQ packet can be"
     SWALLOWED = "rejected by onpublish"
     OVER_RATE = "its publisher is over its rate limit"
     DENIED = "denied by the access control list"

@@ -265,8 +265,9 @@ class ServerClient(Outbox):
         while self._unread:
             batch = self._unread.popleft()
             origin = batch.origin if isinstance(batch, Arrived) else None
+            large: bytes | None = getattr(batch, "large", None)  # see `MqttBatch`
             for frame in smq.frames(batch):
-                self._dispatch(frame, origin)
+                self._dispatch(frame, origin, large)
                 yield
         self.behind = False
         held, self._held = self._held, []
@@ -280,8 +281,9 @@ class ServerClient(Outbox):
         self._held.append(peer)
         return True
 
-    def _dispatch(self, frame: bytes, origin: object) -> None:
+    def _dispatch(self, frame: bytes, origin: object, large: bytes | None = None) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)
+        data = data if large is None else large
         if tid == self.etid and self.answers(data, ptid, stid):
             return
         is_sent_here = tid in self._once_topics

@@ -10,6 +10,7 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.broker.outbox import Drop
 from smqrt.server.mqtt import take_mqtt
 from smqrt.wire.mqtt.fields import varint
 from smqrt.wire.mqtt.packets import PacketSplitter
@@ -193,3 +194,50 @@ def test_qos_2_messages_come_once(mqtt_site: Site) -> None:
         assert publisher.packet() == (0x70, struct.pack(">H", at + 1))
     reading.get(timeout=10)
     assert found == [b"%d" % at for at in range(200)]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_messages_that_do_not_fit_an_smq_packet(mqtt_site: Site, qos: int) -> None:
+    """They reach MQTT clients and handlers in order, and are retained; SMQ clients miss them, which is counted."""
+    handled: list[bytes] = []
+    mqtt_site.smq.subscribe("t", onmsg=lambda data, *rest: handled.append(bytes(data)))
+    device = mqtt_site.device(b"smq-client")
+    device.subscribe(b"t")
+    readers = [Stream(mqtt_site, b"r%d" % at, at) for at in (4, 5)]
+    for reader in readers:
+        reader.subscribe(b"t", qos)
+    publisher = Stream(mqtt_site, b"publisher", 5)
+    payloads = [b"before", b"x" * 200_000, b"after"]
+    publisher.send(b"".join(publisher.message(b"t", one, qos, at) for at, one in enumerate(payloads, 1)))
+    for reader in readers:
+        assert list(reader.payloads(3, b"t", qos)) == payloads
+    wait_until(lambda: handled == payloads, "the handler gets all")
+    assert [device.receive()[13:] for _ in range(2)] == [b"before", b"after"]
+    assert mqtt_site.state.stats.drops[Drop.TOO_LARGE] == 1
+    retained = publisher.message(b"kept", b"y" * 100_000, 1, 9)
+    publisher.send(bytes((retained[0] | 1,)) + retained[1:])
+    late = Stream(mqtt_site, b"late", 4)
+    wait_until(lambda: mqtt_site.state.devices.retained, "it is retained")
+    late.subscribe(b"kept", 1)
+    assert list(late.payloads(1, b"kept", 1)) == [b"y" * 100_000]
+
+
+def test_a_message_that_a_hook_swallows_is_not_retained(make_site: MakeSite) -> None:
+    site = make_site(mqtt=True, onpublish=lambda data, *rest: bytes(data) != b"bad")
+    site.server.take_mqtt = take_mqtt
+    publisher = Stream(site, b"publisher", 5)
+    for at, payload in enumerate([b"good", b"bad", b"x" * 70_000], 1):
+        message = publisher.message(b"t", payload, 1, at)
+        publisher.send(bytes((message[0] | 1,)) + message[1:])
+    assert [publisher.packet()[1][2:] for _ in range(3)] == [b"\x10", b"\x83", b"\x83"]
+    assert [one.payload for one in site.state.devices.retained.values()] == [b"good"]
+
+
+def test_a_client_may_not_subscribe_with_too_many_wildcards(mqtt_site: Site) -> None:
+    client = Stream(mqtt_site, b"client", 5)
+    codes = []
+    for at in range(30):
+        topic = b"%d/" % at + b"/".join([b"+"] * 100)
+        client.send(packet(0x82, b"\0\1\0" + struct.pack(">H", len(topic)) + topic + b"\0"))
+        codes.append(client.packet()[1][-1])
+    assert codes == [0] * 20 + [0x97] * 10

@@ -29,6 +29,7 @@ DELIVERY_S = 0.004
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
+EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
 MAX_PASSING = 10_000
@@ -149,8 +150,13 @@ class Devices(Outbox):
                 if topic.name is not None and self._may_match(one, topic.name):
                     self._set(topic, self.filters.match(topic.name))
                 yield
-        elif (found := table.by_name.get(one.text.encode())) is not None and found.name is not None:
-            self._set(found, self.filters.match(found.name))
+            return
+        name = one.text.encode()
+        found = table.by_name.get(name)
+        if found is not None:
+            self._set(found, self.filters.match(name))
+        elif self.broker.cluster is not None and self.broker.limits.of_all(table, name) is None:
+            table.named(name)  # other nodes send messages only to topics that this node knows; `_on_topic` subscribes
 
     @staticmethod
     def _may_match(one: Filter, name: bytes) -> bool:
@@ -316,6 +322,29 @@ class Devices(Outbox):
         if device is not None:
             for message in self.run(SELF, topic.key, batch).messages(1, False, b""):
                 device.enqueue(message)
+
+    def publish_large(self, topic: Topic, batch: MqttBatch) -> None:
+        """Publish a message that does not fit an SMQ packet: to MQTT clients and to handlers of the server.
+
+        Others miss it. With `onpublish`, which gets packets of SMQ, nobody gets it.
+        """
+        server, missed, size = self.broker.server, 0, len(batch.large or b"")
+        if self.broker.hooks.onpublish is not None:
+            self.broker.stats.drop(Drop.SWALLOWED, 1)
+            batch.dropped(Drop.SWALLOWED)
+            return
+        topic.settle()
+        self.broker.topic_table.traffic.add(1, size, 0)
+        for outbox in topic.raw + topic.ws:
+            if outbox is self or outbox is server.outbox:
+                outbox.put(batch)
+            else:
+                missed += 1
+        if missed:
+            self.broker.stats.drop(Drop.TOO_LARGE, missed)
+        elif not topic.raw:
+            self.broker.stats.drop(Drop.UNROUTED, 1)
+            batch.dropped(Drop.UNROUTED)
 
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
@@ -497,12 +526,18 @@ class Devices(Outbox):
     def _end_expired(self) -> None:
         if self.broker.closed:
             return
-        now_s = self.broker.clock()
-        for device in [one for one in self.offline if one.ends_s <= now_s]:
-            self.end(device)
+        run_in_background(self._expire())
         if self.broker.topic_table.passing:
             run_in_background(self._remove_unused())
         self._check_expiry_later()
+
+    def _expire(self) -> Iterator[None]:
+        now_s = self.broker.clock()
+        for count, device in enumerate(list(self.offline), 1):
+            if device.ends_s <= now_s and device in self.offline:
+                self.end(device)
+            if not count % EXPIRY_CHECKS_PER_STEP:
+                yield
 
     def _check_expiry_later(self) -> None:
         devices = ref(self)  # the timer must not keep a closed hub

@@ -34,11 +34,13 @@ class MqttBatch(bytes):
         properties: the properties to forward, packed, without their length and without the expiry.
         expires_s: when the message expires, on the clock of the broker.
         drops: why messages did not reach anybody; None when nobody asks for it.
+        large: the payload of a message that does not fit a frame; None for others. The frame has no payload then.
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
     """
 
     drops: list[Drop] | None = None
+    large: bytes | None = None
     packets: bytes = b""
     version = 0
     qos: int
@@ -49,7 +51,7 @@ class MqttBatch(bytes):
     def like(self, frames: bytes) -> MqttBatch:
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
-        found.drops = self.drops
+        found.drops, found.large = self.drops, self.large
         return found
 
     def dropped(self, reason: Drop) -> None:
@@ -184,6 +186,8 @@ class Run:
     def payloads(self) -> list[tuple[bytes, bytes]]:
         """Payload and packed properties of each message."""
         known = self._properties
+        if isinstance(self._batch, MqttBatch) and self._batch.large is not None:
+            return [(self._batch.large, self._batch.properties)]
         return [
             (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(frame))
             for frame in smq.frames(self._batch)
@@ -213,6 +217,9 @@ class Run:
 
     def _encoded(self, version: int, retain: bool, identifiers: bytes) -> bytes:
         first, name = 0x30 | retain, _U16.pack(len(self.name)) + self.name
+        if isinstance(self._batch, MqttBatch) and self._batch.large is not None:
+            (large,) = self.messages(0, retain, identifiers)
+            return large.packet(version, 0, False, self.now_s)
         if version < 5:
             return self._pack(self._batch, first, name)
         properties = self._common_properties()
@@ -237,7 +244,7 @@ class Run:
         return self._properties_of(batch[:size])
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
-        """Return the messages with QoS 1 or 2."""
+        """Return the messages, each for itself."""
         found = self._messages.get((qos, retain, identifiers))
         if found is None:
             found = self._messages[qos, retain, identifiers] = [

@@ -30,6 +30,7 @@ _CODES = {
 """Reason codes of PUBACK for messages that nobody gets."""
 
 
+_NOT_KEPT = (Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.QUOTA_EXCEEDED)
 _QOS_0, _QOS_1, _NO_RUN = 0x30, 0x32, -1  # first bytes of PUBLISH packets without flags
 
 
@@ -37,14 +38,16 @@ class Unanswered(NamedTuple):
     """Messages that the hub has not processed yet.
 
     Attributes:
-        qos: 1 or 2.
+        qos: their QoS.
         numbers: their packet identifiers.
         batch: the messages.
+        kept: the message that is retained then.
     """
 
     qos: int
     numbers: list[bytes]
     batch: MqttBatch
+    kept: Message | None = None
 
 
 def _code_of(batch: MqttBatch) -> Reason:
@@ -180,8 +183,6 @@ class PublishingClient(MqttSession):
             self.check_user_properties(message.properties, message.property_bytes)
         if not is_valid_name(name, self.devices.limits.levels):
             raise MqttError(Reason.TOPIC_NAME_INVALID, f"clients can't publish to {ascii(name[:64])[1:]}")
-        if len(message.payload) > FRAME_PAYLOAD_BYTES:
-            raise MqttError(Reason.PACKET_TOO_LARGE, "the payload is too large")
         if qos == 2:
             if number in device.unreleased:  # it was delivered before
                 self._acknowledge(message, Reason.SUCCESS)
@@ -233,46 +234,50 @@ class PublishingClient(MqttSession):
 
     def _publish(self, message: PublishPacket, name: bytes, permitted: bool) -> bool:
         """Route a message and acknowledge it; return true when the client has to wait for the hub."""
-        drops = self.broker.stats.drops
-        before = [drops[reason] for reason in _CODES]
-        code: Reason | None = None
-        if permitted:
-            topic, batch, code = self._batch(message, name)
-            if topic is not None and batch is not None:
-                waits = self.publish(batch)
-                if waits or (message.qos and self.devices.must_wait(topic, self)):
-                    if message.qos:
-                        self._unanswered = Unanswered(message.qos, [message.packet_identifier.to_bytes(2)], batch)
-                    return True
-        else:
+        if not permitted:
             self.broker.stats.drop(Drop.DENIED, 1)
-        if code is None:
-            counts = zip(_CODES.items(), before, strict=True)
-            code = next((found for (reason, found), count in counts if drops[reason] != count), Reason.SUCCESS)
-        self._acknowledge(message, code)
-        return False
-
-    def _batch(self, message: PublishPacket, name: bytes) -> tuple[Topic | None, MqttBatch | None, Reason | None]:
-        """Return topic and message for routing, None when nobody gets it; and the reason of a refusal."""
-        properties, expires_s = b"", NO_EXPIRY_S
-        if message.property_bytes:
-            properties = cut_properties(message.property_bytes, "topicalias", "messageexpiryinterval")
-            expiry_s = message.properties.get("messageexpiryinterval")
-            if isinstance(expiry_s, int):
-                expires_s = self.broker.clock() + expiry_s
+            self._acknowledge(message, Reason.NOT_AUTHORIZED)
+            return False
+        properties, expires_s = self._forwarded(message)
+        kept = Message(name, message.payload, message.qos, True, properties, expires_s) if message.retain else None
+        numbers = [message.packet_identifier.to_bytes(2)] if message.qos else []
         topic = self.devices.topic_for(name)
-        if message.retain:
-            kept = Message(name, message.payload, message.qos, True, properties, expires_s)
-            if not self.devices.set_retained(kept) and message.qos and self.version == 5:
-                return None, None, Reason.QUOTA_EXCEEDED  # others can't be told, so their subscribers get the message
+        is_large = len(message.payload) > FRAME_PAYLOAD_BYTES
+        frame = smq.publish_frame(topic.id if topic else 0, self.etid, 0, b"" if is_large else message.payload)
+        batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
+        batch.drops = []
+        before = self.broker.stats.drops[Drop.OVER_RATE]
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
-            return None, None, None
-        frame = smq.publish_frame(topic.id, self.etid, 0, message.payload)
-        batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
-        if message.qos:
-            batch.drops = []
-        return topic, batch, None
+            batch.drops.append(Drop.UNROUTED)
+        elif is_large:
+            batch.large = message.payload
+            self.devices.publish_large(topic, batch)
+        elif self.publish(batch) or (message.qos and self.devices.must_wait(topic, self)):
+            self._unanswered = Unanswered(message.qos, numbers, batch, kept)
+            return True
+        if self.broker.stats.drops[Drop.OVER_RATE] != before:
+            batch.drops.append(Drop.OVER_RATE)
+        self._answer(Unanswered(message.qos, numbers, batch, kept))
+        return False
+
+    def _forwarded(self, message: PublishPacket) -> tuple[bytes, float]:
+        """Return the properties that subscribers get, packed, and when the message expires."""
+        if not message.property_bytes:
+            return b"", NO_EXPIRY_S
+        properties = cut_properties(message.property_bytes, "topicalias", "messageexpiryinterval")
+        expiry_s = message.properties.get("messageexpiryinterval")
+        return properties, self.broker.clock() + expiry_s if isinstance(expiry_s, int) else NO_EXPIRY_S
+
+    def _answer(self, processed: Unanswered) -> None:
+        """Retain a message that the hub has processed, unless a hook or a limit forbids it, and acknowledge it."""
+        code = _code_of(processed.batch)
+        if processed.kept is not None and code not in _NOT_KEPT and not self.devices.set_retained(processed.kept):
+            code = Reason.QUOTA_EXCEEDED
+        if processed.qos == 1:
+            self._acknowledge_all(processed.numbers, code)
+        elif processed.qos == 2:
+            self._received(int.from_bytes(processed.numbers[0]), code)
 
     def _acknowledge(self, message: PublishPacket, code: Reason) -> None:
         """Send PUBACK or PUBREC."""
@@ -317,11 +322,7 @@ class PublishingClient(MqttSession):
         """Send the acknowledgement of a message that the hub has processed now; return the packet that has waited."""
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
-            code = _code_of(unanswered.batch)
-            if unanswered.qos == 1:
-                self._acknowledge_all(unanswered.numbers, code)
-            else:
-                self._received(int.from_bytes(unanswered.numbers[0]), code)
+            self._answer(unanswered)
         postponed, self._postponed = self._postponed, None
         return postponed
 
