@@ -9,6 +9,7 @@ from smqrt.http.server import HttpConnection
 from smqrt.http.tree import Directory
 from smqrt.hub.smq import Smq, create
 from smqrt.loop.scheduling import Watcher
+from smqrt.settings.limits import MqttSettings
 from smqrt.smq.gevent_broker import mqtt_broker
 from smqrt.smq.handshake import too_many
 from smqrt.transport.tls import Transport
@@ -26,15 +27,16 @@ class Taken:
     secure: bool
 
 
-def open_own_hub(name: str) -> Smq | None:
+def open_own_hub(settings: MqttSettings) -> Smq | None:
     """Create a hub for the setting `mqtt.hub` if no application has created one; None if one has.
 
     Args:
-        name: the setting: a name, `*` or empty.
+        settings: the settings `mqtt`.
     """
-    if not name or mqtt_broker() is not None:
+    if not settings.hub or mqtt_broker() is not None:
         return None
-    return create(name="mqtt" if name == "*" else name, mqtt=True)
+    name = "mqtt" if settings.hub == "*" else settings.hub
+    return create(name=name, mqtt=True, persist=settings.persist or None)
 
 
 def take_mqtt(connection: HttpConnection) -> bool:

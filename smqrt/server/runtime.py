@@ -285,7 +285,7 @@ class Server:
     def load(self, specs: Iterable[AppSpec]) -> None:
         """Load applications one after the other and report each. A failed application does not stop the others."""
         self._apps.load(specs)
-        self._own_hub = open_own_hub(self.settings.mqtt.hub)
+        self._own_hub = open_own_hub(self.settings.mqtt)
         if self.settings.pages.applications and all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
 

@@ -222,6 +222,12 @@ class MqttSettings:
         "Name of the hub that takes the MQTT clients, also without its option `mqtt`; `*`: the first one of the "
         "applications.",
     )
+    persist: str = option(
+        "",
+        text(),
+        "File that keeps names, sessions and retained messages of the server's own hub across restarts: the hub that "
+        "`serve --mqtt` creates when no application has one.",
+    )
     packet_bytes: int = option(
         1 << 20, whole(1024, 16 << 20), "Bytes of the largest packet; beyond, the client is disconnected (0x95)."
     )

@@ -43,6 +43,7 @@ from smqrt.smq.handshake import (
     Origin,
 )
 from smqrt.smq.hub_registry import HubFile, RegisteredBroker, hub_registry
+from smqrt.smq.mqtt_file import SqliteMqtt
 from smqrt.smq.persist_file import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
@@ -273,6 +274,7 @@ class _PersistFile:
         names = SqliteNames(self._path)
         self._broker.keep_names_in(names)
         self._broker.keep_values_in(names)
+        self._broker.keep_mqtt_in(names)
 
     def close(self) -> None:
         """See `HubFile`."""
@@ -358,6 +360,7 @@ class GeventBroker(RegisteredBroker):
             self.apply_topic_rules()
             if store is not None:
                 self.keep_values_in(store)
+                self.keep_mqtt_in(store)
         except ArgumentError:
             self.abandon()
             raise
@@ -460,6 +463,15 @@ class GeventBroker(RegisteredBroker):
         if self._values is None:  # without filters: `load` deletes the values of former filters from the file
             self._values = self._new_values(())
         SqliteValues(names, _all_hubs.topic_rules.sync_s).load(self._values, self.topic_table, self.server.etid)
+
+    def keep_mqtt_in(self, names: SqliteNames) -> None:
+        """Keep MQTT sessions and retained messages in the `persist` file, and restore those of the file.
+
+        Raises:
+            ArgumentError: the file was damaged.
+        """
+        if self.devices is not None:
+            SqliteMqtt(names, self.devices, _all_hubs.topic_rules.sync_s)
 
     def set_slow(self, default: Slow, by_filter: Mapping[str, Slow]) -> None:
         """Set the slow-consumer policies, including those of connected clients.

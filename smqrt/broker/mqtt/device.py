@@ -137,7 +137,7 @@ class Device:
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
         self.will: Will | None = None
-        self.feeds: deque[Iterator[Message]] = deque()
+        self.feeds: deque[Iterator[Message | None]] = deque()
         self.is_feeding = self.is_pressed = self.is_stuck = False
 
     # ---- messages to the client
@@ -182,6 +182,8 @@ class Device:
         self.waiting.append(message)
         self.waiting_bytes += message.size_bytes
         limits = self.devices.limits
+        if self.client is None:
+            self.devices.session_changed(self)
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
             self.devices.pressed(self)
         while len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
@@ -228,19 +230,21 @@ class Device:
             self.is_feeding = True
             run_in_background(self._feed())
 
-    def feed(self, messages: Iterator[Message]) -> None:
-        """Send retained messages, as fast as the client reads them."""
+    def feed(self, messages: Iterator[Message | None]) -> None:
+        """Send retained messages, as fast as the client reads them; see `Devices.retained_for`."""
         self.feeds.append(messages)
         self.pump()
 
     def _feed(self) -> Iterator[None]:
         try:
             while self.feeds and not self.waiting and not self._unsent and self._can_send:
-                message = next(self.feeds[0], None)
-                if message is None:
-                    self.feeds.popleft()
+                feed = self.feeds[0]
+                for message in feed:
+                    if message is not None:
+                        self._transmit(message)
+                    break
                 else:
-                    self._transmit(message)
+                    self.feeds.popleft()
                 yield
         finally:
             self.is_feeding = False

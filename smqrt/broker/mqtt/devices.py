@@ -30,6 +30,8 @@ SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
 EXPIRY_CHECKS_PER_STEP = 200
+NAMES_PER_STEP = 200
+"""Names of retained messages that are compared with a filter at once."""
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
 MAX_PASSING = 10_000
@@ -55,6 +57,9 @@ class Devices(Outbox):
         filters: the filters of all sessions.
         retained: retained messages by topic name.
         pack: see `Encoder`.
+        changed_names: names of retained messages that have changed since they were saved.
+        changed_sessions: ids of sessions that have changed since they were saved.
+        on_changed: called at a change, with true for a session; None when nothing is saved.
     """
 
     __slots__ = (
@@ -66,9 +71,12 @@ class Devices(Outbox):
         "_pressed",
         "_unsent",
         "broker",
+        "changed_names",
+        "changed_sessions",
         "filters",
         "limits",
         "offline",
+        "on_changed",
         "pack",
         "retained",
         "retained_bytes",
@@ -85,6 +93,9 @@ class Devices(Outbox):
         self.filters = FilterTable()
         self.retained: dict[bytes, Message] = {}
         self.retained_bytes = 0
+        self.changed_names: dict[bytes, None] = {}
+        self.changed_sessions: dict[str, None] = {}
+        self.on_changed: Callable[[bool], object] | None = None
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
         self._pressed: dict[Device, list[BrokerPeer]] = {}
@@ -130,6 +141,7 @@ class Devices(Outbox):
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
         device.subscriptions[text] = options
+        self.session_changed(device)
         if group is None:
             one.members[device] = options
         else:
@@ -169,6 +181,7 @@ class Devices(Outbox):
         if device.subscriptions.pop(text, None) is None:
             return False
         device.wildcards -= text.count("+")
+        self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
         if group is None:
@@ -394,23 +407,34 @@ class Devices(Outbox):
 
     # ---- retained messages
 
-    def retain(self, batch: MqttBatch, name: bytes) -> bool:
-        """Keep the last message of a batch as the retained one of its topic; return false over a limit.
+    def _retained_changed(self, name: bytes) -> None:
+        if self.on_changed is not None:
+            self.changed_names[name] = None
+            self.on_changed(False)
+
+    def session_changed(self, device: Device) -> None:
+        """Save a session soon, if it is kept."""
+        if self.on_changed is not None and (device.expiry_s or device.client_id not in self.sessions):
+            self.changed_sessions[device.client_id] = None
+            self.on_changed(True)
+
+    def saved_bytes(self, key: bytes | str) -> int:
+        """Return the size of what is saved for a name of `changed_names` or an id of `changed_sessions`."""
+        if isinstance(key, bytes):
+            return self.retained[key].size_bytes if key in self.retained else 0
+        device = self.sessions.get(key)
+        return 0 if device is None else device.waiting_bytes + 100 * len(device.subscriptions)
+
+    def set_retained(self, message: Message) -> bool:
+        """Keep a message as the retained one of its topic; return false over a limit.
 
         A message without payload deletes the retained one [MQTT-3.3.1-6].
         """
-        *_, frame = smq.frames(batch)
-        payload = frame[smq.PUBLISH_HEADER_BYTES :]
-        return self.set_retained(Message(name, payload, batch.qos, True, batch.properties, batch.expires_s))
-
-    def set_retained(self, message: Message) -> bool:
-        """See `retain`."""
         name = message.name
         known = self.retained.get(name)
         if not message.payload:
             if known is not None:
-                del self.retained[name]
-                self.retained_bytes -= known.size_bytes
+                self._forget_retained(known)
             return True
         growth = message.size_bytes - (known.size_bytes if known is not None else 0)
         limit = RETAINED if known is None and len(self.retained) >= self.limits.retained else None
@@ -421,26 +445,37 @@ class Devices(Outbox):
             return False
         self.retained[name] = message
         self.retained_bytes += growth
+        self._retained_changed(name)
         return True
+
+    def _forget_retained(self, message: Message) -> None:
+        del self.retained[message.name]
+        self.retained_bytes -= message.size_bytes
+        self._retained_changed(message.name)
 
     def retained_frame(self, topic: Topic) -> bytes:
         """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
         found = self.retained.get(topic.name or b"")
-        if found is None or found.expires_s <= self.broker.clock():
+        if found is None or found.expires_s <= self.broker.clock() or len(found.payload) > smq.MAX_PAYLOAD_BYTES:
             return b""
         return smq.publish_frame(topic.id, self.broker.server.etid, 0, found.payload)
 
-    def retained_for(self, text: str, options: Options) -> Iterator[Message]:
-        """Return the retained messages for a new subscription; they are looked up while they are sent."""
-        names: list[bytes]
+    def retained_for(self, text: str, options: Options) -> Iterator[Message | None]:
+        """Return the retained messages for a new subscription; they are looked up while they are sent.
+
+        Yields:
+            a message; None after many names that do not match, so that others have their turn.
+        """
         if "+" in text or "#" in text:
             table = FilterTable()
             table.named(text)
-            names = [name for name in self.retained if table.match(name) is not None]
-            names += [name for name in self._names_with_values() if table.match(name) is not None]
+            for count, name in enumerate([*self.retained, *self._names_with_values()], 1):
+                if table.match(name) is not None:
+                    yield from self._retained(name, options)
+                if not count % NAMES_PER_STEP:
+                    yield None
         else:
-            names = [text.encode()]
-        return self._retained(names, options)
+            yield from self._retained(text.encode(), options)
 
     def _names_with_values(self) -> list[bytes]:
         """Return the names of topics with last values, and without a retained message."""
@@ -448,17 +483,14 @@ class Devices(Outbox):
         names = [one.topic.name for one in values or () if one.newest]
         return [name for name in names if name is not None and name not in self.retained]
 
-    def _retained(self, names: list[bytes], options: Options) -> Iterator[Message]:
+    def _retained(self, name: bytes, options: Options) -> Iterator[Message]:
         identifiers = packed_identifier(options.identifier)
-        for name in names:
-            found = self.retained.get(name)
-            if found is None:
-                yield from self._last_values(name, options, identifiers)
-                continue
-            if found.expires_s <= self.broker.clock():
-                del self.retained[name]
-                self.retained_bytes -= found.size_bytes
-                continue
+        found = self.retained.get(name)
+        if found is None:
+            yield from self._last_values(name, options, identifiers)
+        elif found.expires_s <= self.broker.clock():
+            self._forget_retained(found)
+        else:
             qos = min(found.qos, options.qos)
             yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
 
@@ -483,6 +515,7 @@ class Devices(Outbox):
             device = None
         if device is not None:
             self.offline.pop(device, None)
+            self.session_changed(device)
             return device, True
         device = self.sessions[client_id] = Device(self, client_id)
         return device, False
@@ -501,6 +534,7 @@ class Devices(Outbox):
             self.end(device)
             return
         self.offline[device] = None
+        self.session_changed(device)
         device.ends_s = NO_EXPIRY_S
         if device.expiry_s != NEVER_S:
             device.ends_s = self.broker.clock() + device.expiry_s
@@ -513,6 +547,7 @@ class Devices(Outbox):
             self.publish_will(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
+            self.session_changed(device)
         run_at_once(self._end_subscriptions(device), self.broker.clock)
 
     def _end_subscriptions(self, device: Device) -> Iterator[None]:

@@ -20,7 +20,7 @@ Record = dict[str, Any]
 def record_of(devices: Devices) -> Record:
     """Return the record of all sessions that are kept, and of the retained messages."""
     return {
-        "sessions": [_session_record(one) for one in devices.sessions.values() if one.client is None],
+        "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
         "retained": [_message_record(one) for one in devices.retained.values()],
     }
 
@@ -34,10 +34,11 @@ def restore(devices: Devices, record: Record) -> None:
         devices.set_retained(_message_of(one))
     for one in record["sessions"]:
         if one["id"] not in devices.sessions:
-            _restore_session(devices, one)
+            restore_session(devices, one)
 
 
-def _restore_session(devices: Devices, record: Record) -> None:
+def restore_session(devices: Devices, record: Record) -> None:
+    """Restore a session; see `session_record`."""
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
     device.in_flight = {number: None if one is None else _message_of(one) for number, one in record["in_flight"]}
@@ -53,7 +54,8 @@ def _restore_session(devices: Devices, record: Record) -> None:
             pass
 
 
-def _session_record(device: Device) -> Record:
+def session_record(device: Device) -> Record:
+    """Return the record of a session."""
     return {
         "id": device.client_id,
         "user": device.user,

@@ -106,4 +106,5 @@ class MqttHub:
 
     def retained(self, text: str, qos: int = 2) -> Iterable[tuple[bytes, bytes]]:
         """Names and payloads of the retained messages for a new subscription."""
-        return [(one.name, one.payload) for one in self.devices.retained_for(text, Options(qos))]
+        found = self.devices.retained_for(text, Options(qos))
+        return [(one.name, one.payload) for one in found if one is not None]
