@@ -34,7 +34,7 @@ def filled(site: Site) -> Any:
     for payload in (b"\0\xff", b"second"):
         device.enqueue(Message(b"house/t", payload, 1, properties=b"\x03\0\1x", expires_s=devices.broker.clock() + 100))
     device.in_flight[9] = None
-    device.unreleased.add(3)
+    device.expect_release(3)
     devices.set_retained(Message(b"kept", b"\0value", 1, True))
     devices.set_retained(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
     devices.set_retained(Message(b"gone", b"x", 0, True))

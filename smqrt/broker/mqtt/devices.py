@@ -13,7 +13,7 @@ from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Group, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch, packed_identifier
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import destination
@@ -145,10 +145,7 @@ class Devices(Outbox):
         if group is None:
             one.members[device] = options
         else:
-            members = one.groups.get(group)
-            if members is None:
-                members = one.groups[group] = Group()
-            members.members[device] = options
+            one.group(group).members[device] = options
         one.forget_deliveries()
         if known is None:
             yield from self._match_topics(one)

@@ -58,6 +58,8 @@ class Delivery(NamedTuple):
 class Group:
     """The members of a shared subscription; each message goes to one of them, in turn."""
 
+    __slots__ = ("_next", "members")
+
     def __init__(self) -> None:
         self.members: dict[Device, Options] = {}
         self._next = 0
@@ -85,6 +87,10 @@ def delivery(device: Device, options: list[Options]) -> Delivery:
     )
 
 
+_NO_GROUPS: dict[str, Group] = {}
+"""Shared by filters without shared subscriptions, which most are; never written to."""
+
+
 class Filter:
     """A topic filter and the clients that have subscribed to it.
 
@@ -92,13 +98,31 @@ class Filter:
         text: the filter, without `$share` and the group.
         members: options by client.
         groups: shared subscriptions by name.
+        alone: the set of this filter only; None until a topic has it.
+        others: the sets with other filters; None until there is one.
     """
+
+    __slots__ = ("alone", "groups", "members", "others", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.members: dict[Device, Options] = {}
-        self.groups: dict[str, Group] = {}
-        self.sets: WeakSet[FilterSet] = WeakSet()
+        self.groups: dict[str, Group] = _NO_GROUPS
+        self.alone: FilterSet | None = None
+        self.others: WeakSet[FilterSet] | None = None
+
+    @property
+    def sets(self) -> Iterator[FilterSet]:
+        """The sets that have this filter."""
+        if self.alone is not None:
+            yield self.alone
+        yield from self.others or ()
+
+    def group(self, name: str) -> Group:
+        """Return the shared subscription with this name; create it if needed."""
+        if self.groups is _NO_GROUPS:
+            self.groups = {}
+        return self.groups.setdefault(name, Group())
 
     @property
     def is_empty(self) -> bool:
@@ -124,12 +148,19 @@ class FilterSet:
         is_stale: whether one of the filters was removed, or another one matches now.
     """
 
+    __slots__ = ("__weakref__", "_deliveries", "filters", "is_stale")
+
     def __init__(self, filters: frozenset[Filter]) -> None:
-        self.filters = filters
+        self.filters = tuple(filters)
         self.is_stale = False
         self._deliveries: list[Delivery] | None = None
         for one in filters:
-            one.sets.add(self)
+            if len(filters) == 1:
+                one.alone = self
+            elif one.others is None:
+                one.others = WeakSet((self,))
+            else:
+                one.others.add(self)
 
     def forget_deliveries(self) -> None:
         """See `Filter.forget_deliveries`."""
@@ -194,6 +225,9 @@ class FilterTable:
         filters = frozenset(self._tree.match(text)) if text is not None else None
         if not filters:
             return None
+        if len(filters) == 1:
+            (one,) = filters
+            return one.alone if one.alone is not None else FilterSet(filters)
         found = self._sets.get(filters)
         if found is None:
             found = self._sets[filters] = FilterSet(filters)

@@ -292,7 +292,7 @@ class PublishingClient(MqttSession):
         if device is None or self.closed:
             return
         if code < FIRST_FAILURE or self.version < 5:  # PUBREC of 3.1.1 can't tell a failure
-            device.unreleased.add(number)
+            device.expect_release(number)
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREC, number, self.codec, code))
 
     def on_pubrel(self, first: int, body: bytes) -> None:
@@ -305,8 +305,7 @@ class PublishingClient(MqttSession):
         """Handle PUBREL: send PUBCOMP."""
         device = self.device
         assert device is not None
-        code = Reason.SUCCESS if number in device.unreleased else Reason.PACKET_IDENTIFIER_NOT_FOUND
-        device.unreleased.discard(number)
+        code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code))
 
     # ---- waiting for the hub
