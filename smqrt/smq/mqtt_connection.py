@@ -452,7 +452,9 @@ def begin(
     connection: Any = of_connection(detached.transport, detached.watcher, broker.devices.limits.packet_bytes)
     connection.budget_bytes = admission.budget_bytes
     origin.address = address
-    session = MqttClient(broker, connection, broker.random_u32(), origin)
+    # Without these hooks the session does not reference the request, so that its memory is freed.
+    is_needed = broker.hooks.authenticate or broker.hooks.onconnect
+    session = MqttClient(broker, connection, broker.random_u32(), origin if is_needed else None)
     connection.session = session
     data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     if reply:

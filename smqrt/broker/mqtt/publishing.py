@@ -30,6 +30,9 @@ _CODES = {
 """Reason codes of PUBACK for messages that nobody gets."""
 
 
+_NO_PAYLOADS: list[bytes] = []
+_NO_PERMISSIONS: dict[bytes, bool] = {}
+"""Shared by clients that do not publish; never written to."""
 _NOT_KEPT = (Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.QUOTA_EXCEEDED)
 _QOS_0, _QOS_1, _NO_RUN = 0x30, 0x32, -1  # first bytes of PUBLISH packets without flags
 
@@ -75,12 +78,12 @@ class PublishingClient(MqttSession):
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self._aliases: dict[int, bytes] = {}
-        self._permitted: dict[bytes, bool] = {}
+        self._aliases: dict[int, bytes] | None = None
+        self._permitted = _NO_PERMISSIONS
         self.run_name = b""
         self._run_first = _NO_RUN
-        self._payloads: list[bytes] = []  # of PUBLISH packets with the first byte `_run_first` to the topic `run_name`
-        self._numbers: list[bytes] = []  # their packet identifiers, with QoS 1
+        self._payloads = _NO_PAYLOADS  # of PUBLISH packets with the first byte `_run_first` to the topic `run_name`
+        self._numbers = _NO_PAYLOADS  # their packet identifiers, with QoS 1
         self._unanswered: Unanswered | None = None
         self._postponed: tuple[int, bytes] | None = None  # a packet that waits for the collected messages before it
 
@@ -97,6 +100,8 @@ class PublishingClient(MqttSession):
         end = 2 + len(name)
         if body[2:end] != name or body[0] << 8 | body[1] != len(name):
             return False
+        if self._payloads is _NO_PAYLOADS:
+            self._payloads, self._numbers = [], []
         start = end + 2 if first == _QOS_1 else end
         if self.version == 5:
             if body[start : start + 1] != b"\0":
@@ -127,7 +132,7 @@ class PublishingClient(MqttSession):
         payloads, numbers = self._payloads, self._numbers
         if not payloads:
             return False
-        self._payloads, self._numbers = [], []
+        self._payloads = self._numbers = _NO_PAYLOADS
         topic = self.devices.topic_for(self.run_name)
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
@@ -207,6 +212,8 @@ class PublishingClient(MqttSession):
             return message.topic.encode()
         if not isinstance(alias, int) or not 0 < alias <= self.devices.limits.aliases:
             raise MqttError(Reason.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
+        if self._aliases is None:
+            self._aliases = {}
         if message.topic:
             self._aliases[alias] = message.topic.encode()
         elif alias not in self._aliases:
@@ -228,8 +235,8 @@ class PublishingClient(MqttSession):
         return self.ask_then(self.broker.hooks.permittop, (name, False, self), decided)
 
     def _remember(self, name: bytes, permitted: bool) -> None:
-        if len(self._permitted) >= MAX_PERMITTED:
-            self._permitted.clear()
+        if self._permitted is _NO_PERMISSIONS or len(self._permitted) >= MAX_PERMITTED:
+            self._permitted = {}
         self._permitted[name] = permitted
 
     def _publish(self, message: PublishPacket, name: bytes, permitted: bool) -> bool:
@@ -328,6 +335,6 @@ class PublishingClient(MqttSession):
     def forget_routes(self) -> None:
         """See `Session.forget_routes`; permissions are asked for again."""
         super().forget_routes()
-        self._permitted.clear()
+        self._permitted = _NO_PERMISSIONS
         if not self._payloads:
             self.run_name, self._run_first = b"", _NO_RUN

@@ -568,8 +568,21 @@ class _Node(Generic[Value]):
     __slots__ = ("children", "values")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[Value]] = {}
-        self.values: list[Value] = []
+        self.children: dict[str, _Node[Value]] = _NO_CHILDREN
+        self.values: tuple[Value, ...] = ()
+
+    def child(self, level: str) -> _Node[Value]:
+        """Return the node of the next level; create it if needed."""
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        found = self.children.get(level)
+        if found is None:
+            found = self.children[level] = _Node()
+        return found
+
+
+_NO_CHILDREN: dict[str, Any] = {}
+"""Shared by nodes without children, which most are; never written to."""
 
 
 class FilterTree(Generic[Value]):
@@ -582,8 +595,8 @@ class FilterTree(Generic[Value]):
         """Set the value of a filter."""
         node = self._root
         for level in topic_filter.split("/"):
-            node = node.children.setdefault(level, _Node())
-        node.values = [value]
+            node = node.child(level)
+        node.values = (value,)
 
     def remove(self, topic_filter: str) -> None:
         """Remove a filter, if the tree has it."""
@@ -594,7 +607,7 @@ class FilterTree(Generic[Value]):
             if child is None:
                 return
             path.append(child)
-        path[-1].values = []
+        path[-1].values = ()
         for parent, level in zip(reversed(path[:-1]), reversed(levels), strict=True):
             node = parent.children[level]
             if node.values or node.children:
