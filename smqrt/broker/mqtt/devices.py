@@ -19,7 +19,7 @@ from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
-from smqrt.settings.limits import Limit, MqttSettings
+from smqrt.settings.limits import Limit, LineLimit, MqttSettings
 from smqrt.wire import smq
 from smqrt.wire.kernels import mqtt_packets, packed_in_python
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
@@ -38,6 +38,7 @@ MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
 
+_CLUSTER_FILTERS = LineLimit()
 RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
 RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
 FILTERS = Limit("mqtt_filters", "mqtt.filters", "the client's limit of topic filters is reached")
@@ -148,6 +149,11 @@ class Devices(Outbox):
             one.group(group).members[device] = options
         one.forget_deliveries()
         if known is None:
+            if one.has_wildcard and self.broker.cluster is not None:
+                _CLUSTER_FILTERS.warn(
+                    f"the filter {one.text[:64]!r} of an MQTT client matches only topics that this process has: other "
+                    "workers and nodes do not know filters with wildcards (help: mqtt-hub)"
+                )
             yield from self._match_topics(one)
         else:
             self._notify_observers(one)
