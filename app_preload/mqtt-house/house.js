@@ -34,7 +34,7 @@ function showTemperature(room, text) {
     const share = Math.min(Math.max((degrees - COLD) / (HOT - COLD), 0), 1);
     tile.querySelector("output").textContent = `${degrees.toFixed(1)} °C`;
     tile.style.setProperty("--share", share);
-    tile.querySelector("time").textContent = `at ${new Date().toLocaleTimeString()}`;
+    tile.querySelector("time").textContent = `received ${new Date().toLocaleTimeString()}`;
 }
 
 // ---- lamp

@@ -217,6 +217,16 @@ def _topics(parts: Parts, arguments: Arguments) -> Answer:
     return snapshots.topics(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
 
 
+def _mqtt_sessions(parts: Parts, arguments: Arguments) -> Answer:
+    known(arguments, ("hub", "after", "limit", "search"))
+    hub = _hub_of(arguments)
+    if hub is None:
+        raise ArgumentError(
+            "hub: an argument is needed, such as /api/v1/mqtt-sessions?hub=1; /api/v1/hubs lists the hubs"
+        )
+    return snapshots.mqtt_sessions(parts, hub, arguments.get("after"), limit_of(arguments), arguments.get("search", ""))
+
+
 def _closed(parts: Parts, arguments: Arguments) -> Answer:
     known(arguments, ("hub", "after", "limit", "reason"))
     hub, reason = _hub_of(arguments), arguments.get("reason", "")
@@ -226,6 +236,7 @@ def _closed(parts: Parts, arguments: Arguments) -> Answer:
 PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
     "peers": _peers,
     "topics": _topics,
+    "mqtt-sessions": _mqtt_sessions,
     "closed": _closed,
     "log": lambda parts, arguments: snapshots.log_rows(parts, limit_of(known(arguments, ("limit",)))),
     "traces": lambda parts, arguments: snapshots.traces(parts, limit_of(known(arguments, ("limit",)))),
@@ -555,7 +566,7 @@ def _worker_of(segments: Sequence[str], arguments: Arguments) -> int | None:
     match segments:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
-        case ["peers"] | ["topics"]:
+        case ["peers"] | ["topics"] | ["mqtt-sessions"]:
             number = arguments.get("hub", "")
         case _:
             number = ""

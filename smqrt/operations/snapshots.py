@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from heapq import heappush, heappushpop, nlargest
 from itertools import islice
+from math import isinf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,6 +23,9 @@ import gevent
 
 import smqrt
 from smqrt.apps.lua.applications import Application
+from smqrt.broker.mqtt.device import Device
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.mqtt.session import MqttSession
 from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic, Traffic
@@ -462,6 +466,19 @@ def hub(broker: GeventBroker) -> Snapshot:
         "refused": broker.refused(),
         "queued_bytes": queued_bytes(broker),
         "journal": next((name for name, one in writer.opened.items() if one.broker is broker), None),
+        "mqtt": None if broker.devices is None else mqtt(broker.devices),
+    }
+
+
+def mqtt(devices: Devices) -> Snapshot:
+    """Return the counters of the MQTT clients of a hub."""
+    return {
+        "clients": len(devices.sessions) - len(devices.offline),
+        "sessions": len(devices.sessions),
+        "offline": len(devices.offline),
+        "retained": len(devices.retained),
+        "retained_bytes": devices.retained_bytes,
+        "filters": len(devices.filters.by_text),
     }
 
 
@@ -496,7 +513,7 @@ def broker_of(number: int) -> GeventBroker:
 _PEER_SIZES: dict[str, Callable[[Session], float]] = {
     "dropped": lambda session: session.outbox.dropped,
     "queued_bytes": lambda session: session.outbox.queued_bytes,
-    "subscriptions": lambda session: len(session.topics),
+    "subscriptions": lambda session: _subscriptions(session),
     "newest": lambda session: session.since_s or 0.0,
 }
 
@@ -559,7 +576,7 @@ def session_of(value: str) -> Session:
 
 
 def peer(hub: int, session: Session) -> Snapshot:
-    """Return a client with its counters."""
+    """Return a client with its counters; `mqtt` is None for SMQ clients."""
     outbox: Outbox = session.outbox
     connected_s = session.broker.clock() - (session.since_s or 0.0)
     received, sent = close_log.transferred(outbox)
@@ -574,19 +591,52 @@ def peer(hub: int, session: Session) -> Snapshot:
         "transport": close_log.transport_of(outbox),
         "connected_s": round(connected_s, 3),
         "since": iso(time() - connected_s),
-        "subscriptions": len(session.topics),
+        "subscriptions": _subscriptions(session),
         "names_made": session.names_made,
         "bytes_received": received,
         "bytes_sent": sent,
         "queued_bytes": outbox.queued_bytes,
         "dropped": outbox.dropped,
+        "mqtt": _mqtt_client(session),
     }
 
 
+def _device(session: Session) -> Device | None:
+    """Return the session of an MQTT client; None for an SMQ client."""
+    return session.device if isinstance(session, MqttSession) else None
+
+
+def _subscriptions(session: Session) -> int:
+    device = _device(session)
+    return len(session.topics) if device is None else len(device.subscriptions)
+
+
+def _mqtt_client(session: Session) -> Snapshot | None:
+    device = _device(session)
+    return None if device is None else _mqtt_session(device)
+
+
+def _mqtt_session(device: Device) -> Snapshot:
+    return {
+        "client_id": device.client_id,
+        "version": _MQTT_VERSIONS[device.version],
+        "in_flight": len(device.in_flight),
+        "waiting": len(device.waiting),
+        "waiting_bytes": device.waiting_bytes,
+        "lost": device.dropped,
+        "expiry_s": device.expiry_s,
+    }
+
+
+_MQTT_VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5"}
+
+
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
-    """Return a page of the topics to which a client subscribes. Errors: see `session_of` and `page`."""
-    found = page(list(session_of(value).topics), lambda one: one.name or b"", None, limit)
-    return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
+    """Return a page of the topics, or MQTT filters, of a client. Errors: see `session_of` and `page`."""
+    session = session_of(value)
+    device = _device(session)
+    names = [one.name or b"" for one in session.topics] if device is None else [*map(str.encode, device.subscriptions)]
+    return _paged(page(names, lambda one: one, None, limit), text, text)
 
 
 def topics(
@@ -623,6 +673,42 @@ def topic(hub: int, one: Topic) -> Snapshot:
         "name": text(one.name or b""),
         "subscribers": one.subscribers,
         "observers": len(one.observers),
+    }
+
+
+def mqtt_sessions(parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "") -> Snapshot:
+    """Return a page of the sessions without a connection of a hub's MQTT clients, ordered by client identifier.
+
+    Args:
+        parts: the server.
+        hub: the number of the hub.
+        after: the `after` of the previous page.
+        limit: items on the page, 1 to 1000.
+        search: only sessions whose client identifier or user contains this text.
+
+    Raises:
+        ArgumentError: there is no such hub, or an argument is invalid.
+    """
+    broker = broker_of(hub)
+    now_s, needle = broker.clock(), search.lower()
+    found: Page[Device] = page(
+        list(broker.devices.offline) if broker.devices is not None else [],
+        lambda device: device.client_id.encode(),
+        None if after is None else after.encode(),
+        limit,
+        lambda device: needle in device.client_id.lower() or needle in (device.user or "").lower(),
+    )
+    return _paged(found, lambda device: _offline_session(hub, device, now_s), text)
+
+
+def _offline_session(hub: int, device: Device, now_s: float) -> Snapshot:
+    ends_s = None if isinf(device.ends_s) else round(device.ends_s - now_s, 3)
+    return {
+        "hub": hub,
+        "user": device.user or "",
+        "subscriptions": len(device.subscriptions),
+        "ends_in_s": ends_s,
+        **_mqtt_session(device),
     }
 
 

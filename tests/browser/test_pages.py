@@ -11,7 +11,15 @@ from playwright.sync_api import expect
 from tests.conftest import REPOSITORY, Served
 
 PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/"]
-PAGES += ["/mqtt-house/", "/telemetry/", "/cluster/", "/help/", "/help/serving", "/help/hub-api", "/help/decisions/0001-http-front"]
+PAGES += [
+    "/mqtt-house/",
+    "/telemetry/",
+    "/cluster/",
+    "/help/",
+    "/help/serving",
+    "/help/hub-api",
+    "/help/decisions/0001-http-front",
+]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
     .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())

@@ -87,6 +87,6 @@ Python: {count} statements, {tests} tests. Paths are below `tests/`. The same te
 language, with a hub or a client of it, or tests code that both use. [Moving a Barracuda application here](moving.md)
 lists how other Barracuda products differ, and the [specification](specification/smq.md) has the facts.
 
-For [MQTT clients of a hub](mqtt-hub.md), `conformance/mqtt_hub.json` has {mqtt} cases with the numbers of the statements
-of the OASIS standards. Each runs over TCP and over WebSockets, in the versions of MQTT that it applies to.
+For [MQTT clients of a hub](mqtt-hub.md), `conformance/mqtt_hub.json` has {mqtt} cases with the numbers of the
+statements of the OASIS standards. Each runs over TCP and over WebSockets, in the versions of MQTT that it applies to.
 """
