@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, SmqrtError
 from smqrt.http.headers import HttpError
 from smqrt.operations import snapshots, topic_listener
+from smqrt.operations.api_pages import LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
-from smqrt.operations.snapshots import LIMIT, Arguments, NotFoundError, known, limit_of, no_arguments, whole
+from smqrt.operations.snapshots import NotFoundError
 from smqrt.operations.topic_listener import QUESTION as LISTEN
 from smqrt.operations.topic_listener import LocalTopicListener, RemoteTopicListener, TopicListener, serve_topic_listener
 from smqrt.smq.gevent_broker import all_brokers
@@ -91,7 +92,7 @@ def response_of(call: Callable[[], Answer]) -> Response:
 # ---- Actions of operators
 
 
-def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None) -> snapshots.Snapshot:
+def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None) -> Snapshot:
     """Close the connection of a client.
 
     Args:
@@ -112,7 +113,7 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
     return {"id": name, "disconnected": True}
 
 
-def restart(parts: Parts, name: str) -> snapshots.Snapshot:
+def restart(parts: Parts, name: str) -> Snapshot:
     """Restart an application. Blocks until it has started or failed.
 
     Args:
@@ -134,7 +135,7 @@ def restart(parts: Parts, name: str) -> snapshots.Snapshot:
     }
 
 
-def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Snapshot:
+def publish(parts: Parts, hub: int, message: dict[str, object]) -> Snapshot:
     """Publish a message as the server.
 
     Args:
@@ -157,7 +158,7 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
     return {"hub": hub, "topic": topic, "bytes": len(data.encode()), "waiting": waiting}
 
 
-def drain(parts: Parts, options: dict[str, object]) -> snapshots.Snapshot:
+def drain(parts: Parts, options: dict[str, object]) -> Snapshot:
     """Close the SMQ clients over the drain period and reject new ones, or accept clients again.
 
     Args:
