@@ -1,7 +1,8 @@
 """Snapshots of a server for the API, the console and commands.
 
 They are dicts and lists for JSON. Keys are stable, and keys of quantities contain the unit. Long lists are pages:
-`{"items", "after", "total"}`, see `smqrt.operations.api_pages`. These functions run in a greenlet and yield to the event loop.
+`{"items", "after", "total"}`, see `smqrt.operations.api_pages`. These functions run in a greenlet and
+yield to the event loop.
 """
 
 from __future__ import annotations
