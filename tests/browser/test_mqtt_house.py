@@ -123,3 +123,17 @@ def test_the_shown_commands_have_the_address_of_the_page(house: Served, new_page
     expect(page.locator("#publish")).to_have_text(
         f"mosquitto_pub -h 127.0.0.1 -p {house.port} -t house/kitchen/temp -m 21.5"
     )
+
+
+def test_the_console_shows_the_session_of_a_device(
+    house: Served, new_page: Callable[..., Any], mqtt: Callable[..., MqttDevice]
+) -> None:
+    mqtt(house.port, LAMP, "house/+/temp")
+    page = new_page(f"{house.admin_url}/console/#/peers")
+    row = page.get_by_role("row").filter(has_text="mqtt:")
+    expect(row).to_contain_text("mqtt")
+    row.get_by_role("button").click()
+    details = page.get_by_role("dialog")
+    expect(details).to_contain_text("version 5, session ends with the connection")
+    expect(details).to_contain_text("0 in flight, 0 waiting, 0 lost")
+    expect(details.get_by_role("listitem")).to_have_text(["house/+/temp", LAMP])
