@@ -158,11 +158,17 @@ def test_a_rejection_names_the_check_that_failed(watched: Watched, has_logins: b
 
 
 @pytest.mark.parametrize(
-    ("websocket", "takes_fragments", "kind"),
-    [(False, True, "raw"), (True, False, "websocket"), (False, False, "websocket")],
+    ("protocol", "websocket", "takes_fragments", "kind"),
+    [
+        ("smq", False, True, "raw"),
+        ("smq", True, False, "websocket"),
+        ("smq", False, False, "websocket"),
+        ("mqtt", False, False, "mqtt"),
+        ("mqtt", True, False, "mqtt-websocket"),
+    ],
 )
-def test_a_transport_has_a_name(websocket: bool, takes_fragments: bool, kind: str) -> None:
-    outbox: Any = SimpleNamespace(websocket=websocket, takes_fragments=takes_fragments)
+def test_a_transport_has_a_name(protocol: str, websocket: bool, takes_fragments: bool, kind: str) -> None:
+    outbox: Any = SimpleNamespace(protocol=protocol, websocket=websocket, takes_fragments=takes_fragments)
     assert close_log.transport_of(outbox) == kind
 
 
