@@ -42,7 +42,9 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^(?:--|#|//|<!--|<\?lsp --) (\S+/\S+?)(, added at the end)?(?: -->)?$")
-STAYS = re.compile(r"scripts/serve|smqrt serve|python \S*(?:device|server)\.py|smqrt sub (?!.*--count)")
+STAYS = re.compile(
+    r"scripts/serve|smqrt serve|python \S*(?:device|server)\.py|smqrt sub (?!.*--count)|mosquitto_sub (?!.* -C )"
+)
 ENDS = re.compile(r"raw/device\.py")
 WAIT_S = 90
 

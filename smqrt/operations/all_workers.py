@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, SmqrtError
 from smqrt.http.headers import HttpError
 from smqrt.operations import snapshots, topic_listener
+from smqrt.operations.api_pages import LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
-from smqrt.operations.snapshots import LIMIT, Arguments, NotFoundError, known, limit_of, no_arguments, whole
+from smqrt.operations.snapshots import NotFoundError
 from smqrt.operations.topic_listener import QUESTION as LISTEN
 from smqrt.operations.topic_listener import LocalTopicListener, RemoteTopicListener, TopicListener, serve_topic_listener
 from smqrt.smq.gevent_broker import all_brokers
@@ -91,7 +92,7 @@ def response_of(call: Callable[[], Answer]) -> Response:
 # ---- Actions of operators
 
 
-def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None) -> snapshots.Snapshot:
+def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None) -> Snapshot:
     """Close the connection of a client.
 
     Args:
@@ -112,7 +113,7 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
     return {"id": name, "disconnected": True}
 
 
-def restart(parts: Parts, name: str) -> snapshots.Snapshot:
+def restart(parts: Parts, name: str) -> Snapshot:
     """Restart an application. Blocks until it has started or failed.
 
     Args:
@@ -134,7 +135,7 @@ def restart(parts: Parts, name: str) -> snapshots.Snapshot:
     }
 
 
-def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Snapshot:
+def publish(parts: Parts, hub: int, message: dict[str, object]) -> Snapshot:
     """Publish a message as the server.
 
     Args:
@@ -157,7 +158,7 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
     return {"hub": hub, "topic": topic, "bytes": len(data.encode()), "waiting": waiting}
 
 
-def drain(parts: Parts, options: dict[str, object]) -> snapshots.Snapshot:
+def drain(parts: Parts, options: dict[str, object]) -> Snapshot:
     """Close the SMQ clients over the drain period and reject new ones, or accept clients again.
 
     Args:
@@ -217,6 +218,16 @@ def _topics(parts: Parts, arguments: Arguments) -> Answer:
     return snapshots.topics(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
 
 
+def _mqtt_sessions(parts: Parts, arguments: Arguments) -> Answer:
+    known(arguments, ("hub", "after", "limit", "search"))
+    hub = _hub_of(arguments)
+    if hub is None:
+        raise ArgumentError(
+            "hub: an argument is needed, such as /api/v1/mqtt-sessions?hub=1; /api/v1/hubs lists the hubs"
+        )
+    return snapshots.mqtt_sessions(parts, hub, arguments.get("after"), limit_of(arguments), arguments.get("search", ""))
+
+
 def _closed(parts: Parts, arguments: Arguments) -> Answer:
     known(arguments, ("hub", "after", "limit", "reason"))
     hub, reason = _hub_of(arguments), arguments.get("reason", "")
@@ -226,6 +237,7 @@ def _closed(parts: Parts, arguments: Arguments) -> Answer:
 PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
     "peers": _peers,
     "topics": _topics,
+    "mqtt-sessions": _mqtt_sessions,
     "closed": _closed,
     "log": lambda parts, arguments: snapshots.log_rows(parts, limit_of(known(arguments, ("limit",)))),
     "traces": lambda parts, arguments: snapshots.traces(parts, limit_of(known(arguments, ("limit",)))),
@@ -555,7 +567,7 @@ def _worker_of(segments: Sequence[str], arguments: Arguments) -> int | None:
     match segments:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
-        case ["peers"] | ["topics"]:
+        case ["peers"] | ["topics"] | ["mqtt-sessions"]:
             number = arguments.get("hub", "")
         case _:
             number = ""

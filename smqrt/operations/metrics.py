@@ -18,6 +18,7 @@ import smqrt
 from smqrt.auth import service as identity
 from smqrt.auth.identity import Method
 from smqrt.auth.service import IdentityService, LoginFailure
+from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.outbox import QueuedMemory
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import open_meshes
@@ -108,6 +109,15 @@ def _hub_labels(broker: GeventBroker) -> tuple[str, str]:
 def _hub(name: str, help: str, value: Callable[[GeventBroker], float]) -> Family:
     """Return a metric of each hub."""
     return _family(name, _HUB, help, lambda scrape: [(_hub_labels(one), value(one)) for one in scrape.brokers])
+
+
+def _mqtt(name: str, help: str, value: Callable[[Devices], float]) -> Family:
+    """Return a metric of each hub that accepts MQTT clients."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [(_hub_labels(one), value(one.devices)) for one in scrape.brokers if one.devices is not None]
+
+    return _family(name, _HUB, help, samples)
 
 
 def _hub_traffic(name: str, help: str, key: str) -> Family:
@@ -336,6 +346,23 @@ FAMILIES = (
         lambda hub: hub.last_values.size_bytes if hub.last_values else 0,
     ),
     _hub("smqrt_hub_subscriptions", "Subscriptions to named topics.", lambda hub: hub.stats.subscriptions),
+    _mqtt(
+        "smqrt_mqtt_sessions",
+        "Sessions of MQTT clients, with and without a connection.",
+        lambda devices: len(devices.sessions),
+    ),
+    _mqtt(
+        "smqrt_mqtt_sessions_offline",
+        "Sessions of MQTT clients without a connection.",
+        lambda devices: len(devices.offline),
+    ),
+    _mqtt("smqrt_mqtt_retained", "Retained messages of MQTT clients.", lambda devices: len(devices.retained)),
+    _mqtt(
+        "smqrt_mqtt_retained_bytes", "Memory of retained messages, in bytes.", lambda devices: devices.retained_bytes
+    ),
+    _mqtt(
+        "smqrt_mqtt_filters", "Different topic filters of MQTT clients.", lambda devices: len(devices.filters.by_text)
+    ),
     _hub_traffic(
         "smqrt_hub_messages_total", "Messages published here by clients and the server, each counted once.", "messages"
     ),

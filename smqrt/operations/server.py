@@ -23,9 +23,9 @@ from smqrt.http.sessions import RequestSessions
 from smqrt.http.tree import Directory, Root
 from smqrt.loop.scheduling import Turn
 from smqrt.operations.all_workers import AllWorkers, Answer
+from smqrt.operations.api_pages import Arguments, known, whole
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import CONTENT_TYPE
-from smqrt.operations.snapshots import Arguments, known, whole
 from smqrt.server.listeners import ADMIN_PORT
 from smqrt.transport.listener import Listener
 from smqrt.transport.origins import Hosts, Origins, is_loopback

@@ -1,7 +1,8 @@
 """Snapshots of a server for the API, the console and commands.
 
 They are dicts and lists for JSON. Keys are stable, and keys of quantities contain the unit. Long lists are pages:
-`{"items", "after", "total"}`. These functions run in a greenlet and yield to the event loop.
+`{"items", "after", "total"}`, see `smqrt.operations.api_pages`. These functions run in a greenlet and
+yield to the event loop.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from heapq import heappush, heappushpop, nlargest
 from itertools import islice
+from math import isinf
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import gevent
 
 import smqrt
 from smqrt.apps.lua.applications import Application
+from smqrt.broker.mqtt.device import Device
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.mqtt.session import MqttSession
 from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.sessions import Session
 from smqrt.broker.topics import Topic, Traffic
@@ -32,6 +36,7 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
+from smqrt.operations.api_pages import LIMIT, Snapshot, T, check_limit, largest, page, paged, whole
 from smqrt.operations.context import Parts, process_usage
 from smqrt.operations.logs import iso
 from smqrt.settings.limits import snapshot as limit_states
@@ -41,150 +46,6 @@ from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 from smqrt.transport.origins import is_loopback
 from smqrt.wire.cluster_packets import Refusal
-
-# ---- Arguments of API requests
-
-Arguments = dict[str, str]
-GivenArguments = TypeVar("GivenArguments", bound=Mapping[str, object])
-
-
-def known(given: GivenArguments, names: tuple[str, ...]) -> GivenArguments:
-    """Return `given`. Raises ArgumentError for a name that is not in `names`."""
-    for name in given:
-        if name not in names:
-            raise ArgumentError(f"{name[:40]}: unknown argument; the arguments are {', '.join(names)}")
-    return given
-
-
-def no_arguments(arguments: Arguments) -> None:
-    """Raise ArgumentError when there are arguments."""
-    if arguments:
-        raise ArgumentError(f"{next(iter(arguments))[:40]}: this address takes no arguments")
-
-
-def whole(what: str, value: str) -> int:
-    """Return the value of an argument as a number. Raises ArgumentError for a string that is not one."""
-    if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise ArgumentError(f"{what}: {value[:40]!r} is not a number")
-    return int(value)
-
-
-def limit_of(arguments: Arguments) -> int:
-    """Return the argument `limit`, or its default. Raises ArgumentError when it is not a number."""
-    return whole("limit", arguments["limit"]) if "limit" in arguments else LIMIT
-
-
-# ---- Page selection without sorting the whole list
-
-LIMIT, MAX_LIMIT = 100, 1000
-"""The number of items on a page: the default and the maximum."""
-_ITEMS_PER_TIME_CHECK = 500
-"""The number of items between two checks of the time slice: 0.1 ms of work."""
-
-T = TypeVar("T")
-K = TypeVar("K", int, bytes, tuple[int, int])
-"""A key that identifies an item and orders the list."""
-
-
-class Page(NamedTuple, Generic[T]):
-    """Some items of a list.
-
-    Attributes:
-        items: the items in order.
-        after: the key of the last item, to request the next page; None on the last page.
-        total: number of items of all pages.
-    """
-
-    items: list[T]
-    after: object | None
-    total: int
-
-
-class _Reversed:
-    """A key in reverse order, so that the top of the heap is the last item of the page."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Any) -> None:
-        self.key = key
-
-    def __lt__(self, other: _Reversed) -> bool:
-        return bool(other.key < self.key)
-
-
-def page(
-    items: Iterable[T],
-    key: Callable[[T], K],
-    after: K | None = None,
-    limit: int = LIMIT,
-    wanted: Callable[[T], object] | None = None,
-) -> Page[T]:
-    """Return the `limit` items with the smallest keys above `after`. Yields to the event loop.
-
-    Args:
-        items: all items, in a list that must not change meanwhile.
-        key: returns the key of an item.
-        after: the key of the last item of the previous page; None for the first page.
-        limit: items on the page, 1 to 1000.
-        wanted: returns whether an item is included; by default all items are.
-
-    Raises:
-        ArgumentError: the limit is out of range.
-    """
-    check_limit(limit)
-    turn, total, rest = Turn(), 0, 0
-    # The heap has at most `limit` entries: 100,000 clients are not sorted for a page of 100.
-    heap: list[tuple[_Reversed, int, T]] = []
-    for number, item in enumerate(items):
-        if not number % _ITEMS_PER_TIME_CHECK:
-            turn.yield_if_due()
-        if wanted is not None and not wanted(item):
-            continue
-        total += 1
-        item_key = key(item)
-        if after is not None and not after < item_key:
-            continue
-        rest += 1
-        entry = (_Reversed(item_key), number, item)
-        if len(heap) < limit:
-            heappush(heap, entry)
-        else:
-            heappushpop(heap, entry)
-    chosen = sorted(heap, key=lambda entry: entry[0], reverse=True)
-    last = chosen[-1][0].key if rest > len(chosen) else None
-    return Page([item for _, _, item in chosen], last, total)
-
-
-def largest(
-    items: Iterable[T],
-    size: Callable[[T], float],
-    limit: int = LIMIT,
-    wanted: Callable[[T], object] | None = None,
-) -> Page[T]:
-    """Return the `limit` largest items, the largest first, without a next page. See `page` for the arguments."""
-    check_limit(limit)
-    turn, total = Turn(), 0
-
-    def matching() -> Iterable[T]:
-        nonlocal total
-        for number, item in enumerate(items):
-            if not number % _ITEMS_PER_TIME_CHECK:
-                turn.yield_if_due()
-            if wanted is None or wanted(item):
-                total += 1
-                yield item
-
-    found = nlargest(limit, matching(), key=size)
-    return Page(found, None, total)
-
-
-def check_limit(limit: int) -> None:
-    """Raise ArgumentError for a limit that is out of range."""
-    if not 1 <= limit <= MAX_LIMIT:
-        raise ArgumentError(f"limit: {limit} is out of range; use 1 to {MAX_LIMIT}")
-
-
-Snapshot = dict[str, object]
 
 # ---- Clusters (help: cluster)
 
@@ -462,6 +323,19 @@ def hub(broker: GeventBroker) -> Snapshot:
         "refused": broker.refused(),
         "queued_bytes": queued_bytes(broker),
         "journal": next((name for name, one in writer.opened.items() if one.broker is broker), None),
+        "mqtt": None if broker.devices is None else mqtt(broker.devices),
+    }
+
+
+def mqtt(devices: Devices) -> Snapshot:
+    """Return the counters of the MQTT clients of a hub."""
+    return {
+        "clients": len(devices.sessions) - len(devices.offline),
+        "sessions": len(devices.sessions),
+        "offline": len(devices.offline),
+        "retained": len(devices.retained),
+        "retained_bytes": devices.retained_bytes,
+        "filters": len(devices.filters.by_text),
     }
 
 
@@ -496,7 +370,7 @@ def broker_of(number: int) -> GeventBroker:
 _PEER_SIZES: dict[str, Callable[[Session], float]] = {
     "dropped": lambda session: session.outbox.dropped,
     "queued_bytes": lambda session: session.outbox.queued_bytes,
-    "subscriptions": lambda session: len(session.topics),
+    "subscriptions": lambda session: _subscriptions(session),
     "newest": lambda session: session.since_s or 0.0,
 }
 
@@ -538,7 +412,7 @@ def peers(
     else:
         last = None if after is None else peer_id(after, "after")
         found = page(sessions, lambda entry: (entry[0], entry[1].etid), last, limit, wanted)
-    return _paged(found, lambda entry: peer(*entry), lambda key: f"{key[0]}.{key[1]}")
+    return paged(found, lambda entry: peer(*entry), lambda key: f"{key[0]}.{key[1]}")
 
 
 def peer_id(value: str, what: str = "id") -> tuple[int, int]:
@@ -559,7 +433,7 @@ def session_of(value: str) -> Session:
 
 
 def peer(hub: int, session: Session) -> Snapshot:
-    """Return a client with its counters."""
+    """Return a client with its counters; `mqtt` is None for SMQ clients."""
     outbox: Outbox = session.outbox
     connected_s = session.broker.clock() - (session.since_s or 0.0)
     received, sent = close_log.transferred(outbox)
@@ -574,19 +448,52 @@ def peer(hub: int, session: Session) -> Snapshot:
         "transport": close_log.transport_of(outbox),
         "connected_s": round(connected_s, 3),
         "since": iso(time() - connected_s),
-        "subscriptions": len(session.topics),
+        "subscriptions": _subscriptions(session),
         "names_made": session.names_made,
         "bytes_received": received,
         "bytes_sent": sent,
         "queued_bytes": outbox.queued_bytes,
         "dropped": outbox.dropped,
+        "mqtt": _mqtt_client(session),
     }
 
 
+def _device(session: Session) -> Device | None:
+    """Return the session of an MQTT client; None for an SMQ client."""
+    return session.device if isinstance(session, MqttSession) else None
+
+
+def _subscriptions(session: Session) -> int:
+    device = _device(session)
+    return len(session.topics) if device is None else len(device.subscriptions)
+
+
+def _mqtt_client(session: Session) -> Snapshot | None:
+    device = _device(session)
+    return None if device is None else _mqtt_session(device)
+
+
+def _mqtt_session(device: Device) -> Snapshot:
+    return {
+        "client_id": device.client_id,
+        "version": _MQTT_VERSIONS[device.version],
+        "in_flight": len(device.in_flight),
+        "waiting": len(device.waiting),
+        "waiting_bytes": device.waiting_bytes,
+        "lost": device.dropped,
+        "expiry_s": device.expiry_s,
+    }
+
+
+_MQTT_VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5"}
+
+
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
-    """Return a page of the topics to which a client subscribes. Errors: see `session_of` and `page`."""
-    found = page(list(session_of(value).topics), lambda one: one.name or b"", None, limit)
-    return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
+    """Return a page of the topics, or MQTT filters, of a client. Errors: see `session_of` and `page`."""
+    session = session_of(value)
+    device = _device(session)
+    names = [one.name or b"" for one in session.topics] if device is None else [*map(str.encode, device.subscriptions)]
+    return paged(page(names, lambda one: one, None, limit), text, text)
 
 
 def topics(
@@ -612,7 +519,7 @@ def topics(
         found = largest(named, _size(sort, {"subscribers": lambda topic: topic.subscribers}), limit, wanted)
     else:
         found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
-    return _paged(found, lambda one: topic(hub, one), str)
+    return paged(found, lambda one: topic(hub, one), str)
 
 
 def topic(hub: int, one: Topic) -> Snapshot:
@@ -623,6 +530,42 @@ def topic(hub: int, one: Topic) -> Snapshot:
         "name": text(one.name or b""),
         "subscribers": one.subscribers,
         "observers": len(one.observers),
+    }
+
+
+def mqtt_sessions(parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "") -> Snapshot:
+    """Return a page of the sessions without a connection of a hub's MQTT clients, ordered by client identifier.
+
+    Args:
+        parts: the server.
+        hub: the number of the hub.
+        after: the `after` of the previous page.
+        limit: items on the page, 1 to 1000.
+        search: only sessions whose client identifier or user contains this text.
+
+    Raises:
+        ArgumentError: there is no such hub, or an argument is invalid.
+    """
+    broker = broker_of(hub)
+    now_s, needle = broker.clock(), search.lower()
+    found = page(
+        list(broker.devices.offline) if broker.devices is not None else [],
+        lambda device: device.client_id.encode(),
+        None if after is None else after.encode(),
+        limit,
+        lambda device: needle in device.client_id.lower() or needle in (device.user or "").lower(),
+    )
+    return paged(found, lambda device: _offline_session(hub, device, now_s), text)
+
+
+def _offline_session(hub: int, device: Device, now_s: float) -> Snapshot:
+    ends_s = None if isinf(device.ends_s) else round(device.ends_s - now_s, 3)
+    return {
+        "hub": hub,
+        "user": device.user or "",
+        "subscriptions": len(device.subscriptions),
+        "ends_in_s": ends_s,
+        **_mqtt_session(device),
     }
 
 
@@ -715,7 +658,7 @@ def closed(
     found = page(
         close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted
     )
-    return _paged(found, row, lambda key: str(-key))
+    return paged(found, row, lambda key: str(-key))
 
 
 def limits(parts: Parts) -> list[Snapshot]:
@@ -740,11 +683,3 @@ def _size(name: str, sizes: dict[str, Callable[[T], float]]) -> Callable[[T], fl
     if name not in sizes:
         raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(sizes)}")
     return sizes[name]
-
-
-def _paged(found: Page[T], shown: Callable[[T], object], key: Callable[[Any], str]) -> Snapshot:
-    turn, items = Turn(), []
-    for item in found.items:
-        turn.yield_if_due()
-        items.append(shown(item))
-    return {"items": items, "after": None if found.after is None else key(found.after), "total": found.total}

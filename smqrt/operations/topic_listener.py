@@ -19,8 +19,8 @@ from smqrt.broker.routes import Trace
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.operations import snapshots
+from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.logs import iso
-from smqrt.operations.snapshots import Snapshot
 from smqrt.printable import printable
 from smqrt.settings.limits import Limit
 from smqrt.smq.gevent_broker import all_brokers

@@ -10,8 +10,16 @@ from playwright.sync_api import expect
 
 from tests.conftest import REPOSITORY, Served
 
-PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/", "/telemetry/"]
-PAGES += ["/cluster/", "/help/", "/help/serving", "/help/hub-api", "/help/decisions/0001-http-front"]
+PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/"]
+PAGES += [
+    "/mqtt-house/",
+    "/telemetry/",
+    "/cluster/",
+    "/help/",
+    "/help/serving",
+    "/help/hub-api",
+    "/help/decisions/0001-http-front",
+]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
     .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())
@@ -78,7 +86,7 @@ def test_the_javascript_of_the_manual_runs(served_demos: Served, new_page: Calla
         page.evaluate("manual.publish('21.5', 'temperature', 'celsius')")
 
 
-@pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python", "telemetry"])
+@pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python", "mqtt-house", "telemetry"])
 def test_every_application_has_a_readme(name: str) -> None:
     folder = REPOSITORY / "app_preload" / name
     text = (folder / "README.md").read_text("utf-8")

@@ -7,6 +7,7 @@ of them, and `test_statements.py` compares.
 from __future__ import annotations
 
 import ast
+import json
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "smqrt/help/conformance.md"
+MQTT_CASES = REPOSITORY / "tests/conformance/mqtt_hub.json"
 
 
 class Statement(NamedTuple):
@@ -62,7 +64,8 @@ def missing(row: Statement) -> Iterator[str]:
 def page() -> str:
     """Returns the page of the manual."""
     rows = statements()
-    parts = [_HEAD.format(count=len(rows), tests=len({test for row in rows for test in row.lua + row.python}))]
+    tests = {test for row in rows for test in row.lua + row.python}
+    parts = [_HEAD.format(count=len(rows), tests=len(tests), mqtt=len(json.loads(MQTT_CASES.read_text("utf-8"))))]
     section = ""
     for row in rows:
         if row.section != section:
@@ -83,4 +86,7 @@ This page lists what the documents of SMQ and of its MQTT modules state, with th
 Python: {count} statements, {tests} tests. Paths are below `tests/`. The same test in both columns runs once for each
 language, with a hub or a client of it, or tests code that both use. [Moving a Barracuda application here](moving.md)
 lists how other Barracuda products differ, and the [specification](specification/smq.md) has the facts.
+
+For [MQTT clients of a hub](mqtt-hub.md), `conformance/mqtt_hub.json` has {mqtt} cases with the numbers of the
+statements of the OASIS standards. Each runs over TCP and over WebSockets, in the versions of MQTT that it applies to.
 """

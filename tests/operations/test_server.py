@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
 import requests
 from gevent import get_hub
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 from prometheus_client.parser import text_string_to_metric_families
 
 from smqrt.client import SmqClient
@@ -321,3 +326,88 @@ def test_uptime_is_independent_of_the_clock(serve: Callable[..., Served], tmp_pa
     served = serve(tmp_path)
     assert served.port
     assert 0 <= api(served, "server")["uptime_s"] < 3600
+
+
+# ---- MQTT clients
+
+
+@pytest.fixture(scope="module")
+def mqtt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("mqtt")
+    (folder / ".preload").write_text('hub = require "smq.hub".create{mqtt = true}')
+    with Factory(Served, Served.stop) as start:
+        yield start(folder)
+
+
+def mqtt_client(served: Served, client_id: str, expiry_s: int, *topics: str) -> paho.Client:
+    """Return a connected client with subscriptions."""
+    client, ready = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv5), threading.Event()
+    properties = Properties(PacketTypes.CONNECT)
+    properties.SessionExpiryInterval = expiry_s
+    client.on_subscribe = lambda *_: ready.set()
+    client.on_connect = lambda *_: client.subscribe([(topic, SubscribeOptions(1)) for topic in topics])
+    client.connect("127.0.0.1", served.port, properties=properties)
+    client.loop_start()
+    assert ready.wait(5)
+    return client
+
+
+def leave(client: paho.Client) -> None:
+    client.disconnect()
+    client.loop_stop()
+
+
+def test_mqtt_clients_are_listed_with_their_sessions(mqtt_server: Served) -> None:
+    client, asleep = (mqtt_client(mqtt_server, name, 600, "house/#", "+/temp") for name in ("lamp", "asleep"))
+    leave(asleep)
+    client.publish("house/temp", "21", 1, retain=True).wait_for_publish(5)
+    client.publish("house/door", "open", 1, retain=True).wait_for_publish(5)
+    (hub,) = api(mqtt_server, "hubs")
+    assert hub["mqtt"].items() >= {"clients": 1, "sessions": 2, "offline": 1, "retained": 2, "filters": 2}.items()
+    assert hub["mqtt"]["retained_bytes"] > 0
+    (peer,) = api(mqtt_server, "peers?search=lamp")["items"]
+    assert (peer["uid"], peer["transport"], peer["subscriptions"]) == ("mqtt:lamp", "mqtt", 2)
+    assert peer["mqtt"].items() >= {"client_id": "lamp", "version": "5", "waiting": 0, "expiry_s": 600}.items()
+    assert api(mqtt_server, f"peers/{peer['id']}/subscriptions")["items"] == ["+/temp", "house/#"]
+    (session,) = api(mqtt_server, f"mqtt-sessions?hub={hub['id']}")["items"]
+    assert (session["client_id"], session["waiting"], session["subscriptions"]) == ("asleep", 2, 2)
+    assert 0 < session["ends_in_s"] <= 600
+    leave(client)
+
+
+def test_mqtt_sessions_come_in_pages(mqtt_server: Served) -> None:
+    for name in ("page-b", "page-a", "page-c"):
+        leave(mqtt_client(mqtt_server, name, 600, "pages"))
+    (hub,) = api(mqtt_server, "hubs")
+    path, names, after = f"mqtt-sessions?hub={hub['id']}&search=PAGE-&limit=2", [], ""
+    while after is not None:
+        page = api(mqtt_server, path + (f"&after={after}" if after else ""))
+        names += [one["client_id"] for one in page["items"]]
+        after = page["after"]
+    assert names == ["page-a", "page-b", "page-c"]
+    assert "hub: an argument is needed" in get(mqtt_server, "/api/v1/mqtt-sessions").text
+
+
+def test_metrics_of_mqtt_clients(mqtt_server: Served, served: Served) -> None:
+    client = mqtt_client(mqtt_server, "measured", 600, "measured/#")
+    client.publish("measured/a", "1", 1, retain=True).wait_for_publish(5)
+    found = metric_values(mqtt_server)
+    assert found["smqrt_mqtt_sessions"] >= found["smqrt_mqtt_sessions_offline"] + 1
+    assert found["smqrt_mqtt_retained"] >= 1
+    assert found["smqrt_mqtt_retained_bytes"] > 0
+    assert found["smqrt_mqtt_filters"] >= 1
+    leave(client)
+    assert not [name for name in metric_values(served) if "mqtt" in name]  # its hub takes no MQTT clients
+
+
+def test_hubs_without_mqtt_have_no_figures_of_it(served: Served, client: SmqClient) -> None:
+    (hub,) = api(served, "hubs")
+    assert hub["mqtt"] is None
+    assert api(served, "peers?search=script")["items"][0]["mqtt"] is None
+    assert api(served, f"mqtt-sessions?hub={hub['id']}")["items"] == []
+
+
+def metric_values(served: Served) -> dict[str, float]:
+    """Return the metrics that have values: the last value by name."""
+    families = text_string_to_metric_families(get(served, "/metrics").text)
+    return {sample.name: sample.value for family in families for sample in family.samples}

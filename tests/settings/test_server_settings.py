@@ -105,6 +105,7 @@ def test_a_hub_takes_its_options_in_python() -> None:
     callbacks = [
         "authenticate",
         "permittop",
+        "permitfilter",
         "permitsubtop",
         "onconnect",
         "onclose",

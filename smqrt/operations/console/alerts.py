@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smqrt.operations.snapshots import Snapshot
+from smqrt.operations.api_pages import Snapshot
 
 LONG_LOOP_S = 0.1
 """A longer turn of the event loop causes an alert."""

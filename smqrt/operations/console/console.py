@@ -19,9 +19,9 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory
 from smqrt.operations.all_workers import AllWorkers
+from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.alerts import AlertInput, find_alerts
 from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_name, merged_hubs
-from smqrt.operations.snapshots import Snapshot
 from smqrt.process.current_process import AppScope
 
 # ---- Console in the directory tree of the admin listener

@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from smqrt.operations.all_workers import AllWorkers
-from smqrt.operations.snapshots import LATELY_S, Snapshot
+from smqrt.operations.api_pages import Snapshot
+from smqrt.operations.snapshots import LATELY_S
 from smqrt.printable import printable
 
 # ---- Rates and growth of counters

@@ -25,10 +25,10 @@ from smqrt.http.open_files import disks
 from smqrt.http.resources import IoError
 from smqrt.journal import readers, writer
 from smqrt.operations import all_workers
+from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.console import Console, workers_of
 from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
 from smqrt.operations.logs import MAX_KEPT
-from smqrt.operations.snapshots import Snapshot
 from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
 from smqrt.smq.close_log import explanation_of

@@ -64,12 +64,18 @@ function peerTable(onsort, onopen, sorted) {
     });
 }
 
+function sessionTime(expiry_s) {
+    return expiry_s ? `session kept for ${format.duration(expiry_s)} without a connection` : "session ends with the connection";
+}
+
 const FACTS = [
     ["Address", peer => peer.address && address(peer)],
     ["Transport", peer => peer.transport],
     ["User", peer => peer.user && foreign(peer.user)],
     ["ETID", peer => String(peer.etid)],
     ["Description", peer => peer.info && foreign(peer.info)],
+    ["MQTT", peer => peer.mqtt && `version ${peer.mqtt.version}, ${sessionTime(peer.mqtt.expiry_s)}`],
+    ["Messages", peer => peer.mqtt && `${format.count(peer.mqtt.in_flight)} in flight, ${format.count(peer.mqtt.waiting)} waiting, ${format.count(peer.mqtt.lost)} lost`],
     ["Connected", peer => `${format.duration(peer.connected_s)}, since ${format.moment(Date.parse(peer.since) / 1000)}`],
     ["Traffic", peer => `${format.bytes(peer.in_bytes_per_s)}/s received, ${format.bytes(peer.out_bytes_per_s)}/s sent`],
     ["Send queue", peer => format.bytes(peer.queued_bytes)],
