@@ -43,7 +43,7 @@ RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained 
 RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
 FILTERS = Limit("mqtt_filters", "mqtt.filters", "the client's limit of topic filters is reached")
 SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions without a connection is reached")
-QUEUED = Limit("mqtt_queued", "mqtt.queued", "the queue of a session is full, and its oldest message is lost")
+QUEUED = Limit("mqtt_queued", "mqtt.queued_messages", "the queue of a session is full, and its oldest message is lost")
 
 
 class Devices(Outbox):
