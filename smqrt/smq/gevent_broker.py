@@ -173,7 +173,8 @@ class HubOptions:
     persist: str | None = option(
         None,
         optional(path()),
-        "a file that keeps names with their numbers, and last values, across restarts (SQLite, for one hub only)",
+        "a file that keeps names with their numbers, last values, and MQTT sessions and retained messages across "
+        "restarts (SQLite, for one hub only)",
         shown="none",
     )
 
