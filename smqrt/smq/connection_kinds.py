@@ -508,6 +508,8 @@ class IdleClients:
             self._is_checking = False
 
     def _check(self, session: Session, connection: RawConnection) -> None:
+        if connection.protocol == "mqtt":  # its keep-alive applies, and it would not answer a ping
+            return
         silence_s = silent_s(connection)
         # A blocked connection has another deadline, `DataPathLimits.stalled_s`. The answer of a paused one is not read.
         if silence_s < self._idle_s or connection.paused or connection.life is BLOCKED:

@@ -47,6 +47,9 @@ FRAMES_PER_TURN = 500
 """WebSocket frames that are handled at once; a client may send frames of one byte."""
 UNSUPPORTED_DATA = 1003
 """The WebSocket close code for a text frame (RFC 6455 §7.4.1, MQTT 5 §6.0.0-1)."""
+CONNECT_BYTES = 256 << 10
+"""The largest CONNECT packet: it comes before the login."""
+_CONNECT = 0x10  # the first byte
 _PUBLISH, _QOS = 0x30, 0x06
 
 
@@ -57,7 +60,7 @@ class MqttConnection(RawConnection):
         heard_s: when the last bytes arrived, on the clock of `time.time`.
     """
 
-    __slots__ = ("_is_resuming", "_splitter", "deadline_s", "heard_s")
+    __slots__ = ("_is_resuming", "_limit_bytes", "_splitter", "deadline_s", "heard_s")
     takes_fragments = False
     protocol = "mqtt"
     migrates = False  # the client reconnects to its session
@@ -65,8 +68,9 @@ class MqttConnection(RawConnection):
 
     def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
         super().__init__(sock, watcher)
-        self._splitter = PacketSplitter(limit_bytes)
-        self._splitter.only = 0x10
+        self._limit_bytes = limit_bytes
+        self._splitter = PacketSplitter(min(limit_bytes, CONNECT_BYTES))
+        self._splitter.only = _CONNECT
         self.heard_s = time()
         self.deadline_s = 0.0
         self._is_resuming = False
@@ -172,7 +176,8 @@ class MqttConnection(RawConnection):
             packet = splitter.next()
             if packet is None:
                 break
-            splitter.only = 0
+            if splitter.only:
+                splitter.only, splitter.limit_bytes = 0, self._limit_bytes
             if session.packet(*packet):
                 self.pause()
                 return

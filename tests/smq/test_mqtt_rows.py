@@ -12,6 +12,7 @@ import pytest
 
 from smqrt.broker.outbox import Drop
 from smqrt.server.mqtt import take_mqtt
+from smqrt.smq import connection_kinds
 from smqrt.wire.mqtt.fields import varint
 from smqrt.wire.mqtt.packets import PacketSplitter
 from tests.support.device import Site, publish
@@ -241,3 +242,25 @@ def test_a_client_may_not_subscribe_with_too_many_wildcards(mqtt_site: Site) -> 
         client.send(packet(0x82, b"\0\1\0" + struct.pack(">H", len(topic)) + topic + b"\0"))
         codes.append(client.packet()[1][-1])
     assert codes == [0] * 20 + [0x97] * 10
+
+
+def test_a_large_connect_packet_is_refused_before_the_login(mqtt_site: Site) -> None:
+    sock = gevent.socket.create_connection(mqtt_site.address(), 10)
+    sock.sendall(b"\x10" + varint(300_000))
+    sock.settimeout(10)
+    assert sock.recv(100) == b""
+    assert not mqtt_site.state.devices.sessions
+
+
+def test_the_check_for_idle_clients_leaves_mqtt_clients_alone(mqtt_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_kinds, "silent_s", lambda connection: 1000.0)
+    client = Stream(mqtt_site, b"client", 4)
+    device = mqtt_site.device(b"smq-client")
+    idle = connection_kinds.IdleClients(mqtt_site.state.clients)
+    idle._idle_s, idle._answer_s = 10.0, 0.0
+    for _ in range(3):
+        idle._check_all()
+        gevent.sleep(0.02)
+    assert device.receive()[:1] == b"\x0c"
+    client.send(b"\xc0\0")
+    assert client.packet() == (0xD0, b"")
