@@ -248,6 +248,9 @@ class MqttSettings:
         1000, whole(1), "Messages with QoS 1 and 2 that wait for one client; beyond, the oldest one is lost."
     )
     queued_bytes: int = option(1 << 20, whole(1), "Bytes of the messages that wait for one client.")
+    total_queued_bytes: int = option(
+        256 << 20, whole(1), "Bytes of the messages that wait for all clients of a hub; beyond, as `queued_bytes`."
+    )
     sessions: int = option(100_000, whole(1), "Sessions of a hub that are kept without a connection.")
     retained: int = option(250_000, whole(1), "Retained messages of a hub; beyond, PUBACK 0x97.")
     retained_bytes: int = option(256 << 20, whole(1), "Bytes of the retained messages of a hub.")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
+MESSAGE_BYTES = 150
+"""Memory of a waiting message beside name, payload and properties, approximately."""
 _IDENTIFIERS = 0xFFFF
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
@@ -94,7 +96,7 @@ class Device:
         wildcards: the number of `+` in these.
         in_flight: messages that wait for an acknowledgement, by packet identifier; None after PUBREC.
         waiting: messages that wait for the client, or for room among those in flight.
-        waiting_bytes: their size.
+        waiting_bytes: their memory, approximately.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
         expiry_s: seconds for which the session is kept without a connection; 0 ends it with the connection.
         ends_s: when the session ends, on the clock of the broker, while there is no connection.
@@ -185,19 +187,46 @@ class Device:
         if not self.waiting and not self._unsent and self._can_send:
             self._transmit(message)
             return
-        if self.waiting is _NO_MESSAGES:
-            self.waiting = deque()
-        self.waiting.append(message)
-        self.waiting_bytes += message.size_bytes
+        self.keep(message)
         limits = self.devices.limits
         if self.client is None:
             self.devices.session_changed(self)
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
             self.devices.pressed(self)
-        while len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
-            self.waiting_bytes -= self.waiting.popleft().size_bytes
+        while self.waiting and self._is_over_limit():
+            self._next_waiting()
             self.dropped += 1
             self.devices.session_overflowed(self)
+
+    def keep(self, message: Message) -> None:
+        """Append a message to those that wait."""
+        if self.waiting is _NO_MESSAGES:
+            self.waiting = deque()
+        self.waiting.append(message)
+        size = message.size_bytes + MESSAGE_BYTES
+        self.waiting_bytes += size
+        self.devices.waiting_bytes += size
+
+    def _next_waiting(self) -> Message:
+        """Remove and return the message that has waited longest."""
+        message = self.waiting.popleft()
+        size = message.size_bytes + MESSAGE_BYTES
+        self.waiting_bytes -= size
+        self.devices.waiting_bytes -= size
+        return message
+
+    def _is_over_limit(self) -> bool:
+        limits = self.devices.limits
+        if len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
+            return True
+        return self.devices.waiting_bytes > limits.total_queued_bytes
+
+    def forget_messages(self) -> None:
+        """Remove all messages: the session has ended."""
+        self.devices.waiting_bytes -= self.waiting_bytes
+        self.waiting_bytes = 0
+        self.waiting = _NO_MESSAGES
+        self.in_flight.clear()
 
     @property
     def _can_send(self) -> bool:
@@ -226,8 +255,7 @@ class Device:
             self._send_again()
         now_s = self.devices.broker.clock()
         while self.waiting and not self._unsent and self._can_send:
-            message = self.waiting.popleft()
-            self.waiting_bytes -= message.size_bytes
+            message = self._next_waiting()
             if message.expires_s > now_s:
                 self._transmit(message)
         if self.is_pressed:

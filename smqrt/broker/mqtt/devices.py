@@ -57,6 +57,7 @@ class Devices(Outbox):
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
         retained: retained messages by topic name.
+        waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         changed_names: names of retained messages that have changed since they were saved.
         changed_sessions: ids of sessions that have changed since they were saved.
@@ -82,6 +83,7 @@ class Devices(Outbox):
         "retained",
         "retained_bytes",
         "sessions",
+        "waiting_bytes",
     )
 
     def __init__(self, broker: BrokerState, settings: MqttSettings | None = None) -> None:
@@ -93,7 +95,7 @@ class Devices(Outbox):
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
         self.retained: dict[bytes, Message] = {}
-        self.retained_bytes = 0
+        self.retained_bytes = self.waiting_bytes = 0
         self.changed_names: dict[bytes, None] = {}
         self.changed_sessions: dict[str, None] = {}
         self.on_changed: Callable[[bool], object] | None = None
@@ -557,9 +559,7 @@ class Devices(Outbox):
         for text in list(device.subscriptions):
             self.unsubscribe(device, text)
             yield
-        device.waiting.clear()
-        device.waiting_bytes = 0
-        device.in_flight.clear()
+        device.forget_messages()
 
     def _end_expired(self) -> None:
         if self.broker.closed:

@@ -6,7 +6,6 @@ monotonic clock, which all processes of a machine share.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from smqrt.broker.mqtt.device import Device
@@ -42,8 +41,8 @@ def restore_session(devices: Devices, record: Record) -> None:
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
     device.in_flight = {number: None if one is None else _message_of(one) for number, one in record["in_flight"]}
-    device.waiting = deque(_message_of(one) for one in record["waiting"])
-    device.waiting_bytes = sum(one.size_bytes for one in device.waiting)
+    for one in record["waiting"]:
+        device.keep(_message_of(one))
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
     devices.sessions[device.client_id] = device

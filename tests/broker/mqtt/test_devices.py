@@ -399,3 +399,18 @@ def test_a_session_needs_little_memory() -> None:
     hub = MqttHub()
     device, _ = hub.client("device", "a", "b", "c", qos=1)
     assert sys.getsizeof(device) < 250
+
+
+def test_the_messages_of_all_sessions_together_are_limited() -> None:
+    hub = MqttHub(settings=MqttSettings(total_queued_bytes=20_000))
+    devices = [hub.client(f"d{at}", "#", qos=1)[0] for at in range(10)]
+    for device in devices:
+        hub.devices.left(device)
+    for at in range(50):
+        hub.publish(b"t", b"%d" % at * 20, qos=1)
+    assert 15_000 < hub.devices.waiting_bytes <= 20_000
+    assert sum(len(device.waiting) + device.dropped for device in devices) == 500
+    for device in devices:
+        hub.devices.end(device)
+    settle()
+    assert hub.devices.waiting_bytes == 0
