@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from smqrt.broker.handler_filters import HandlerFilters
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
 from smqrt.broker.topics import HubLimits, NameStore, SubTopics, Topic, Topics
@@ -422,13 +423,32 @@ class Broker(BrokerNames):
             raise ArgumentError(f"topic: {topic!r} is not a topic's id; subscribe by name, or create the topic first")
         self._check_open()
         self.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic), once)
+        if self.handler_filters is not None:
+            self.handler_filters.taken_over(found)
         return found.id
 
+    def subscribe_filter(
+        self, text: str, handler: Handler | None = None, subtopic: Name | None = None, once: bool = False
+    ) -> None:
+        """Subscribe the server to all topics that a filter matches: `+` for one level, `#` for the rest.
+
+        Raises:
+            ArgumentError: `text` is not a filter.
+        """
+        self._check_open()
+        if self.handler_filters is None:
+            self.handler_filters = HandlerFilters(self)
+        self.handler_filters.add(text, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic), once)
+
     def unsubscribe(self, topic: Name) -> None:
-        """End the server's subscription to a topic; an unknown topic is ignored."""
+        """End the server's subscription to a topic, or to a filter with this text; an unknown one is ignored."""
+        if self.handler_filters is not None and isinstance(topic, bytes):
+            self.handler_filters.remove(topic.decode("utf-8", "surrogateescape"))
         found = self._existing(topic)
         if found:
             self.server.unsubscribe(found)
+            if self.handler_filters is not None:
+                self.handler_filters.taken_over(found)
 
     def onmsg(self, handler: Handler | None) -> None:
         """Set the default handler, for messages that no other handler matches."""

@@ -388,6 +388,8 @@ class BrokerState:
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
         self.devices: Any = None
         """The MQTT clients, see `smqrt.broker.mqtt.devices`; None without the option `mqtt`."""
+        self.handler_filters: Any = None
+        """Filters of the application, see `smqrt.broker.handler_filters`; None without any."""
         self.traces: tuple[BrokerTrace, ...] = ()
         self._denials = LineLimit()
         self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None

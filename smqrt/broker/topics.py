@@ -379,7 +379,7 @@ class Topics:
         passing: topics that only messages of MQTT clients have created; they are removed again, see `remove_named`.
         represented: returns how many more subscribers a topic has than outboxes, since one outbox represents all MQTT
             clients; None without MQTT clients.
-        on_named: called for each new topic with a name; None without MQTT clients.
+        on_named: called for each new topic with a name.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ class Topics:
         self.absent: Callable[[int], Topic | None] = lambda number: None
         self.passing: dict[Topic, None] = {}
         self.represented: Callable[[Topic], int] | None = None
-        self.on_named: Callable[[Topic], object] | None = None
+        self.on_named: tuple[Callable[[Topic], object], ...] = ()
         self.clients: Mapping[int, EtidHolder] = {}
         self.by_key: dict[bytes, Topic] = {}
         self.by_name: dict[bytes, Topic] = {}
@@ -529,8 +529,8 @@ class Topics:
             self.names_bytes += len(name)
             if self.numbers and number != self.numbers.topic_number(name):
                 self.named_otherwise(topic)
-            if self.on_named is not None:
-                self.on_named(topic)
+            for notify in self.on_named:
+                notify(topic)
         return topic
 
 

@@ -56,7 +56,7 @@ from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
 log = logging.getLogger("smqrt.hub")
 
 Topic = str | bytes | int
-SUBSCRIBE_OPTIONS = ("onmsg", "subtopic", "json", "once")
+SUBSCRIBE_OPTIONS = ("onmsg", "subtopic", "json", "once", "filter")
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
 
@@ -182,22 +182,25 @@ class MessageMethods(NameMethods):
 
     def subscribe(
         self,
-        topic: Topic,
+        topic: Topic | None = None,
         onmsg: OnMessage | Mapping[str, Any] | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
         once: bool = False,
+        filter: str | None = None,
     ) -> int:
-        """Subscribe to a topic and return its id (spec: smq §2.4).
+        """Subscribe to a topic and return its id, or to all topics that a filter matches and return 0 (spec: smq §2.4).
 
         Args:
-            topic: name, id, or `"self"` for the ETID of the server.
+            topic: name, id, or `"self"` for the ETID of the server; None with `filter`.
             onmsg: `f(data, ptid, tid, subtid)`; by default the global handler gets the messages. Or a dict of this and
                 the following arguments, like Lua's option table: `{"onmsg": f, "json": True}`. Other arguments replace
                 its entries. Unknown entries are logged.
             subtopic: only messages with this sub-topic; by default those without a handler for their sub-topic.
             json: decode the payload. Invalid JSON goes to the global handler, as bytes.
             once: of several workers or nodes that subscribe with `once`, one handles each message.
+            filter: `"house/+/temp"`: `+` stands for one level of the name, `#` for the rest. A subscription
+                to a topic by name takes precedence.
 
         Raises:
             ArgumentError: an argument of the wrong type, or an unknown topic id.
@@ -210,8 +213,15 @@ class MessageMethods(NameMethods):
             onmsg = options.get("onmsg")
             subtopic = options.get("subtopic") if subtopic is None else subtopic
             json, once = json or bool(options.get("json")), once or bool(options.get("once"))
+            filter = options.get("filter") if filter is None else filter
         sub = None if subtopic is None else as_destination("subtopic", subtopic)
         handler = None if onmsg is None else self._handler(as_function("onmsg", onmsg), json)
+        if filter is not None:
+            if topic is not None:
+                raise ArgumentError("topic: subscribe to a topic or to a filter, not to both")
+            text = as_text("filter", filter).decode("utf-8", "surrogateescape")
+            self._broker.subscribe_filter(text, handler, sub, bool(once))
+            return 0
         return self._broker.subscribe(as_destination("topic", topic), handler, sub, bool(once))
 
     def _handler(self, function: Callable[..., object], json: bool = False) -> Handler:

@@ -104,7 +104,7 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._is_delivering = self._is_sweeping = self._is_notifying = False
-        broker.topic_table.on_named = self._on_topic
+        broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
         broker.devices = self
         self._check_expiry_later()
@@ -260,21 +260,26 @@ class Devices(Outbox):
             return True
         if broker.recorder is not None or self.wants(name):
             return True
+        if broker.handler_filters is not None and broker.handler_filters.wants(name):
+            return True
         return broker.last_values is not None and broker.last_values.selects_name(name)
 
     def _remove_unused(self) -> Iterator[None]:
         """Remove topics that only MQTT clients have created, and nobody subscribes to any more; limit the others."""
-        table, values = self.broker.topic_table, self.broker.last_values
+        table, values, handlers = self.broker.topic_table, self.broker.last_values, self.broker.handler_filters
         excess = len(table.passing) - MAX_PASSING
         for topic in list(table.passing):
             excess -= 1
-            is_old = excess >= 0 and topic.subscribers == (topic in self._by_topic)
+            is_handled = handlers is not None and handlers.has(topic)
+            is_old = excess >= 0 and topic.subscribers == (topic in self._by_topic) + is_handled
             is_unused = not topic.subscribers or is_old
             if is_unused and topic in table.passing and not topic.observers:
                 if values is not None and values.selects(topic) and values.initial_frames(topic):
                     yield
                     continue
                 self._set(topic, None)
+                if handlers is not None:
+                    handlers.release(topic)
                 table.remove_named(topic)
             yield
 

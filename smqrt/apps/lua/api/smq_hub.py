@@ -469,10 +469,21 @@ class HubBinding:
         self.of(number).connect(self._exchanges.request(exchange), arg)
 
     def subscribe(
-        self, number: int, topic: bytes | int, ref: int | None, subtopic: bytes | int | None, once: bool
+        self,
+        number: int,
+        topic: bytes | int | None,
+        ref: int | None,
+        subtopic: bytes | int | None,
+        once: bool,
+        topic_filter: bytes | None = None,
     ) -> int:
-        """See `Broker.subscribe`."""
-        return self.of(number).subscribe(topic, self._callback(number, ref, "onmsg"), subtopic, once)
+        """See `Broker.subscribe` and `Broker.subscribe_filter`; without a topic there is a filter."""
+        broker, callback = self.of(number), self._callback(number, ref, "onmsg")
+        if topic is None:
+            text = (topic_filter or b"").decode("utf-8", "surrogateescape")
+            broker.subscribe_filter(text, callback, subtopic, once)
+            return 0
+        return broker.subscribe(topic, callback, subtopic, once)
 
     def _callback(self, number: int, ref: int | None, name: str) -> Callable[..., Any] | None:
         if not ref:

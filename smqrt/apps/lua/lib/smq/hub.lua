@@ -382,17 +382,22 @@ local function warn_of_unknown(op, known, what)
   end
 end
 
-local subscribe_options = {onmsg = true, subtopic = true, json = true, once = true}
+local subscribe_options = {onmsg = true, subtopic = true, json = true, once = true, filter = true}
 
 -- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool, once = bool}])   -> tid
+-- syntax: smq:subscribe {filter = filter, onmsg = f, ...}   -> 0
 local function subscribe(self, topic, op, call, deliver_default)
   local number = handle(self)
+  if type(topic) == "table" and op == nil then topic, op = nil, topic end
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
   warn_of_unknown(op, subscribe_options, "smq.subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
-  local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
+  local filter = arg.optional(arg.string, op.filter, nil, "2.filter", "subscribe")
+  local target = not (filter and topic == nil) and destination(topic, 1, "subscribe") or nil
+  if filter and target then core.raise "bad argument #1 to 'subscribe' (subscribe to a topic or to a filter, not to both)" end
+  local subtopic = arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f, deliver_default) end
-  return call(number, target, f and ref(f), subtopic, not not op.once)
+  return call(number, target, f and ref(f), subtopic, not not op.once, filter)
 end
 
 function smq.subscribe(self, topic, op) return subscribe(self, topic, op, py.subscribe, py.deliver_default) end
