@@ -223,6 +223,22 @@ def test_messages_that_do_not_fit_an_smq_packet(mqtt_site: Site, qos: int) -> No
     assert list(late.payloads(1, b"kept", 1)) == [b"y" * 100_000]
 
 
+def test_an_application_subscribes_to_a_filter(mqtt_site: Site) -> None:
+    """Topics that only MQTT clients publish to appear when the application has a filter for them."""
+    handled: list[tuple[str, bytes]] = []
+    smq = mqtt_site.smq
+    smq.subscribe(
+        filter="house/+/temp", onmsg=lambda data, _, tid, __: handled.append((smq.tid2topic(tid), bytes(data)))
+    )
+    publisher = Stream(mqtt_site, b"publisher", 5)
+    for at, topic in enumerate([b"house/kitchen/temp", b"garden/temp"], 1):
+        publisher.send(publisher.message(topic, b"21", 1, at))
+        assert publisher.packet()[1][2:] == (b"" if at == 1 else b"\x10")
+    wait_until(lambda: handled == [("house/kitchen/temp", b"21")], "the handler is called")
+    smq.unsubscribe("house/+/temp")
+    wait_until(lambda: not mqtt_site.state.topic_table.by_name, "the topic goes")
+
+
 def test_a_message_that_a_hook_swallows_is_not_retained(make_site: MakeSite) -> None:
     site = make_site(mqtt=True, onpublish=lambda data, *rest: bytes(data) != b"bad")
     site.server.take_mqtt = take_mqtt

@@ -225,6 +225,25 @@ def test_callbacks_that_block_keep_the_order(lua: Callable[[str], LuaSite], kind
     assert site.come(29) == [(number,) for number in range(30) if number != 5]
 
 
+def test_a_subscription_to_a_filter(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""
+      smq = require"smq.hub".create()
+      local function heard(data, ptid, tid) record(smq:tid2topic(tid), tonumber(data)) end
+      smq:create "house/kitchen/temp"
+      assert(smq:subscribe {filter = "house/+/temp", onmsg = heard} == 0)
+      smq:subscribe(nil, {filter = "json/#", json = true, onmsg = function(data) record(data.a) end})
+    """)
+    device = site.device()
+    for name, data in ((b"house/kitchen/temp", b"21"), (b"house/temp", b"x"), (b"house/bath/temp", b"22")):
+        device.publish(device.create(name), data)
+    device.publish(device.create(b"json/a/b"), b'{"a": 5}')
+    assert site.come(3) == [(b"house/kitchen/temp", 21), (b"house/bath/temp", 22), (5,)]
+    site.run("smq:unsubscribe 'house/+/temp'")
+    device.publish(device.create(b"house/bath/temp"), b"23")
+    device.sync()
+    assert not site.calls
+
+
 # ---- the methods
 
 METHODS = {
@@ -275,6 +294,9 @@ WRONG = {
     "smq:subscribe(4711)": "topic: ",
     "smq:subscribe('a', 5)": "bad argument #2 to 'subscribe'",
     "smq:subscribe('a', {onmsg = 5})": "2.onmsg",
+    "smq:subscribe{filter = {}}": "2.filter",
+    "smq:subscribe('a', {filter = 'b'})": "bad argument #1 to 'subscribe' (subscribe to a topic or to a filter",
+    "smq:subscribe{filter = 'a/#/b'}": "topic 'a/#/b': ",
     "smq:observe('a')": "bad argument #2 to 'observe'",
     "smq:onmsg(5)": "bad argument #1 to 'onmsg'",
     "smq:tid2topic('a')": "bad argument #1 to 'tid2topic'",
