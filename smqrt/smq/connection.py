@@ -496,6 +496,28 @@ class RawConnection(SocketOutbox):
         log.exception("error while routing; the connection is closed")
         self.lost(CloseReason.HOOK_FAILED)
 
+    def receive(self) -> int:
+        """Receive once, behind `carry` in the shared buffer; return the number of bytes, 0 for none.
+
+        `on_readable` does the same without a call, since it runs for each message.
+        """
+        size, held = self.receive_bytes, len(self.carry)
+        try:
+            view[:held] = self.carry
+            got: int = self.sock.recv_into(view[held:], size)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.lost(CloseReason.READ_FAILED)
+            return 0
+        if not got:
+            self.lost(CloseReason.PEER_CLOSED)
+        elif got == size:
+            self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        return got
+
     def on_data_waiting(self) -> None:
         """Route bytes that were received before, with the HTTP request or before a pause."""
         data, self.carry = self.carry, b""

@@ -18,8 +18,6 @@ from smqrt.loop.scheduling import Watcher
 from smqrt.smq import data_path
 from smqrt.smq.connection import (
     LARGE_BATCH_BYTES,
-    MAX_RECEIVE_BYTES,
-    MIN_RECEIVE_BYTES,
     RawConnection,
     chars,
     partitioned,
@@ -79,28 +77,11 @@ class MqttConnection(RawConnection):
 
     def on_readable(self) -> None:
         """Receive once, and handle the packets."""
-        size, held = self.receive_bytes, len(self.carry)
-        try:
-            if held:
-                view[:held] = self.carry
-                got = self.sock.recv_into(view[held:], size)
-            else:
-                got = self.sock.recv_into(view, size)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.lost(CloseReason.READ_FAILED)
-            return
-        if not got:
-            self.lost(CloseReason.PEER_CLOSED)
-            return
-        if got == size and size < MAX_RECEIVE_BYTES:
-            self.receive_bytes = size << 1
-        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
-            self.receive_bytes = size >> 1
-        self.heard_s = time()
-        self.carry = b""
-        self.feed(held + got)
+        held, got = len(self.carry), self.receive()
+        if got:
+            self.heard_s = time()
+            self.carry = b""
+            self.feed(held + got)
 
     def feed(self, size: int) -> None:
         """Handle received bytes: rows of messages in a kernel, other packets one by one."""

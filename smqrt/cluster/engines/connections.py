@@ -19,8 +19,6 @@ from smqrt.smq import data_path
 from smqrt.smq.connection import (
     BATCHES_PER_CHECK,
     LARGE_BATCH_BYTES,
-    MAX_RECEIVE_BYTES,
-    MIN_RECEIVE_BYTES,
     READ,
     RawConnection,
     chars,
@@ -135,26 +133,10 @@ class LinkConnection(RawConnection):
 
     def on_readable(self) -> None:
         """See `RawConnection.on_readable`."""
-        carry = self.carry
-        held, size = len(carry), self.receive_bytes
-        try:
-            if held:
-                view[:held] = carry
-                got = self.sock.recv_into(view[held:], size)
-            else:
-                got = self.sock.recv_into(view, size)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.lost(CloseReason.READ_FAILED)
-            return
+        held = len(self.carry)
+        got = self.receive()
         if not got:
-            self.lost(CloseReason.PEER_CLOSED)
             return
-        if got == size:
-            self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
-        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
-            self.receive_bytes = size >> 1
         self.carry = b""
         self.received_bytes -= held  # bytes that are being processed must not be acknowledged
         if self.exceeds_unauthenticated_bytes(self.received_bytes + held + got):
