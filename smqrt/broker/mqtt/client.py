@@ -378,10 +378,10 @@ def _will(will: WillMessage) -> Will:
 _SHORT_ANSWERS: dict[int, Callable[[MqttClient, int], None]] = {
     0x40: lambda client, number: client.acknowledged(number, PacketType.PUBACK),
     0x50: lambda client, number: client.received(number),
-    0x62: lambda client, number: client.release(number),
     0x70: lambda client, number: client.acknowledged(number, PacketType.PUBCOMP),
 }
-"""Acknowledgements without reason and properties, by their first byte. They do not wait for collected messages."""
+"""Acknowledgements without reason and properties, by their first byte. They do not wait for collected messages, unlike
+PUBREL, which may be for one of them."""
 _HANDLERS: dict[int, Callable[[MqttClient, int, bytes], bool | None]] = {
     PacketType.CONNECT: MqttClient._on_second_connect,
     PacketType.PUBLISH: MqttClient.on_publish,

@@ -16,7 +16,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch, packed_identifier
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
-from smqrt.broker.routes import destination
+from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, LineLimit, MqttSettings
@@ -610,16 +610,19 @@ class Devices(Outbox):
         self.broker.call_later(delay_s, publish_later)
 
     def publish_will(self, will: Will, peer: BrokerPeer) -> None:
-        """Publish a will."""
-        message, clock = will.message, self.broker.clock
-        expires_s = clock() + will.expiry_s
-        if message.retain:
-            self.set_retained(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+        """Publish a will; `onpublish` may swallow it, unless it answers later: then the will is retained before."""
+        message, broker = will.message, self.broker
+        expires_s = broker.clock() + will.expiry_s
         topic = self.topic_for(message.name)
+        drops: list[Drop] = []
         if topic is not None:
             frame = smq.publish_frame(topic.id, peer.etid, 0, message.payload)
             batch = mqtt_batch(frame, message.qos, message.retain, message.properties, expires_s)
-            destination(self.broker, topic.id, peer.etid, peer).deliver(batch)
+            batch.drops = drops
+            route = GuardedRoute if broker.hooks.onpublish is not None else destination
+            route(broker, topic.id, peer.etid, peer).deliver(batch)
+        if message.retain and Drop.SWALLOWED not in drops:
+            self.set_retained(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
 
 
 def is_valid_name(name: bytes, levels: int) -> bool:

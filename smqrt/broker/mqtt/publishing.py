@@ -34,7 +34,7 @@ _NO_PAYLOADS: list[bytes] = []
 _NO_PERMISSIONS: dict[bytes, bool] = {}
 """Shared by clients that do not publish; never written to."""
 _NOT_KEPT = (Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.QUOTA_EXCEEDED)
-_QOS_0, _QOS_1, _NO_RUN = 0x30, 0x32, -1  # first bytes of PUBLISH packets without flags
+_QOS_0, _QOS_1, _QOS_2, _NO_RUN = 0x30, 0x32, 0x34, -1  # first bytes of PUBLISH packets without flags
 
 
 class Unanswered(NamedTuple):
@@ -92,7 +92,7 @@ class PublishingClient(MqttSession):
     def collect(self, first: int, body: bytes) -> bool:
         """Keep a message for `publish_collected`, if it is one more of a row; return whether it is.
 
-        A row has messages with QoS 0 or 1 to one topic, without flags and properties.
+        A row has messages with one QoS to one topic, without flags and properties.
         """
         if first != self._run_first:
             return False
@@ -102,24 +102,31 @@ class PublishingClient(MqttSession):
             return False
         if self._payloads is _NO_PAYLOADS:
             self._payloads, self._numbers = [], []
-        start = end + 2 if first == _QOS_1 else end
+        start = end if first == _QOS_0 else end + 2
         if self.version == 5:
             if body[start : start + 1] != b"\0":
                 return False
             start += 1
         if len(body) < start or len(body) - start > FRAME_PAYLOAD_BYTES:
             return False
-        if first == _QOS_1:
+        if first != _QOS_0:
             number = body[end : end + 2]
-            if number == b"\0\0":
+            if number == b"\0\0" or (first == _QOS_2 and not self._is_expected(number)):
                 return False
             self._numbers.append(number)
         self._payloads.append(body[start:])
         return True
 
+    def _is_expected(self, number: bytes) -> bool:
+        """Return whether a message with QoS 2 is neither repeated nor above the receive maximum."""
+        device = self.device
+        if device is None or number in self._numbers or number[0] << 8 | number[1] in device.unreleased:
+            return False
+        return self.version < 5 or len(device.unreleased) + len(self._numbers) < self.devices.limits.receive_maximum
+
     @property
     def is_row_full(self) -> bool:
-        """Whether one turn publishes no more messages with QoS 1: then publishers wait for slow subscribers."""
+        """Whether one turn publishes no more messages with QoS 1 or 2: publishers wait for slow subscribers."""
         return len(self._numbers) >= ROW_MESSAGES
 
     @property
@@ -129,19 +136,18 @@ class PublishingClient(MqttSession):
 
     def publish_collected(self) -> bool:
         """Publish the collected messages; return true when the client has to wait."""
-        payloads, numbers = self._payloads, self._numbers
+        payloads, numbers, qos = self._payloads, self._numbers, self._run_first >> 1 & 3
         if not payloads:
             return False
         self._payloads = self._numbers = _NO_PAYLOADS
         topic = self.devices.topic_for(self.run_name)
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
-            if numbers:
-                self._acknowledge_all(numbers, Reason.NO_MATCHING_SUBSCRIBERS)
+            self._send_answers(qos, numbers, Reason.NO_MATCHING_SUBSCRIBERS)
             return False
         head = b"\x08" + topic.key + self.etid.to_bytes(4, "big") + bytes(4)
         frames = b"".join([(len(one) + smq.PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + one for one in payloads])
-        return self.publish_frames(topic, mqtt_batch(frames, int(bool(numbers))), len(payloads), numbers)
+        return self.publish_frames(topic, mqtt_batch(frames, qos), len(payloads), numbers)
 
     def publish_frames(self, topic: Topic, batch: MqttBatch, count: int, numbers: list[bytes]) -> bool:
         """Publish `count` messages to one topic; return true when the client has to wait.
@@ -160,16 +166,22 @@ class PublishingClient(MqttSession):
         if not numbers:
             return waits
         if waits or self.devices.must_wait(topic, self):
-            self._unanswered = Unanswered(1, numbers, batch)
+            self._unanswered = Unanswered(batch.qos, numbers, batch)
             return True
-        self._acknowledge_all(numbers, _code_of(batch))
+        self._send_answers(batch.qos, numbers, _code_of(batch))
         return False
 
-    def _acknowledge_all(self, numbers: list[bytes], code: Reason) -> None:
-        """Send a PUBACK for each message, in one write."""
-        if self.device is not None and not self.closed:
-            head, end = (b"\x40\x03", bytes((code,))) if code and self.version == 5 else (b"\x40\x02", b"")
-            self.mqtt_outbox.send_packet(b"".join([head + number + end for number in numbers]))
+    def _send_answers(self, qos: int, numbers: list[bytes], code: Reason) -> None:
+        """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0."""
+        device = self.device
+        if device is None or self.closed or not numbers:
+            return
+        first = b"\x40" if qos == 1 else b"\x50"
+        if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
+            for number in numbers:
+                device.expect_release(number[0] << 8 | number[1])
+        size, end = (b"\3", bytes((code,))) if code and self.version == 5 else (b"\2", b"")
+        self.mqtt_outbox.send_packet(b"".join([first + size + number + end for number in numbers]))
 
     # ---- PUBLISH and PUBREL
 
@@ -197,7 +209,7 @@ class PublishingClient(MqttSession):
         permitted = False if is_reserved(name) else self._permitted.get(name)
         if permitted is None:
             return self._ask_permission(name, first, body)
-        if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1):
+        if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2):
             # Behind the hook and the limits, the messages of a batch may have different answers.
             answers_differ = self.broker.hooks.onpublish is not None or self.broker.publish_limits is not None
             self.run_name, self._run_first = name, _NO_RUN if qos and answers_differ else first
@@ -281,26 +293,12 @@ class PublishingClient(MqttSession):
         code = _code_of(processed.batch)
         if processed.kept is not None and code not in _NOT_KEPT and not self.devices.set_retained(processed.kept):
             code = Reason.QUOTA_EXCEEDED
-        if processed.qos == 1:
-            self._acknowledge_all(processed.numbers, code)
-        elif processed.qos == 2:
-            self._received(int.from_bytes(processed.numbers[0]), code)
+        self._send_answers(processed.qos, processed.numbers, code)
 
     def _acknowledge(self, message: PublishPacket, code: Reason) -> None:
         """Send PUBACK or PUBREC."""
-        if message.qos == 1:
-            self._acknowledge_all([message.packet_identifier.to_bytes(2)], code)
-        elif message.qos == 2:
-            self._received(message.packet_identifier, code)
-
-    def _received(self, number: int, code: Reason) -> None:
-        """Send PUBREC."""
-        device = self.device
-        if device is None or self.closed:
-            return
-        if code < FIRST_FAILURE or self.version < 5:  # PUBREC of 3.1.1 can't tell a failure
-            device.expect_release(number)
-        self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREC, number, self.codec, code))
+        if message.qos:
+            self._send_answers(message.qos, [message.packet_identifier.to_bytes(2)], code)
 
     def on_pubrel(self, first: int, body: bytes) -> None:
         """Handle PUBREL."""

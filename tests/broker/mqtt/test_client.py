@@ -166,22 +166,22 @@ def test_a_right_to_publish_is_asked_for_again() -> None:
 
 
 def longest_s(hub: DeviceHub, device: MemoryDevice, script: str) -> float:
-    """The longest time without other work of the loop, for packets and the turns after them."""
+    """The longest time without other work of the loop, for packets and the turns after them, in CPU time."""
     device._splitter.feed(data_of(script, 5))
     packet = device._splitter.next()
     assert packet is not None
     device._splitter.only = 0
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         device.session.packet(*packet)
     except MqttError as error:
         device.session.fail_mqtt(error)
-    longest = time.perf_counter() - begin
+    longest = time.thread_time() - begin
     more = True
     while more:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         more = flush_dirty(time.monotonic)
-        longest = max(longest, time.perf_counter() - begin)
+        longest = max(longest, time.thread_time() - begin)
     return longest
 
 
@@ -224,9 +224,9 @@ def test_the_end_of_a_session_with_many_filters() -> None:
     device.feed(data_of(f"82: 00 01 P {wide(1000, '00')}", 5))
     device.take()
     hub.broker.clock = time.monotonic
-    begin = time.perf_counter()
+    begin = time.thread_time()
     device.lost()
-    assert time.perf_counter() - begin < MAX_STEP_S
+    assert time.thread_time() - begin < MAX_STEP_S
     settle()
     assert not hub.left()
 
