@@ -497,10 +497,7 @@ class RawConnection(SocketOutbox):
         self.lost(CloseReason.HOOK_FAILED)
 
     def receive(self) -> int:
-        """Receive once, behind `carry` in the shared buffer; return the number of bytes, 0 for none.
-
-        `on_readable` does the same without a call, since it runs for each message.
-        """
+        """Receive once, behind `carry` in the buffer, as `on_readable` does; return the number of bytes, 0 for none."""
         size, held = self.receive_bytes, len(self.carry)
         try:
             view[:held] = self.carry
