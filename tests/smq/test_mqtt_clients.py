@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,16 +199,13 @@ def test_a_long_message_and_many_short_ones(connect: Callable[..., PahoClient]) 
 
 # ---- mosquitto's clients
 
-needs_mosquitto = pytest.mark.skipif(not shutil.which("mosquitto_pub"), reason="mosquitto_pub is not installed")
-
-
 def mosquitto(site: Site, tool: str, *arguments: str) -> Any:
     host, port = site.address()
     command = [f"mosquitto_{tool}", "-h", host, "-p", str(port), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@needs_mosquitto
+@pytest.mark.servers
 @pytest.mark.parametrize("version", ["mqttv31", "mqttv311", "mqttv5"])
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 def test_mosquitto_pub_and_sub(mqtt_site: Site, version: str, qos: str) -> None:
@@ -222,7 +218,7 @@ def test_mosquitto_pub_and_sub(mqtt_site: Site, version: str, qos: str) -> None:
     assert listener.stdout.read() == "a/b one\na/b two\n"
 
 
-@needs_mosquitto
+@pytest.mark.servers
 def test_mosquitto_retained_and_will(mqtt_site: Site) -> None:
     assert mosquitto(mqtt_site, "pub", "-q", "1", "-r", "-t", "state", "-m", "on").wait() == 0
     sleeper = mosquitto(mqtt_site, "sub", "-t", "x", "--will-topic", "gone", "--will-payload", "bye", "--will-retain")
