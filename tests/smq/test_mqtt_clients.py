@@ -199,6 +199,7 @@ def test_a_long_message_and_many_short_ones(connect: Callable[..., PahoClient]) 
 
 # ---- mosquitto's clients
 
+
 def mosquitto(site: Site, tool: str, *arguments: str) -> Any:
     host, port = site.address()
     command = [f"mosquitto_{tool}", "-h", host, "-p", str(port), *arguments]
