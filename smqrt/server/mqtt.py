@@ -1,4 +1,4 @@
-"""How MQTT clients reach a hub: the first byte of a connection, and WebSockets at `/mqtt`."""
+"""Entry points of MQTT clients: the first byte of a connection, and WebSockets at `/mqtt`."""
 
 from __future__ import annotations
 

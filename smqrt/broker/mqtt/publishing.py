@@ -1,4 +1,4 @@
-"""What MQTT clients publish: PUBLISH and its answers."""
+"""Publishing by MQTT clients: PUBLISH and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of an MQTT client at a hub share: `publishing`, `subscribing` and `client` build on it."""
+"""Common base of the parts of an MQTT client at a hub: `publishing`, `subscribing` and `client`."""
 
 from __future__ import annotations
 
