@@ -1,4 +1,4 @@
-"""What MQTT clients receive: their subscriptions, and the messages to them."""
+"""Subscriptions of MQTT clients, and the messages to them."""
 
 from __future__ import annotations
 
