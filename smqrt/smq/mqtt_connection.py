@@ -45,6 +45,7 @@ FRAMES_PER_TURN = 500
 """WebSocket frames that are handled at once; a client may send frames of one byte."""
 UNSUPPORTED_DATA = 1003
 """The WebSocket close code for a text frame (RFC 6455 §7.4.1, MQTT 5 §6.0.0-1)."""
+MAX_TIMER_S = 30.0
 CONNECT_BYTES = 256 << 10
 """The largest CONNECT packet: it comes before the login."""
 _CONNECT = 0x10  # the first byte
@@ -210,8 +211,8 @@ class MqttConnection(RawConnection):
             self.set_deadline(max(keepalive_s - silent_s, 0.1))
 
     def set_deadline(self, delay_s: float) -> None:
-        """Check the keep-alive after `delay_s`."""
-        self.session.broker.call_later(delay_s, self.expired)
+        """Check the keep-alive after `delay_s`, or earlier: the timer keeps a connection that has closed meanwhile."""
+        self.session.broker.call_later(min(delay_s, MAX_TIMER_S), self.expired)
 
     # ---- writing
 

@@ -29,6 +29,8 @@ DELIVERY_S = 0.004
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
+MAX_TIMER_S = 10.0
+"""The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
 EXPIRY_CHECKS_PER_STEP = 200
 NAMES_PER_STEP = 200
 """Names of retained messages that are compared with a filter at once."""
@@ -601,13 +603,19 @@ class Devices(Outbox):
             self.publish_will(will, peer)
             return
         device.will = will
+        due_s = self.broker.clock() + delay_s
 
-        def publish_later() -> None:
-            if device.will is will:  # otherwise the client is back
-                device.will = None
-                self.publish_will(will, self.broker.server)
+        def publish_when_due() -> None:
+            if device.will is not will:  # the client is back, or the session has ended
+                return
+            left_s = due_s - self.broker.clock()
+            if left_s > 0:
+                self.broker.call_later(min(left_s, MAX_TIMER_S), publish_when_due)
+                return
+            device.will = None
+            self.publish_will(will, self.broker.server)
 
-        self.broker.call_later(delay_s, publish_later)
+        self.broker.call_later(min(delay_s, MAX_TIMER_S), publish_when_due)
 
     def publish_will(self, will: Will, peer: BrokerPeer) -> None:
         """Publish a will; `onpublish` may swallow it, unless it answers later: then the will is retained before."""

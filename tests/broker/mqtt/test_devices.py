@@ -8,8 +8,9 @@ import tracemalloc
 
 import pytest
 
+from smqrt.broker.mqtt.device import Will
 from smqrt.broker.mqtt.filters import Options
-from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import record_of, restore
 from smqrt.broker.outbox import Drop
 from smqrt.settings.limits import MqttSettings
@@ -414,3 +415,19 @@ def test_the_messages_of_all_sessions_together_are_limited() -> None:
         hub.devices.end(device)
     settle()
     assert hub.devices.waiting_bytes == 0
+
+
+def test_a_will_that_is_not_needed_is_not_kept_for_its_delay() -> None:
+    """Otherwise each reconnect of a client would leave a will behind, for days."""
+    hub = MqttHub()
+    _, reader = hub.client("reader", "gone")
+    for at in range(20):
+        device, _ = hub.client("device", clean=False)
+        device.expiry_s = 3600
+        hub.devices.leave_will(device, Will(Message(b"gone", b"%d" % at, 0), 3000, NO_EXPIRY_S), hub.broker.server)
+    assert max(delay_s for delay_s, _ in hub.later) <= 10
+    hub.tick(10)
+    assert len(hub.later) == 2  # the check of sessions, and the last will
+    assert reader.take() == []
+    hub.tick(3000)
+    assert reader.take() == [b"19"]
