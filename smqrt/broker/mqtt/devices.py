@@ -29,6 +29,8 @@ DELIVERY_S = 0.004
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
+MAX_UNSENT_BYTES, BATCH_BYTES = 64 << 20, 200
+"""Memory of the batches that wait for delivery, when publishers are faster; further ones are lost and counted."""
 MAX_TIMER_S = 10.0
 """The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
 EXPIRY_CHECKS_PER_STEP = 200
@@ -74,6 +76,7 @@ class Devices(Outbox):
         "_is_sweeping",
         "_pressed",
         "_unsent",
+        "_unsent_bytes",
         "broker",
         "changed_names",
         "changed_sessions",
@@ -105,6 +108,7 @@ class Devices(Outbox):
         self._by_topic: dict[Topic, FilterSet] = {}
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
@@ -294,7 +298,12 @@ class Devices(Outbox):
     def flush(self) -> None:
         """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
         batches, self.queue = self.queue, []
-        self._unsent.extend(batches)
+        for batch in batches:
+            if self._unsent_bytes > MAX_UNSENT_BYTES:
+                self.broker.stats.drop(Drop.OVER_GLOBAL_BUDGET, smq.count_frames(batch))
+            else:
+                self._unsent.append(batch)
+                self._unsent_bytes += len(batch) + BATCH_BYTES
         if not self._is_delivering:
             self._is_delivering = True
             clock, steps = self.broker.clock, self._deliver_all()
@@ -307,6 +316,7 @@ class Devices(Outbox):
     def _deliver_all(self) -> Iterator[None]:
         while self._unsent:
             batch = self._unsent.popleft()
+            self._unsent_bytes -= len(batch) + BATCH_BYTES
             topic = self.broker.topic_table.by_key.get(batch[smq.TID])
             if topic is None:
                 yield

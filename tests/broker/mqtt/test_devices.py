@@ -431,3 +431,15 @@ def test_a_will_that_is_not_needed_is_not_kept_for_its_delay() -> None:
     assert reader.take() == []
     hub.tick(3000)
     assert reader.take() == [b"19"]
+
+
+def test_batches_that_wait_for_delivery_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smqrt.broker.mqtt.devices.MAX_UNSENT_BYTES", 5_000)
+    hub = MqttHub()
+    _, receiver = hub.client("device", "t")
+    for at in range(100):
+        hub.broker.publish(b"%d" % at, b"t")
+    got = len(receiver.take())
+    assert 20 < got < 30
+    assert got + hub.broker.stats.drops[Drop.OVER_GLOBAL_BUDGET] == 100
+    assert hub.devices._unsent_bytes == 0
