@@ -470,7 +470,7 @@ class BrokerState:
         """Send a new subscriber the last values of `topic`, before any message that is published later."""
         batch = self.last_values.initial_frames(topic) if self.last_values is not None else b""
         if not batch and self.devices is not None and outbox is not self.devices:
-            batch = self.devices.retained_frame(topic)
+            batch = self.devices.retained.frame(topic)
         if batch:
             outbox.put(topic.encode(batch) if outbox.websocket else batch)
 

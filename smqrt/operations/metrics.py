@@ -356,9 +356,11 @@ FAMILIES = (
         "Sessions of MQTT clients without a connection.",
         lambda devices: len(devices.offline),
     ),
-    _mqtt("smqrt_mqtt_retained", "Retained messages of MQTT clients.", lambda devices: len(devices.retained)),
+    _mqtt("smqrt_mqtt_retained", "Retained messages of MQTT clients.", lambda devices: len(devices.retained.by_name)),
     _mqtt(
-        "smqrt_mqtt_retained_bytes", "Memory of retained messages, in bytes.", lambda devices: devices.retained_bytes
+        "smqrt_mqtt_retained_bytes",
+        "Memory of retained messages, in bytes.",
+        lambda devices: devices.retained.size_bytes,
     ),
     _mqtt(
         "smqrt_mqtt_filters", "Different topic filters of MQTT clients.", lambda devices: len(devices.filters.by_text)

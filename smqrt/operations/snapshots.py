@@ -333,8 +333,8 @@ def mqtt(devices: Devices) -> Snapshot:
         "clients": len(devices.sessions) - len(devices.offline),
         "sessions": len(devices.sessions),
         "offline": len(devices.offline),
-        "retained": len(devices.retained),
-        "retained_bytes": devices.retained_bytes,
+        "retained": len(devices.retained.by_name),
+        "retained_bytes": devices.retained.size_bytes,
         "filters": len(devices.filters.by_text),
     }
 

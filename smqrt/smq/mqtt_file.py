@@ -73,13 +73,16 @@ class SqliteMqtt:
     def _load(self) -> None:
         connection, devices, now_s = self._names.connection, self._devices, time.time()
         to_clock_s = devices.broker.clock() - now_s
-        names_before, ids_before = set(devices.retained), set(devices.sessions)  # of a hot restart: they are newer
+        names_before, ids_before = (
+            set(devices.retained.by_name),
+            set(devices.sessions),
+        )  # of a hot restart: they are newer
         for name, payload, qos, properties, expires, checksum in connection.execute("SELECT * FROM mqtt_retained"):
             if checksum != _checksum(name, payload, properties, str(expires).encode()):
                 raise self._names.unusable(f"the retained message of {name!r} was changed")
             expires_s = NO_EXPIRY_S if expires is None else expires + to_clock_s
             if name not in names_before and (expires is None or expires > now_s):
-                devices.set_retained(Message(name, payload, qos, True, properties, expires_s))
+                devices.retained.set(Message(name, payload, qos, True, properties, expires_s))
         for client_id, text, checksum in connection.execute("SELECT * FROM mqtt_sessions"):
             if checksum != _checksum(client_id.encode(), text.encode()):
                 raise self._names.unusable(f"the session of {client_id!r} was changed")
@@ -156,7 +159,7 @@ class SqliteMqtt:
         """Return the statements and rows that write changed retained messages, and remove deleted ones."""
         rows: list[Row] = []
         shift_s = time.time() - self._devices.broker.clock()
-        retained = self._devices.retained
+        retained = self._devices.retained.by_name
         for name in names:
             found = retained.get(name)
             if found is not None:

@@ -35,10 +35,10 @@ def filled(site: Site) -> Any:
         device.enqueue(Message(b"house/t", payload, 1, properties=b"\x03\0\1x", expires_s=devices.broker.clock() + 100))
     device.in_flight[9] = None
     device.expect_release(3)
-    devices.set_retained(Message(b"kept", b"\0value", 1, True))
-    devices.set_retained(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
-    devices.set_retained(Message(b"gone", b"x", 0, True))
-    devices.set_retained(Message(b"gone", b"", 0, True))
+    devices.retained.set(Message(b"kept", b"\0value", 1, True))
+    devices.retained.set(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
+    devices.retained.set(Message(b"gone", b"x", 0, True))
+    devices.retained.set(Message(b"gone", b"", 0, True))
     return devices
 
 
@@ -58,13 +58,13 @@ def test_they_are_there_after_a_stop(make_site: MakeSite, tmp_path: Path) -> Non
     first.smq.close()
     second = make_site(mqtt=True, persist=path)
     assert shown(second.state.devices) == before
-    assert set(second.state.devices.retained) <= {b"kept", b"short"}
+    assert set(second.state.devices.retained.by_name) <= {b"kept", b"short"}
     assert second.state.devices.filters.match(b"house/x") is not None
     second.state.devices.end(second.state.devices.sessions["sleeper"])
     second.smq.close()
     third = make_site(mqtt=True, persist=path)
     assert not third.state.devices.sessions
-    assert b"kept" in third.state.devices.retained
+    assert b"kept" in third.state.devices.retained.by_name
 
 
 def test_retained_messages_are_written_soon(

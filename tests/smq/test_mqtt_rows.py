@@ -218,7 +218,7 @@ def test_messages_that_do_not_fit_an_smq_packet(mqtt_site: Site, qos: int) -> No
     retained = publisher.message(b"kept", b"y" * 100_000, 1, 9)
     publisher.send(bytes((retained[0] | 1,)) + retained[1:])
     late = Stream(mqtt_site, b"late", 4)
-    wait_until(lambda: mqtt_site.state.devices.retained, "it is retained")
+    wait_until(lambda: mqtt_site.state.devices.retained.by_name, "it is retained")
     late.subscribe(b"kept", 1)
     assert list(late.payloads(1, b"kept", 1)) == [b"y" * 100_000]
 
@@ -247,7 +247,7 @@ def test_a_message_that_a_hook_swallows_is_not_retained(make_site: MakeSite) -> 
         message = publisher.message(b"t", payload, 1, at)
         publisher.send(bytes((message[0] | 1,)) + message[1:])
     assert [publisher.packet()[1][2:] for _ in range(3)] == [b"\x10", b"\x83", b"\x83"]
-    assert [one.payload for one in site.state.devices.retained.values()] == [b"good"]
+    assert [one.payload for one in site.state.devices.retained.by_name.values()] == [b"good"]
 
 
 def test_a_client_may_not_subscribe_with_too_many_wildcards(mqtt_site: Site) -> None:

@@ -267,7 +267,7 @@ class Device:
             run_in_background(self._feed())
 
     def feed(self, messages: Iterator[Message | None]) -> None:
-        """Send retained messages, as fast as the client reads them; see `Devices.retained_for`."""
+        """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
         if self.feeds is _NO_FEEDS:
             self.feeds = deque()
         self.feeds.append(messages)

@@ -14,7 +14,8 @@ from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch, packed_identifier
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
+from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -34,8 +35,6 @@ MAX_UNSENT_BYTES, BATCH_BYTES = 64 << 20, 200
 MAX_TIMER_S = 10.0
 """The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
 EXPIRY_CHECKS_PER_STEP = 200
-NAMES_PER_STEP = 200
-"""Names of retained messages that are compared with a filter at once."""
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
 MAX_PASSING = 10_000
@@ -43,8 +42,6 @@ MAX_PASSING = 10_000
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
 
 _CLUSTER_FILTERS = LineLimit()
-RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
-RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
 FILTERS = Limit("mqtt_filters", "mqtt.filters", "the client's limit of topic filters is reached")
 SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions without a connection is reached")
 QUEUED = Limit("mqtt_queued", "mqtt.queued_messages", "the queue of a session is full, and its oldest message is lost")
@@ -60,7 +57,7 @@ class Devices(Outbox):
     Attributes:
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
-        retained: retained messages by topic name.
+        retained: the retained messages.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         changed_names: names of retained messages that have changed since they were saved.
@@ -86,7 +83,6 @@ class Devices(Outbox):
         "on_changed",
         "pack",
         "retained",
-        "retained_bytes",
         "sessions",
         "waiting_bytes",
     )
@@ -99,8 +95,8 @@ class Devices(Outbox):
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
-        self.retained: dict[bytes, Message] = {}
-        self.retained_bytes = self.waiting_bytes = 0
+        self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
+        self.waiting_bytes = 0
         self.changed_names: dict[bytes, None] = {}
         self.changed_sessions: dict[str, None] = {}
         self.on_changed: Callable[[bool], object] | None = None
@@ -427,7 +423,7 @@ class Devices(Outbox):
                 return True
         return False
 
-    # ---- retained messages
+    # ---- changes, see `smqrt.smq.mqtt_file`
 
     def _retained_changed(self, name: bytes) -> None:
         if self.on_changed is not None:
@@ -443,89 +439,10 @@ class Devices(Outbox):
     def saved_bytes(self, key: bytes | str) -> int:
         """Return the size of what is saved for a name of `changed_names` or an id of `changed_sessions`."""
         if isinstance(key, bytes):
-            return self.retained[key].size_bytes if key in self.retained else 0
+            kept = self.retained.by_name.get(key)
+            return 0 if kept is None else kept.size_bytes
         device = self.sessions.get(key)
         return 0 if device is None else device.waiting_bytes + 100 * len(device.subscriptions)
-
-    def set_retained(self, message: Message) -> bool:
-        """Keep a message as the retained one of its topic; return false over a limit.
-
-        A message without payload deletes the retained one [MQTT-3.3.1-6].
-        """
-        name = message.name
-        known = self.retained.get(name)
-        if not message.payload:
-            if known is not None:
-                self._forget_retained(known)
-            return True
-        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
-        limit = RETAINED if known is None and len(self.retained) >= self.limits.retained else None
-        if limit is None and self.retained_bytes + growth > self.limits.retained_bytes:
-            limit = RETAINED_MEMORY
-        if limit is not None:
-            limit.refused(f"the topic {ascii(name[:64])[1:]}")
-            return False
-        self.retained[name] = message
-        self.retained_bytes += growth
-        self._retained_changed(name)
-        return True
-
-    def _forget_retained(self, message: Message) -> None:
-        del self.retained[message.name]
-        self.retained_bytes -= message.size_bytes
-        self._retained_changed(message.name)
-
-    def retained_frame(self, topic: Topic) -> bytes:
-        """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
-        found = self.retained.get(topic.name or b"")
-        if found is None or found.expires_s <= self.broker.clock() or len(found.payload) > smq.MAX_PAYLOAD_BYTES:
-            return b""
-        return smq.publish_frame(topic.id, self.broker.server.etid, 0, found.payload)
-
-    def retained_for(self, text: str, options: Options) -> Iterator[Message | None]:
-        """Return the retained messages for a new subscription; they are looked up while they are sent.
-
-        Yields:
-            a message; None after many names that do not match, so that others have their turn.
-        """
-        if "+" in text or "#" in text:
-            table = FilterTable()
-            table.named(text)
-            for count, name in enumerate([*self.retained, *self._names_with_values()], 1):
-                if table.match(name) is not None:
-                    yield from self._retained(name, options)
-                if not count % NAMES_PER_STEP:
-                    yield None
-        else:
-            yield from self._retained(text.encode(), options)
-
-    def _names_with_values(self) -> list[bytes]:
-        """Return the names of topics with last values, and without a retained message."""
-        values = self.broker.last_values
-        names = [one.topic.name for one in values or () if one.newest]
-        return [name for name in names if name is not None and name not in self.retained]
-
-    def _retained(self, name: bytes, options: Options) -> Iterator[Message]:
-        identifiers = packed_identifier(options.identifier)
-        found = self.retained.get(name)
-        if found is None:
-            yield from self._last_values(name, options, identifiers)
-        elif found.expires_s <= self.broker.clock():
-            self._forget_retained(found)
-        else:
-            qos = min(found.qos, options.qos)
-            yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
-
-    def _last_values(self, name: bytes, options: Options, identifiers: bytes) -> Iterator[Message]:
-        """Return the last values of a topic as retained messages."""
-        topic, values = self.broker.topic_table.by_name.get(name), self.broker.last_values
-        if topic is None or values is None:
-            return
-        qos = min(options.qos, self.limits.smq_qos)
-        for frame in smq.frames(values.initial_frames(topic)):
-            properties = self.properties_of(frame)
-            payload = frame[smq.PUBLISH_HEADER_BYTES :]
-            yield Message(name, payload, qos, True, properties, NO_EXPIRY_S, identifiers)
 
     # ---- sessions
 
@@ -640,7 +557,7 @@ class Devices(Outbox):
             route = GuardedRoute if broker.hooks.onpublish is not None else destination
             route(broker, topic.id, peer.etid, peer).deliver(batch)
         if message.retain and Drop.SWALLOWED not in drops:
-            self.set_retained(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+            self.retained.set(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
 
 
 def is_valid_name(name: bytes, levels: int) -> bool:

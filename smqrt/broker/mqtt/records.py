@@ -20,7 +20,7 @@ def record_of(devices: Devices) -> Record:
     """Return the record of all sessions that are kept, and of the retained messages."""
     return {
         "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
-        "retained": [_message_record(one) for one in devices.retained.values()],
+        "retained": [_message_record(one) for one in devices.retained.by_name.values()],
     }
 
 
@@ -30,7 +30,7 @@ def restore(devices: Devices, record: Record) -> None:
     A session that a client has opened here meanwhile is left as it is.
     """
     for one in record["retained"]:
-        devices.set_retained(_message_of(one))
+        devices.retained.set(_message_of(one))
     for one in record["sessions"]:
         if one["id"] not in devices.sessions:
             restore_session(devices, one)

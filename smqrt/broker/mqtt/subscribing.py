@@ -111,7 +111,7 @@ class SubscribingClient(PublishingClient):
         self._answer_filters(PacketType.SUBACK, packet, codes)
         for text, options in retained:
             if self.device is not None:
-                self.device.feed(self.devices.retained_for(text, options))
+                self.device.feed(self.devices.retained.matching(text, options))
             yield
 
     def _answer_filters(self, kind: PacketType, packet: SubscribePacket | UnsubscribePacket, codes: list[int]) -> None:

@@ -96,7 +96,7 @@ class MqttHub:
         topic = self.devices.topic_for(name)
         if retain:
             for payload in payloads:
-                self.devices.set_retained(Message(name, payload, qos, True))
+                self.devices.retained.set(Message(name, payload, qos, True))
         if topic is None:
             return False
         frames = b"".join(smq.publish_frame(topic.id, publisher, 0, payload) for payload in payloads)
@@ -106,5 +106,5 @@ class MqttHub:
 
     def retained(self, text: str, qos: int = 2) -> Iterable[tuple[bytes, bytes]]:
         """Names and payloads of the retained messages for a new subscription."""
-        found = self.devices.retained_for(text, Options(qos))
+        found = self.devices.retained.matching(text, Options(qos))
         return [(one.name, one.payload) for one in found if one is not None]

@@ -94,6 +94,6 @@ def test_damaged_sessions() -> None:
     hub.at(hub.now_s + 8 * 86400)  # no session is kept for longer
     hub.at(hub.now_s + 1)
     assert not hub.left(), hub.left()
-    assert len(hub.devices.retained) <= 50
-    assert hub.devices.retained_bytes == sum(one.size_bytes for one in hub.devices.retained.values())
+    assert len(hub.devices.retained.by_name) <= 50
+    assert hub.devices.retained.size_bytes == sum(one.size_bytes for one in hub.devices.retained.by_name.values())
     assert sum(hub.broker.stats.ends.values()) == SESSIONS

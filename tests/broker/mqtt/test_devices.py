@@ -351,27 +351,27 @@ def test_retained_messages_are_replaced_and_deleted() -> None:
     hub.publish(b"a/b", b"", retain=True)
     assert hub.retained("#") == [(b"a/c", b"1")]
     hub.publish(b"a/c", b"", retain=True)
-    assert hub.devices.retained_bytes == 0
+    assert hub.devices.retained.size_bytes == 0
 
 
 def test_retained_messages_expire() -> None:
     hub = MqttHub()
-    hub.devices.set_retained(Message(b"a", b"x", 0, True, expires_s=10))
+    hub.devices.retained.set(Message(b"a", b"x", 0, True, expires_s=10))
     hub.now_s = 9
     assert hub.retained("a") == [(b"a", b"x")]
     hub.now_s = 10
     assert hub.retained("a") == []
-    assert not hub.devices.retained_bytes
+    assert not hub.devices.retained.size_bytes
 
 
 @pytest.mark.parametrize("settings", [MqttSettings(retained=2), MqttSettings(retained_bytes=4)])
 def test_the_memory_of_retained_messages_is_limited(settings: MqttSettings) -> None:
     hub = MqttHub(settings=settings)
-    kept = [hub.devices.set_retained(Message(b"%d" % at, b"x", 0, True)) for at in range(4)]
+    kept = [hub.devices.retained.set(Message(b"%d" % at, b"x", 0, True)) for at in range(4)]
     assert kept == [True, True, False, False]
-    assert hub.devices.set_retained(Message(b"1", b"y", 0, True))
-    assert hub.devices.set_retained(Message(b"1", b"", 0, True))
-    assert hub.devices.set_retained(Message(b"9", b"z", 0, True))
+    assert hub.devices.retained.set(Message(b"1", b"y", 0, True))
+    assert hub.devices.retained.set(Message(b"1", b"", 0, True))
+    assert hub.devices.retained.set(Message(b"9", b"z", 0, True))
 
 
 def test_smq_clients_get_the_retained_message_when_they_subscribe() -> None:
@@ -389,7 +389,7 @@ def test_retained_messages_are_sent_as_fast_as_the_client_reads() -> None:
         hub.publish(b"t/%d" % at, b"x", retain=True)
     device, receiver = hub.client("device")
     receiver.has_room = False
-    device.feed(hub.devices.retained_for("#", Options(0)))
+    device.feed(hub.devices.retained.matching("#", Options(0)))
     assert receiver.take() == []
     receiver.has_room = True
     device.pump()

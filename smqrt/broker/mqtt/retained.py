@@ -1,0 +1,126 @@
+"""Retained messages of a hub, which new MQTT subscribers get (MQTT 5 §3.3.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from smqrt.broker.mqtt.filters import FilterTable, Options
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, packed_identifier
+from smqrt.broker.state import BrokerState
+from smqrt.broker.topics import Topic
+from smqrt.settings.limits import Limit, MqttSettings
+from smqrt.wire import smq
+
+NAMES_PER_STEP = 200
+"""Names that are compared with a filter at once."""
+RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
+RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
+
+
+class RetainedMessages:
+    """The retained messages of a hub. Last values of topics without a retained message count as such for subscribers.
+
+    Args:
+        broker: the hub.
+        limits: the limits of MQTT clients.
+        properties_of: returns the packed properties of a message that no MQTT client has published.
+        on_change: called with the name of each message that is set or deleted.
+
+    Attributes:
+        by_name: the messages by topic name.
+        size_bytes: their memory, approximately.
+    """
+
+    __slots__ = ("_broker", "_limits", "_on_change", "_properties_of", "by_name", "size_bytes")
+
+    def __init__(
+        self,
+        broker: BrokerState,
+        limits: MqttSettings,
+        properties_of: Callable[[bytes], bytes],
+        on_change: Callable[[bytes], None],
+    ) -> None:
+        self._broker, self._limits = broker, limits
+        self._properties_of, self._on_change = properties_of, on_change
+        self.by_name: dict[bytes, Message] = {}
+        self.size_bytes = 0
+
+    def set(self, message: Message) -> bool:
+        """Keep a message as the retained one of its topic; return false over a limit.
+
+        A message without payload deletes the retained one [MQTT-3.3.1-6].
+        """
+        name = message.name
+        known = self.by_name.get(name)
+        if not message.payload:
+            if known is not None:
+                self.forget(known)
+            return True
+        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
+        limit = RETAINED if known is None and len(self.by_name) >= self._limits.retained else None
+        if limit is None and self.size_bytes + growth > self._limits.retained_bytes:
+            limit = RETAINED_MEMORY
+        if limit is not None:
+            limit.refused(f"the topic {ascii(name[:64])[1:]}")
+            return False
+        self.by_name[name] = message
+        self.size_bytes += growth
+        self._on_change(name)
+        return True
+
+    def forget(self, message: Message) -> None:
+        del self.by_name[message.name]
+        self.size_bytes -= message.size_bytes
+        self._on_change(message.name)
+
+    def frame(self, topic: Topic) -> bytes:
+        """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
+        found = self.by_name.get(topic.name or b"")
+        if found is None or found.expires_s <= self._broker.clock() or len(found.payload) > smq.MAX_PAYLOAD_BYTES:
+            return b""
+        return smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
+
+    def matching(self, text: str, options: Options) -> Iterator[Message | None]:
+        """Return the retained messages for a new subscription; they are looked up while they are sent.
+
+        Yields:
+            a message; None after many names that do not match, so that others have their turn.
+        """
+        if "+" in text or "#" in text:
+            table = FilterTable()
+            table.named(text)
+            for count, name in enumerate([*self.by_name, *self._names_with_values()], 1):
+                if table.match(name) is not None:
+                    yield from self._kept(name, options)
+                if not count % NAMES_PER_STEP:
+                    yield None
+        else:
+            yield from self._kept(text.encode(), options)
+
+    def _names_with_values(self) -> list[bytes]:
+        """Return the names of topics with last values, and without a retained message."""
+        values = self._broker.last_values
+        names = [one.topic.name for one in values or () if one.newest]
+        return [name for name in names if name is not None and name not in self.by_name]
+
+    def _kept(self, name: bytes, options: Options) -> Iterator[Message]:
+        identifiers = packed_identifier(options.identifier)
+        found = self.by_name.get(name)
+        if found is None:
+            yield from self._last_values(name, options, identifiers)
+        elif found.expires_s <= self._broker.clock():
+            self.forget(found)
+        else:
+            qos = min(found.qos, options.qos)
+            yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
+
+    def _last_values(self, name: bytes, options: Options, identifiers: bytes) -> Iterator[Message]:
+        """Return the last values of a topic as retained messages."""
+        topic, values = self._broker.topic_table.by_name.get(name), self._broker.last_values
+        if topic is None or values is None:
+            return
+        qos = min(options.qos, self._limits.smq_qos)
+        for frame in smq.frames(values.initial_frames(topic)):
+            properties = self._properties_of(frame)
+            payload = frame[smq.PUBLISH_HEADER_BYTES :]
+            yield Message(name, payload, qos, True, properties, NO_EXPIRY_S, identifiers)
