@@ -104,8 +104,6 @@ class Outbox:
     """Whether the client may send PubFrag packets."""
     protocol = "smq"
     """The protocol of the client: "smq" or "mqtt"."""
-    migrates = True
-    """Whether an open connection can be passed to another process."""
     torn = 0
     """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 

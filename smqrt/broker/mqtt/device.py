@@ -15,6 +15,7 @@ from smqrt.wire.mqtt.fields import PacketType, Reason
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.devices import Devices
+    from smqrt.broker.mqtt.retained import RetainedFeed
 
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
@@ -75,7 +76,7 @@ class ConnectedClient(Protocol):
 
 
 _NO_MESSAGES: deque[Message] = deque()
-_NO_FEEDS: deque[Iterator[Message | None]] = deque()
+_NO_FEEDS: deque[RetainedFeed] = deque()
 _NO_NUMBERS: Set[int] = frozenset()
 """Shared by sessions without any, which saves 1.4 KB for each; never written to."""
 
@@ -266,7 +267,7 @@ class Device:
             self.is_feeding = True
             run_in_background(self._feed())
 
-    def feed(self, messages: Iterator[Message | None]) -> None:
+    def feed(self, messages: RetainedFeed) -> None:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
         if self.feeds is _NO_FEEDS:
             self.feeds = deque()
@@ -340,6 +341,15 @@ class Device:
             self.pump()
 
     # ---- connections
+
+    @property
+    def unsent(self) -> list[int]:
+        """Packet identifiers of messages in flight that this connection has not seen yet."""
+        return self._unsent
+
+    def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
+        """Continue with the connection of a client that has migrated; see `unsent`."""
+        self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""

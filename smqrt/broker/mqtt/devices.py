@@ -68,6 +68,7 @@ class Devices(Outbox):
     __slots__ = (
         "__weakref__",
         "_by_topic",
+        "_delivery",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
@@ -105,6 +106,7 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
+        self._delivery: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
@@ -303,11 +305,18 @@ class Devices(Outbox):
         if not self._is_delivering:
             self._is_delivering = True
             clock, steps = self.broker.clock, self._deliver_all()
+            self._delivery = steps
             until_s = clock() + DELIVERY_S
             while self._is_delivering and clock() < until_s:
                 deque(islice(steps, 8), maxlen=0)
             if self._is_delivering:
                 run_in_background(steps)
+
+    def deliver_now(self) -> None:
+        """Deliver all batches at once: the clients are frozen, and what they have sent must be in their sessions."""
+        self.flush()
+        if self._is_delivering:
+            deque(self._delivery, maxlen=0)
 
     def _deliver_all(self) -> Iterator[None]:
         while self._unsent:
