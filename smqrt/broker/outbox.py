@@ -19,7 +19,7 @@ from typing import Protocol
 
 from smqrt.errors import CloseReason
 from smqrt.wire.connection_state import Life
-from smqrt.wire.mqtt.fields import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree
 from smqrt.wire.smq import Type
 
 BLOCKED = Life.BLOCKED  # a global, because each batch and subscriber needs it: faster than the enumeration's attribute

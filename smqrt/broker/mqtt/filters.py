@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 from smqrt.broker.mqtt.messages import packed_identifier
-from smqrt.wire.mqtt.fields import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
