@@ -13,7 +13,7 @@ from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
@@ -147,10 +147,10 @@ class Devices(Outbox):
         one = known or self.filters.named(wanted)
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
-        device.subscriptions[text] = options
+        device.subscriptions[text] = options = shared_options(options)
         self.session_changed(device)
         if group is None:
-            one.members[device] = options
+            one.add(device, options)
         else:
             one.group(group).members[device] = options
         one.forget_deliveries()
@@ -194,7 +194,7 @@ class Devices(Outbox):
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
         if group is None:
-            del one.members[device]
+            one.discard(device)
         else:
             members = one.groups[group].members
             del members[device]
@@ -470,10 +470,9 @@ class Devices(Outbox):
 
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
-        device.client = None
+        device.disconnected()
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
-        device.feeds.clear()
         if not device.expiry_s:
             self.end(device)
             return
