@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
@@ -78,8 +79,8 @@ class ConnectedClient(Protocol):
 _NO_MESSAGES: deque[Message] = deque()
 _NO_FEEDS: deque[RetainedFeed] = deque()
 _NO_NUMBERS: Set[int] = frozenset()
-_NOTHING_IN_FLIGHT: dict[int, Message | None] = {}
-_NOTHING_UNSENT: list[int] = []
+_NOTHING_IN_FLIGHT: Any = MappingProxyType({})
+_NOTHING_UNSENT: Any = ()
 """Shared by sessions without any, which saves 1.5 KB for each; never written to."""
 
 
@@ -140,7 +141,7 @@ class Device:
         self.user: str | None = None
         self.version = 4
         self.subscriptions: dict[str, Options] = {}
-        self.in_flight = _NOTHING_IN_FLIGHT
+        self.in_flight: dict[int, Message | None] = _NOTHING_IN_FLIGHT
         self.waiting = _NO_MESSAGES
         self.waiting_bytes = self.last_number = self.dropped = self.etid = self.wildcards = 0
         self._unsent: list[int] = _NOTHING_UNSENT  # packet identifiers in flight that this connection has not seen yet

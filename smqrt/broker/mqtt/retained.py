@@ -29,10 +29,11 @@ class RetainedMessages:
 
     Attributes:
         by_name: the messages by topic name.
+        limits: the limits of MQTT clients.
         size_bytes: their memory, approximately.
     """
 
-    __slots__ = ("_broker", "_limits", "_on_change", "_properties_of", "by_name", "size_bytes")
+    __slots__ = ("_broker", "_on_change", "_properties_of", "by_name", "limits", "size_bytes")
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class RetainedMessages:
         properties_of: Callable[[bytes], bytes],
         on_change: Callable[[bytes], None],
     ) -> None:
-        self._broker, self._limits = broker, limits
+        self._broker, self.limits = broker, limits
         self._properties_of, self._on_change = properties_of, on_change
         self.by_name: dict[bytes, Message] = {}
         self.size_bytes = 0
@@ -58,8 +59,8 @@ class RetainedMessages:
                 self.forget(known)
             return True
         growth = message.size_bytes - (known.size_bytes if known is not None else 0)
-        limit = RETAINED if known is None and len(self.by_name) >= self._limits.retained else None
-        if limit is None and self.size_bytes + growth > self._limits.retained_bytes:
+        limit = RETAINED if known is None and len(self.by_name) >= self.limits.retained else None
+        if limit is None and self.size_bytes + growth > self.limits.retained_bytes:
             limit = RETAINED_MEMORY
         if limit is not None:
             limit.refused(f"the topic {ascii(name[:64])[1:]}")
@@ -110,7 +111,7 @@ class RetainedMessages:
         topic, values = self._broker.topic_table.by_name.get(name), self._broker.last_values
         if topic is None or values is None:
             return
-        qos = min(options.qos, self._limits.smq_qos)
+        qos = min(options.qos, self.limits.smq_qos)
         for frame in smq.frames(values.initial_frames(topic)):
             properties = self._properties_of(frame)
             payload = frame[smq.PUBLISH_HEADER_BYTES :]
