@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 
-from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, text, whole
+from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, text, texts, whole
 
 UNLIMITED = "unlimited"
 
@@ -235,6 +235,18 @@ class MqttSettings:
         7 * 86400,
         whole(0, 0xFFFFFFFE),
         "Longest time for which the session of a client is kept without a connection, in seconds.",
+    )
+    max_keepalive_s: int = option(
+        0,
+        whole(0, 0xFFFF),
+        "Longest keep-alive of a client, in seconds; also for clients without one. 0: clients choose.",
+    )
+    client_id: tuple[str, ...] = option(
+        (),
+        texts(),
+        "Client ids that may connect: patterns with `*`, `?` and `[a-z]`, a list or a comma-separated string; others "
+        "get 0x85. Without any, all may.",
+        shown="none",
     )
     smq_qos: int = option(1, whole(0, 2), "QoS of messages that were not published by MQTT clients.")
     receive_maximum: int = option(

@@ -6,6 +6,7 @@ The connection passes the packets in order, and pauses while a hook of the appli
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
 
@@ -41,6 +42,8 @@ UID_PREFIX = b"mqtt:"
 """MQTT client ids have a name space of their own beside the uids of SMQ clients."""
 MAX_UID_BYTES = 200
 """Longer uids are hashed: packets between nodes have one byte for the length."""
+MAX_MATCHED_CHARS = 1000
+"""Longer client ids match no pattern of `mqtt.client_id`: the time of a comparison grows with the length."""
 _REFUSALS = {
     ConnackCode.PROTOCOL_VERSION: Reason.UNSUPPORTED_PROTOCOL_VERSION,
     ConnackCode.SERVER_UNAVAILABLE: Reason.SERVER_UNAVAILABLE,
@@ -173,6 +176,9 @@ class MqttClient(SubscribingClient):
         """Check what `decode_connect` does not check."""
         if not packet.client_identifier and (packet.version == 3 or packet.version == 4 and not packet.clean_start):
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a session without a client identifier")
+        if not self._is_permitted_id(packet.client_identifier):
+            text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
+            raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.check_user_properties(packet.properties)
         if "authenticationmethod" in packet.properties:
             raise MqttError(Reason.BAD_AUTHENTICATION_METHOD, "this hub has no authentication methods")
@@ -185,6 +191,12 @@ class MqttClient(SubscribingClient):
             raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will has too many levels")
         if len(will.payload) > FRAME_PAYLOAD_BYTES:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the payload of the will is too large")
+
+    def _is_permitted_id(self, client_id: str) -> bool:
+        patterns = self.devices.limits.client_id
+        if not patterns:
+            return True
+        return len(client_id) <= MAX_MATCHED_CHARS and any(fnmatchcase(client_id, one) for one in patterns)
 
     def _new_id(self) -> str:
         while True:
@@ -254,7 +266,7 @@ class MqttClient(SubscribingClient):
         self.window = self.devices.limits.receive_maximum
         if packet.version == 5:
             self.window = min(number_of(packet.properties, "receivemaximum", 0xFFFF), self.window)
-        self.keepalive_s = packet.keepalive_s * KEEPALIVE_FACTOR
+        self.keepalive_s = (self._server_keepalive_s(packet) or packet.keepalive_s) * KEEPALIVE_FACTOR
         answer = self._connack(packet, is_kept)
         data = encode(answer, self.version)
         if number_of(packet.properties, "requestresponseinformation", 0):
@@ -276,8 +288,15 @@ class MqttClient(SubscribingClient):
         answer["maximumpacketsize"] = limits.packet_bytes
         if self.is_new_id:
             answer["assignedclientidentifier"] = self.client_id
+        if keepalive_s := self._server_keepalive_s(packet):
+            answer["serverkeepalive"] = keepalive_s
         answer["topicaliasmaximum"] = limits.aliases
         return ConnackPacket(is_kept, 0, answer)
+
+    def _server_keepalive_s(self, packet: ConnectPacket) -> int:
+        """Return the keep-alive that replaces the one of the client, which is too long or none; 0 for no change."""
+        limit_s = self.devices.limits.max_keepalive_s
+        return limit_s if limit_s and not 0 < packet.keepalive_s <= limit_s else 0
 
     def _is_too_large(self, data: bytes) -> bool:
         return 0 < self.peer_limit_bytes < len(data)
