@@ -67,11 +67,14 @@ class Devices(Outbox):
 
     __slots__ = (
         "__weakref__",
+        "_accepted",
         "_by_topic",
+        "_delivered",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
         "_pressed",
+        "_steps",
         "_unsent",
         "_unsent_bytes",
         "broker",
@@ -105,6 +108,8 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
+        self._accepted = self._delivered = 0  # batches, since the hub was created
+        self._steps: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
@@ -293,6 +298,17 @@ class Devices(Outbox):
 
     def flush(self) -> None:
         """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
+        was_delivering = self._is_delivering
+        self._accept_queue()
+        if not was_delivering:
+            clock, steps = self.broker.clock, self._steps
+            until_s = clock() + DELIVERY_S
+            while self._is_delivering and clock() < until_s:
+                deque(islice(steps, 8), maxlen=0)
+            if self._is_delivering:
+                run_in_background(steps)
+
+    def _accept_queue(self) -> None:
         batches, self.queue = self.queue, []
         for batch in batches:
             if self._unsent_bytes > MAX_UNSENT_BYTES:
@@ -300,28 +316,42 @@ class Devices(Outbox):
             else:
                 self._unsent.append(batch)
                 self._unsent_bytes += len(batch) + BATCH_BYTES
+                self._accepted += 1
         if not self._is_delivering:
             self._is_delivering = True
-            clock, steps = self.broker.clock, self._deliver_all()
-            until_s = clock() + DELIVERY_S
-            while self._is_delivering and clock() < until_s:
-                deque(islice(steps, 8), maxlen=0)
-            if self._is_delivering:
-                run_in_background(steps)
+            self._steps = self._deliver_all()
+
+    def deliver_published(self) -> Iterator[None]:
+        """Deliver what was published so far, in portions: subscriptions are about to change.
+
+        Without this, UNSUBSCRIBE would overtake messages of the same turn.
+        """
+        if not self.queue and not self._is_delivering:
+            return
+        was_delivering = self._is_delivering
+        self._accept_queue()
+        until = self._accepted
+        while self._delivered < until and self._is_delivering:
+            next(self._steps, None)
+            yield
+        if self._is_delivering and not was_delivering:  # batches of other clients have followed
+            run_in_background(self._steps)
 
     def _deliver_all(self) -> Iterator[None]:
-        while self._unsent:
-            batch = self._unsent.popleft()
-            self._unsent_bytes -= len(batch) + BATCH_BYTES
-            topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-            if topic is None:
-                yield
-            elif topic.name is None:
-                self._send_to_one(topic, batch)
-                yield
-            elif (found := self._by_topic.get(topic)) is not None:
-                yield from self._deliver(self.run(topic.name, topic.key, batch), found)
-        self._is_delivering = False
+        try:
+            while self._unsent:
+                batch = self._unsent.popleft()
+                self._unsent_bytes -= len(batch) + BATCH_BYTES
+                topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+                if topic is not None and topic.name is None:
+                    self._send_to_one(topic, batch)
+                elif topic is not None and (found := self._by_topic.get(topic)) is not None:
+                    yield from self._deliver(self.run(topic.name or b"", topic.key, batch), found)
+                self._delivered += 1
+                yield  # with no batch half delivered, see `deliver_published`
+        finally:  # also after an error: the next batch starts again
+            self._is_delivering = False
+            self._delivered = self._accepted - len(self._unsent)
 
     def _deliver(self, run: Run, found: FilterSet) -> Iterator[None]:
         for one in found.deliveries:

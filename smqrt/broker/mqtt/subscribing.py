@@ -90,6 +90,7 @@ class SubscribingClient(PublishingClient):
         """Subscribe to the permitted filters of a packet, then send SUBACK and the retained messages."""
         identifier = number_of(packet.properties, "subscriptionidentifier", 0)
         retained: list[tuple[str, Options]] = []
+        yield from self.devices.deliver_published()
         for at, (wanted, code) in enumerate(zip(packet.subscriptions, codes, strict=True)):
             yield
             if self.closed or self.device is None:
@@ -160,6 +161,7 @@ class SubscribingClient(PublishingClient):
 
     def _unsubscribe_all(self, packet: UnsubscribePacket) -> Iterator[None]:
         codes: list[int] = []
+        yield from self.devices.deliver_published()
         for text in packet.topics:
             yield
             if self.closed or self.device is None:
