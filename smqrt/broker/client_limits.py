@@ -340,7 +340,7 @@ class Meter:
             dropped = len(frame_ends(batch, Outbox.frame_bytes)) - count
             session.broker.stats.drop(Drop.OVER_RATE, dropped)
             limit.refused(f"messages of {describe_client(session)}", times=dropped)
-            return route.deliver(batch[:size]) if size else None
+            return route.deliver(part(batch, 0, size)) if size else None
         if not self.waits:
             limit.refused(describe_client(session), f"{limit.rule}, reading from it pauses")
             self.waits = True
@@ -355,6 +355,12 @@ class Meter:
             if bucket is not None:
                 bucket.fill(now_s)
                 bucket.tokens -= tokens
+
+    def charge_bytes(self, size: int) -> None:
+        """Charge bytes of a message that are not in its batch. They always pass, see `charge`."""
+        if self._bytes is not None:
+            self._bytes.fill(self._clock())
+            self._bytes.tokens -= size
 
     # ---- waiting
 
@@ -376,9 +382,9 @@ class Meter:
                 batch = self._held.popleft()
                 size = self._charge_permitted(batch)[1]
                 if size < len(batch):  # before routing: if a hook disconnects the client, `end` counts the rest
-                    self._held.appendleft(batch[size:])
+                    self._held.appendleft(part(batch, size, len(batch)))
                 if size:
-                    waits = self._session.route_held(batch[:size])
+                    waits = self._session.route_held(part(batch, 0, size))
                 if self._held and size < len(batch):
                     self._deliver_later(batch[size:])
                     return
@@ -410,6 +416,12 @@ def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:
     reason = CloseReason.MESSAGE_TOO_LARGE
     session.disconnect(reason, reason.value.encode(), f"more than {limits.message_bytes} bytes")
     return False
+
+
+def part(batch: bytes, start: int, end: int) -> bytes:
+    """Return frames of a batch; those of an MQTT client keep their attributes (`smqrt.broker.mqtt.messages`)."""
+    frames = batch[start:end]
+    return frames if type(batch) is bytes else batch.like(frames)  # type: ignore[attr-defined]
 
 
 class MeteredRoute:

@@ -440,11 +440,11 @@ class Devices(Outbox):
         for publisher in self._pressed.pop(device, ()):
             publisher.outbox.resume()
 
-    def must_wait(self, topic: Topic, publisher: BrokerPeer) -> bool:
+    def must_wait(self, topic: Topic | None, publisher: BrokerPeer) -> bool:
         """Return whether a publisher to a topic has to wait for one of its subscribers; it is resumed then."""
         if not self._pressed:
             return False
-        found = self._by_topic.get(topic)
+        found = self._by_topic.get(topic) if topic is not None else None
         if found is None:
             return False
         for device, waiting in self._pressed.items():

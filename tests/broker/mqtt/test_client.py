@@ -163,6 +163,23 @@ def test_a_right_to_publish_is_asked_for_again() -> None:
     assert device.take() == data_of("40: 00 02 10", 5)
 
 
+def test_a_request_and_its_answer_under_the_response_information() -> None:
+    hub = DeviceHub()
+    worker, asker = connected(hub, "worker"), hub.device()
+    asker.feed(data_of("10: M V 02 00 00 { 1901 } 'asker'", 5))
+    topic = f"$smq/{asker.session.etid}"
+    assert asker.take().endswith(data_of(f"1a '{topic}'", 5))
+    asker.feed(data_of(f"82: 00 01 P '{topic}' 01", 5))
+    worker.feed(data_of("82: 00 01 P 'work' 01 '#' 00 '$smq/+' 00", 5))
+    assert (asker.take(), worker.take()) == (data_of("90: 00 01 P 01", 5), data_of("90: 00 01 P 01 00 00", 5))
+    asker.feed(data_of(f"32: 'work' 00 02 {{ 08 '{topic}' 09 'id' }} ~hello", 5))
+    assert asker.take() == data_of("40: 00 02", 5)
+    assert worker.take() == data_of(f"32: 'work' 00 01 {{ 08 '{topic}' 09 'id' }} ~hello", 5)
+    worker.feed(data_of(f"32: '{topic}' 00 02 {{ 09 'id' }} ~HELLO", 5))
+    assert asker.take() == data_of(f"32: '{topic}' 00 01 {{ 09 'id' }} ~HELLO", 5)
+    assert worker.take() == data_of(f"40: 00 02 / 30: '{topic}' {{ 09 'id' }} ~HELLO", 5), "to `$smq/+`, not to `#`"
+
+
 # ---- what one turn brings
 
 
