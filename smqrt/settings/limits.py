@@ -33,6 +33,7 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
 
 PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
 SLOW_POLICIES = ("newest", "oldest", "latest", "disconnect", "wait")
+SYS_READERS = ("users", "all", "off")
 PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 
 
@@ -247,6 +248,15 @@ class MqttSettings:
         "Client ids that may connect: patterns with `*`, `?` and `[a-z]`, a list or a comma-separated string; others "
         "get 0x85. Without any, all may.",
         shown="none",
+    )
+    sys: str = option(
+        "users",
+        choice(*SYS_READERS),
+        "Clients that may subscribe to the `$SYS` topics: `users` (clients with a login; all clients of a hub without "
+        "users), `all`, or `off`.",
+    )
+    sys_interval_s: int = option(
+        10, whole(0, 3600), "Interval of the `$SYS` topics, in seconds, while a client subscribes to them; 0: none."
     )
     smq_qos: int = option(1, whole(0, 2), "QoS of messages that were not published by MQTT clients.")
     receive_maximum: int = option(

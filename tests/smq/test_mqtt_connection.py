@@ -181,3 +181,17 @@ def test_a_raw_client_of_a_hub_without_mqtt(make_site: MakeSite) -> None:
     device = site.open(RAW)
     device.send_bytes(data_of("C a", 4) + b"\r\n\r\n")
     assert b"400" in device.read_head().head
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_system_topics_count_the_bytes_of_connections(make_mqtt_site: MakeSite, kind: str) -> None:
+    site = make_mqtt_site()
+    gone = connected(site, "gone", kind)
+    gone.send(data_of("30: 't' P 78*5000 / e0:", 5))
+    assert gone.receive() is None
+    client = connected(site, "a", kind)
+    client.send(data_of("82: 00 01 P '$SYS/broker/version' 00 '$SYS/broker/bytes/received' 00", 5))
+    expect(client, "90: 00 01 P 00 00")
+    version, received = client.receive(), client.receive()
+    assert version is not None and b"smqrt version " in version
+    assert received is not None and 5000 < int(received.rpartition(b"\0")[2]) < 7000, received

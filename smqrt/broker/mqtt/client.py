@@ -275,6 +275,8 @@ class MqttClient(SubscribingClient):
             data = data if self._is_too_large(longer) else longer
         self.mqtt_outbox.send_packet(data)
         self.outbox.settled()
+        self.devices.counts.answers += 1
+        self.devices.count_connected()
         device.resume(self)
 
     def _connack(self, packet: ConnectPacket, is_kept: bool) -> ConnackPacket:
@@ -333,6 +335,7 @@ class MqttClient(SubscribingClient):
 
     def _on_pingreq(self, first: int, body: bytes) -> None:
         decode_ping(first, body, self.codec)
+        self.devices.counts.answers += 1
         self.mqtt_outbox.send_packet(PINGRESP)
 
     def _on_disconnect(self, first: int, body: bytes) -> None:
@@ -368,6 +371,7 @@ class MqttClient(SubscribingClient):
             code = _ENDS.get(reason, Reason.ADMINISTRATIVE_ACTION if text is not None else None)
             if code is not None:
                 self._send_disconnect(code, text.decode("utf-8", "replace") if text else "")
+            self.devices.system.closed(self)
         super().disconnect(reason, None, detail)
         if state is SessionState.CONNECTED and device is not None and device.client is self:
             self.device = None

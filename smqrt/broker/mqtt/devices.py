@@ -16,6 +16,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.retained import RetainedMessages
+from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -58,6 +59,8 @@ class Devices(Outbox):
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
         retained: the retained messages.
+        system: the `$SYS` topics.
+        counts: counters for these.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         changed_names: names of retained messages that have changed since they were saved.
@@ -80,6 +83,7 @@ class Devices(Outbox):
         "broker",
         "changed_names",
         "changed_sessions",
+        "counts",
         "filters",
         "limits",
         "offline",
@@ -87,6 +91,7 @@ class Devices(Outbox):
         "pack",
         "retained",
         "sessions",
+        "system",
         "waiting_bytes",
     )
 
@@ -99,6 +104,8 @@ class Devices(Outbox):
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
+        self.system = SystemTopics(self)
+        self.counts = self.system.counts
         self.waiting_bytes = 0
         self.changed_names: dict[bytes, None] = {}
         self.changed_sessions: dict[str, None] = {}
@@ -346,14 +353,18 @@ class Devices(Outbox):
                 if topic is not None and topic.name is None:
                     self._send_to_one(topic, batch)
                 elif topic is not None and (found := self._by_topic.get(topic)) is not None:
-                    yield from self._deliver(self.run(topic.name or b"", topic.key, batch), found)
+                    size = len(batch)
+                    messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
+                    self.counts.deliver(messages, size, len(found.deliveries))
+                    yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
                 self._delivered += 1
                 yield  # with no batch half delivered, see `deliver_published`
         finally:  # also after an error: the next batch starts again
             self._is_delivering = False
             self._delivered = self._accepted - len(self._unsent)
 
-    def _deliver(self, run: Run, found: FilterSet) -> Iterator[None]:
+    def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
+        """Pass a batch to the subscribers of its topic, in portions."""
         for one in found.deliveries:
             one.device.deliver(run, one)
             yield
@@ -362,6 +373,10 @@ class Devices(Outbox):
                 if (chosen := group.choose()) is not None:
                     chosen.device.deliver(part, chosen)
                 yield
+
+    def _count(self, batch: bytes) -> int:
+        known = batch.messages if isinstance(batch, MqttBatch) else 0
+        return known or self.broker.measure(batch)[0]
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
         """Return a batch for encoding."""
@@ -489,6 +504,10 @@ class Devices(Outbox):
         device = self.sessions[client_id] = Device(self, client_id)
         return device, False
 
+    def count_connected(self) -> None:
+        """Count a client that has connected."""
+        self.counts.max_connected = max(self.counts.max_connected, len(self.sessions) - len(self.offline))
+
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
         device.client = None
@@ -529,6 +548,7 @@ class Devices(Outbox):
         if self.broker.closed:
             return
         run_in_background(self._expire())
+        self.system.tick()
         if self.broker.topic_table.passing:
             run_in_background(self._remove_unused())
         self._check_expiry_later()
@@ -538,6 +558,7 @@ class Devices(Outbox):
         for count, device in enumerate(list(self.offline), 1):
             if device.ends_s <= now_s and device in self.offline:
                 self.end(device)
+                self.counts.expired += 1
             if not count % EXPIRY_CHECKS_PER_STEP:
                 yield
 

@@ -219,6 +219,10 @@ class FilterTable:
         for found in one.sets:
             found.is_stale = True
 
+    def has_level(self, level: str) -> bool:
+        """Return whether a filter begins with this level, which is no wildcard."""
+        return self._tree.has_level(level)
+
     def match(self, name: bytes) -> FilterSet | None:
         """Return the filters that match a topic; None for none, and for a name that MQTT does not have."""
         text = mqtt_name(name)

@@ -37,8 +37,10 @@ class MqttBatch(bytes):
         large: the payload of a message that does not fit a frame; None for others. The frame has no payload then.
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
+        messages: the number of messages; 0 when it is unknown.
     """
 
+    messages = 0
     drops: list[Drop] | None = None
     large: bytes | None = None
     packets: bytes = b""

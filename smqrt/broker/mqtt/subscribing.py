@@ -10,6 +10,7 @@ from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
 from smqrt.broker.mqtt.publishing import PublishingClient
+from smqrt.broker.mqtt.system_topics import ROOT
 from smqrt.broker.outbox import AT_ONCE_S, Outbox, run_at_once, run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, is_topic_filter, number_of
@@ -112,6 +113,8 @@ class SubscribingClient(PublishingClient):
         self._answer_filters(PacketType.SUBACK, packet, codes)
         for text, options in retained:
             if self.device is not None:
+                if text.startswith(ROOT):
+                    self.device.feed(self.devices.system.matching(text, options))
                 self.device.feed(self.devices.retained.matching(text, options))
             yield
 
@@ -119,6 +122,7 @@ class SubscribingClient(PublishingClient):
         """Send SUBACK or UNSUBACK, and continue to read."""
         if self.closed or self.device is None:
             return
+        self.devices.counts.answers += 1
         answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
         self.mqtt_outbox.send_packet(encode(answer, self.codec))
         self.is_subscribing = False
@@ -135,6 +139,9 @@ class SubscribingClient(PublishingClient):
         topic_filter = shared[1]
         raw = topic_filter.encode()
         if self.identity is not None and not self.identity.may_filter(raw, Action.READ):
+            answer(Reason.NOT_AUTHORIZED)
+            return
+        if self.devices.system.is_hidden(self, topic_filter):
             answer(Reason.NOT_AUTHORIZED)
             return
         hooks = self.broker.hooks
@@ -210,6 +217,7 @@ class SubscribingClient(PublishingClient):
     def received(self, number: int) -> None:
         """Handle PUBREC without a failure: send PUBREL."""
         assert self.device is not None
+        self.devices.counts.answers += 1
         code = Reason.SUCCESS if self.device.received(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec, code))
 
@@ -243,6 +251,7 @@ class SubscribingClient(PublishingClient):
 
     def send_release(self, number: int) -> None:
         """Send PUBREL."""
+        self.devices.counts.answers += 1
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec))
 
     @property

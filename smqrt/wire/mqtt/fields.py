@@ -614,6 +614,10 @@ class FilterTree(Generic[Value]):
                 return
             del parent.children[level]
 
+    def has_level(self, level: str) -> bool:
+        """Return whether a filter has this first level."""
+        return level in self._root.children
+
     def match(self, topic: str) -> Iterator[Value]:
         """Yield the values of the filters that match a topic name.
 
