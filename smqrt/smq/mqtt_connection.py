@@ -447,6 +447,7 @@ def begin(
     is_needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = MqttClient(broker, connection, broker.random_u32(), origin if is_needed else None)
     connection.session = session
+    broker.devices.handshake_s = admission.readtmo_ms / 1000
     data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     if reply:
         connection.greet(reply, b"")

@@ -193,5 +193,50 @@ def test_system_topics_count_the_bytes_of_connections(make_mqtt_site: MakeSite, 
     client.send(data_of("82: 00 01 P '$SYS/broker/version' 00 '$SYS/broker/bytes/received' 00", 5))
     expect(client, "90: 00 01 P 00 00")
     version, received = client.receive(), client.receive()
-    assert version is not None and b"smqrt version " in version
-    assert received is not None and 5000 < int(received.rpartition(b"\0")[2]) < 7000, received
+    assert version is not None
+    assert b"smqrt version " in version
+    assert received is not None
+    assert 5000 < int(received.rpartition(b"\0")[2]) < 7000, received
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_an_authentication_method_of_the_application(make_mqtt_site: MakeSite, kind: str) -> None:
+    """The hook may block, and keeps what it knows of the client in `peer.data`."""
+
+    def mqttauth(method: str, data: bytes, peer: Any) -> Any:
+        gevent.sleep(0.005)
+        if method != "sum":
+            return None
+        if data == b"":
+            peer.data["sum"] = b"5"
+            return "2+3"
+        return (True, b"right", "ada") if data == peer.data["sum"] else (False, "wrong")
+
+    site = make_mqtt_site(mqttauth=mqttauth, authenticate=lambda *_: 3)
+    users: list[str | None] = []
+    for answer in ("5", "6"):
+        client = Client(site, kind, "mqtt")
+        client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
+        expect(client, "f0: 18 { 15 'sum' 16 '2+3' }")
+        client.send(data_of(f"f0: 18 {{ 15 'sum' 16 '{answer}' }}", 5))
+        if answer == "5":
+            expect(client, "20: 00 00 { 21 00 14 27 00 10 00 00 22 00 0a 15 'sum' 16 'right' }")
+            users += [peer.user for _, peer in site.smq.peers() if peer.uid == "mqtt:a"]
+        else:
+            expect(client, "20: 00 87 { 1f 'wrong' }")
+            assert client.receive() is None
+    assert users == ["ada"]
+    client = Client(site, kind, "mqtt")
+    client.send(data_of("10: M V 02 00 00 { 15 'other' } 'b'", 5))
+    packet = client.receive()
+    assert packet is not None
+    assert packet[2:4] == b"\0\x8c"
+
+
+def test_a_client_that_does_not_answer_in_time(make_mqtt_site: MakeSite) -> None:
+    """It has the time of the handshake, not that of `authenticate`."""
+    site = make_mqtt_site(mqttauth=lambda *_: b"?", readtmo=200)
+    client = Client(site, RAW, "mqtt")
+    client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
+    expect(client, "f0: 18 { 15 'sum' 16 '?' } / 20: 00 88 P")
+    assert client.receive() is None

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from smqrt.auth.identity import TOKEN, Action
+from smqrt.broker.mqtt.authentication import Exchange
 from smqrt.broker.mqtt.device import NEVER_S, Will
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
@@ -92,17 +93,19 @@ class MqttClient(SubscribingClient):
         broker, outbox, seed, origin: see `MqttSession`.
 
     Attributes:
+        exchange: the authentication by a method of MQTT 5; None without one.
         is_new_id: whether the hub has chosen the client id.
         keepalive_s: seconds of the keep-alive, with its tolerance; 0 for none.
     """
 
-    __slots__ = ("_connect_packet", "is_new_id", "keepalive_s")
+    __slots__ = ("_connect_packet", "exchange", "is_new_id", "keepalive_s")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
         self.is_new_id = False
         self.keepalive_s = 0.0
         self._connect_packet: ConnectPacket | None = None
+        self.exchange: Exchange | None = None
 
     @property
     def inbox(self) -> Outbox:
@@ -133,7 +136,7 @@ class MqttClient(SubscribingClient):
             check_flags(first)
             return bool(handler(self, first, body))
         if self.state is SessionState.WAITING:
-            return self._on_connect(first, body)
+            return self._on_connect(first, body) if self.exchange is None else self.exchange.on_answer(first, body)
         return False
 
     def continue_packets(self) -> bool:
@@ -145,7 +148,7 @@ class MqttClient(SubscribingClient):
         """End the session because the client violated the protocol."""
         self.broker.log(self, f"closed: {error}")
         if self.state is SessionState.WAITING and self.version:
-            self._refuse(error.code, str(error))
+            self.refuse_mqtt(error.code, str(error))
             return
         if self.state is SessionState.CONNECTED:
             self._send_disconnect(error.code, str(error))
@@ -167,9 +170,17 @@ class MqttClient(SubscribingClient):
         if self.peer_limit_bytes and len(encode(self._connack(packet, False), 5)) > self.peer_limit_bytes:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than CONNACK")
         self.state = SessionState.AUTHENTICATING
-        hook = self.broker.hooks.authenticate
+        if self.exchange is not None:
+            self.state = SessionState.WAITING
+            return self.exchange.begin(packet.properties)
+        return self.log_in()
+
+    def log_in(self) -> bool:
+        """Ask whether name and password are right, then accept the client; return true when it has to wait."""
+        packet, hook = self._connect_packet, self.broker.hooks.authenticate
+        assert packet is not None
         if hook is None:
-            return self._admit()
+            return self.admit()
         return self.ask_then(hook, (self._credentials(packet), self), self._authenticated)
 
     def _check_connect(self, packet: ConnectPacket) -> None:
@@ -180,8 +191,11 @@ class MqttClient(SubscribingClient):
             text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.check_user_properties(packet.properties)
-        if "authenticationmethod" in packet.properties:
-            raise MqttError(Reason.BAD_AUTHENTICATION_METHOD, "this hub has no authentication methods")
+        method = packet.properties.get("authenticationmethod")
+        if method is not None:
+            if self.broker.hooks.mqttauth is None:
+                raise MqttError(Reason.BAD_AUTHENTICATION_METHOD, "this hub has no authentication methods")
+            self.exchange = Exchange(self, str(method))
         will = packet.will
         if will is None:
             return
@@ -215,11 +229,11 @@ class MqttClient(SubscribingClient):
     def _authenticated(self, answer: Any) -> bool:
         code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
         if code == ConnackCode.ACCEPTED:
-            return self._admit()
+            return self.admit()
         self.refuse(code, text, CloseReason.REFUSED, text.decode("utf-8", "backslashreplace"))
         return False
 
-    def _admit(self) -> bool:
+    def admit(self) -> bool:
         """Accept the client if it may publish its will; return true when a hook answers that later."""
         will = self._connect_packet.will if self._connect_packet is not None else None
         if will is None:
@@ -272,7 +286,7 @@ class MqttClient(SubscribingClient):
         if number_of(packet.properties, "requestresponseinformation", 0):
             information = {"responseinformation": f"$smq/{self.etid}"}
             longer = encode(answer._replace(properties={**answer.properties, **information}), self.version)
-            data = data if self._is_too_large(longer) else longer
+            data = data if self.is_too_large(longer) else longer
         self.mqtt_outbox.send_packet(data)
         self.outbox.settled()
         self.devices.counts.answers += 1
@@ -293,6 +307,8 @@ class MqttClient(SubscribingClient):
         if keepalive_s := self._server_keepalive_s(packet):
             answer["serverkeepalive"] = keepalive_s
         answer["topicaliasmaximum"] = limits.aliases
+        if self.exchange is not None:
+            answer |= self.exchange.properties
         return ConnackPacket(is_kept, 0, answer)
 
     def _server_keepalive_s(self, packet: ConnectPacket) -> int:
@@ -300,10 +316,11 @@ class MqttClient(SubscribingClient):
         limit_s = self.devices.limits.max_keepalive_s
         return limit_s if limit_s and not 0 < packet.keepalive_s <= limit_s else 0
 
-    def _is_too_large(self, data: bytes) -> bool:
+    def is_too_large(self, data: bytes) -> bool:
+        """Return whether the client does not take packets of this size."""
         return 0 < self.peer_limit_bytes < len(data)
 
-    def _refuse(self, code: int, text: str = "") -> None:
+    def refuse_mqtt(self, code: int, text: str = "") -> None:
         """Send CONNACK with a reason, if the version of the client has one, and close."""
         self.broker.stats.refusals += 1
         if self.version == 5:
@@ -315,20 +332,25 @@ class MqttClient(SubscribingClient):
     def _send_reason(self, make: Callable[[dict[str, object]], bytes], text: str) -> None:
         """Send a packet with a reason string, or without it when it would be too large [MQTT-3.14.2-3]."""
         data = make({"reasonstring": text} if text else {})
-        if self._is_too_large(data):
+        if self.is_too_large(data):
             data = make({})
-        if not self._is_too_large(data):
+        if not self.is_too_large(data):
             self.mqtt_outbox.send_packet(data)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
         """See `Session.refuse`."""
         if self.version:
-            self._refuse(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
+            self.refuse_mqtt(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
         else:
             self.broker.stats.refusals += 1
             self.disconnect(reason, None, detail)
 
     # ---- other packets
+
+    def _on_auth(self, first: int, body: bytes) -> bool:
+        if self.exchange is None:
+            raise MqttError(Reason.PROTOCOL_ERROR, "AUTH of a client without an authentication method")
+        return self.exchange.on_auth(body)
 
     def _on_second_connect(self, first: int, body: bytes) -> None:
         raise MqttError(Reason.PROTOCOL_ERROR, "a second CONNECT")
@@ -373,6 +395,9 @@ class MqttClient(SubscribingClient):
                 self._send_disconnect(code, text.decode("utf-8", "replace") if text else "")
             self.devices.system.closed(self)
         super().disconnect(reason, None, detail)
+        onvanish = self.broker.hooks.onvanish
+        if self.exchange is not None and onvanish and state in (SessionState.WAITING, SessionState.AUTHENTICATING):
+            onvanish(self)  # `mqttauth` has got the client, and `onclose` does not
         if state is SessionState.CONNECTED and device is not None and device.client is self:
             self.device = None
             will, device.will = device.will, None
@@ -416,4 +441,5 @@ _HANDLERS: dict[int, Callable[[MqttClient, int, bytes], bool | None]] = {
     PacketType.UNSUBSCRIBE: MqttClient.on_unsubscribe,
     PacketType.PINGREQ: MqttClient._on_pingreq,
     PacketType.DISCONNECT: MqttClient._on_disconnect,
+    PacketType.AUTH: MqttClient._on_auth,
 }

@@ -61,6 +61,7 @@ class Devices(Outbox):
         retained: the retained messages.
         system: the `$SYS` topics.
         counts: counters for these.
+        handshake_s: time limit for a re-authentication.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         changed_names: names of retained messages that have changed since they were saved.
@@ -85,6 +86,7 @@ class Devices(Outbox):
         "changed_sessions",
         "counts",
         "filters",
+        "handshake_s",
         "limits",
         "offline",
         "on_changed",
@@ -100,6 +102,7 @@ class Devices(Outbox):
         self.budget_bytes = 1 << 62  # each connection has a budget of its own
         self.broker = broker
         self.limits = settings or MqttSettings()
+        self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
