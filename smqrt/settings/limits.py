@@ -33,6 +33,7 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
 
 PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
 SLOW_POLICIES = ("newest", "oldest", "latest", "disconnect", "wait")
+ACL_MODES = ("subscribe", "deliver")
 SYS_READERS = ("users", "all", "off")
 PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 
@@ -248,6 +249,12 @@ class MqttSettings:
         "Client ids that may connect: patterns with `*`, `?` and `[a-z]`, a list or a comma-separated string; others "
         "get 0x85. Without any, all may.",
         shown="none",
+    )
+    acl: str = option(
+        "subscribe",
+        choice(*ACL_MODES),
+        "Use of the access control list for topic filters with wildcards: `subscribe` (a filter that matches a "
+        "denied topic gets 0x87), or `deliver` (each filter is granted, and messages of denied topics are left out).",
     )
     sys: str = option(
         "users",

@@ -18,7 +18,7 @@ from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.mqtt.session import is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
-from smqrt.broker.outbox import Outbox
+from smqrt.broker.outbox import Outbox, run_at_once
 from smqrt.broker.sessions import SessionState
 from smqrt.broker.state import BrokerState
 from smqrt.errors import CloseReason, MqttError
@@ -273,7 +273,7 @@ class MqttClient(SubscribingClient):
         self._connect_packet = None
         device, is_kept = self.devices.open(self.client_id, packet.clean_start)
         self.device = device
-        device.user = self.identity.user if self.identity is not None else None
+        device.user, device.identity = self.identity.user if self.identity is not None else None, self.identity
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None
@@ -291,6 +291,11 @@ class MqttClient(SubscribingClient):
         self.outbox.settled()
         self.devices.counts.answers += 1
         self.devices.count_connected()
+        if is_kept and self.identity is not None:  # rights may have changed since the last connection
+            run_at_once(self.recheck_filters(), self.broker.clock)
+            if self.devices.limits.acl == "deliver":
+                self.devices.check_messages_of(device)
+                device.drop_denied()
         device.resume(self)
 
     def _connack(self, packet: ConnectPacket, is_kept: bool) -> ConnackPacket:

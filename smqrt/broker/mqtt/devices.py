@@ -15,6 +15,7 @@ from weakref import ref
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
+from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
@@ -59,6 +60,7 @@ class Devices(Outbox):
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
         retained: the retained messages.
+        readers: the subscribers that may read a topic.
         system: the `$SYS` topics.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
@@ -91,6 +93,7 @@ class Devices(Outbox):
         "offline",
         "on_changed",
         "pack",
+        "readers",
         "retained",
         "sessions",
         "system",
@@ -107,6 +110,7 @@ class Devices(Outbox):
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
+        self.readers = ReaderTable()
         self.system = SystemTopics(self)
         self.counts = self.system.counts
         self.waiting_bytes = 0
@@ -141,6 +145,7 @@ class Devices(Outbox):
             self.broker.notify_observers_later(topic)
         if found is None:
             del self._by_topic[topic]
+            self.readers.forget(topic.name or b"")
             self.broker.unsubscribed(topic, self)
             return
         self._by_topic[topic] = found
@@ -356,9 +361,6 @@ class Devices(Outbox):
                 if topic is not None and topic.name is None:
                     self._send_to_one(topic, batch)
                 elif topic is not None and (found := self._by_topic.get(topic)) is not None:
-                    size = len(batch)
-                    messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
-                    self.counts.deliver(messages, size, len(found.deliveries))
                     yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
                 self._delivered += 1
                 yield  # with no batch half delivered, see `deliver_published`
@@ -366,14 +368,29 @@ class Devices(Outbox):
             self._is_delivering = False
             self._delivered = self._accepted - len(self._unsent)
 
+    def check_messages_of(self, device: Device) -> None:
+        """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
+
+        Its rights may have changed; what was found before is computed again.
+        """
+        device.is_checked = self.readers.is_used = True
+        self.readers.version += 1
+
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        for one in found.deliveries:
+        deliveries, may_read, batch = found.deliveries, _any_device, run.batch
+        if self.readers.is_used:
+            readers = yield from self.readers.of(run.name, found)
+            deliveries, may_read = readers.deliveries, readers.has
+        size = len(batch)
+        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
+        self.counts.deliver(messages, size, len(deliveries))
+        for one in deliveries:
             one.device.deliver(run, one)
             yield
         for group in found.groups:
             for part in run.singles() if run.count > 1 else (run,):
-                if (chosen := group.choose()) is not None:
+                if (chosen := group.choose(may_read)) is not None:
                     chosen.device.deliver(part, chosen)
                 yield
 
@@ -612,6 +629,10 @@ class Devices(Outbox):
             route(broker, topic.id, peer.etid, peer).deliver(batch)
         if message.retain and Drop.SWALLOWED not in drops:
             self.retained.set(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+
+
+def _any_device(device: Device) -> bool:
+    return True
 
 
 def is_valid_name(name: bytes, levels: int) -> bool:

@@ -6,7 +6,7 @@ share one `FilterSet`, so that memory does not grow with topics × subscribers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
@@ -64,13 +64,17 @@ class Group:
         self.members: dict[Device, Options] = {}
         self._next = 0
 
-    def choose(self) -> Delivery | None:
-        """Return the next member that is connected; without one, the next member whose session is kept."""
+    def choose(self, may_read: Callable[[Device], bool] = lambda device: True) -> Delivery | None:
+        """Return the next member that is connected; without one, the next member whose session is kept.
+
+        Args:
+            may_read: returns whether a member may get the message.
+        """
         members = list(self.members)
         for is_connected in (True, False):
             for at in range(len(members)):
                 device = members[(self._next + at) % len(members)]
-                if (device.client is not None) is is_connected:
+                if (device.client is not None) is is_connected and may_read(device):
                     self._next = (self._next + at + 1) % len(members)
                     return delivery(device, [self.members[device]])
         return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.auth.identity import Action
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
@@ -114,8 +115,8 @@ class SubscribingClient(PublishingClient):
         for text, options in retained:
             if self.device is not None:
                 if text.startswith(ROOT):
-                    self.device.feed(self.devices.system.matching(text, options))
-                self.device.feed(self.devices.retained.matching(text, options))
+                    self.device.feed(_readable(self.device, self.devices.system.matching(text, options)))
+                self.device.feed(_readable(self.device, self.devices.retained.matching(text, options)))
             yield
 
     def _answer_filters(self, kind: PacketType, packet: SubscribePacket | UnsubscribePacket, codes: list[int]) -> None:
@@ -138,14 +139,14 @@ class SubscribingClient(PublishingClient):
             return
         topic_filter = shared[1]
         raw = topic_filter.encode()
-        if self.identity is not None and not self.identity.may_filter(raw, Action.READ):
+        is_wild = "+" in topic_filter or "#" in topic_filter
+        if not self._may_subscribe(raw, is_wild):
             answer(Reason.NOT_AUTHORIZED)
             return
         if self.devices.system.is_hidden(self, topic_filter):
             answer(Reason.NOT_AUTHORIZED)
             return
         hooks = self.broker.hooks
-        is_wild = "+" in topic_filter or "#" in topic_filter
         hook = hooks.permitfilter if is_wild else hooks.permittop
         if is_wild and hook is None and hooks.permittop is not None and self.identity is None:
             answer(Reason.NOT_AUTHORIZED)  # a hook that knows names only must not be bypassed
@@ -156,6 +157,17 @@ class SubscribingClient(PublishingClient):
 
         arguments = (raw, self) if is_wild else (raw, True, self)
         self.ask(hook, arguments, decided)
+
+    def _may_subscribe(self, raw: bytes, is_wild: bool) -> bool:
+        """Return what the access control list decides about a filter; see the setting `mqtt.acl`."""
+        identity, device = self.identity, self.device
+        if identity is None:
+            return True
+        if not is_wild or self.devices.limits.acl != "deliver" or device is None:
+            return identity.may_filter(raw, Action.READ)
+        if not identity.allows_filter(raw, Action.READ):
+            self.devices.check_messages_of(device)
+        return True
 
     def on_unsubscribe(self, first: int, body: bytes) -> bool:
         """Handle UNSUBSCRIBE; return true when the client has to wait."""
@@ -187,10 +199,12 @@ class SubscribingClient(PublishingClient):
         for text in list(device.subscriptions) if device is not None else ():
             yield
             shared = split_shared(text)
-            if self.identity is None or shared is None or device is not self.device or device is None:
+            if shared is None or device is not self.device or device is None or text not in device.subscriptions:
                 continue
-            if not self.identity.may_filter(shared[1].encode(), Action.READ):
+            if not self._may_subscribe(shared[1].encode(), "+" in text or "#" in text):
                 self.devices.unsubscribe(device, text)
+        if device is not None and device.is_checked:
+            self.devices.check_messages_of(device)
 
     # ---- acknowledgements
 
@@ -258,6 +272,12 @@ class SubscribingClient(PublishingClient):
     def has_room(self) -> bool:
         """Whether the connection takes more messages with QoS 1 and 2."""
         return bool(self.mqtt_outbox.has_room)
+
+
+def _readable(device: Device, messages: Iterator[Message | None]) -> Iterator[Message | None]:
+    """Return the messages that the client may read, and None for the others."""
+    for one in messages:
+        yield one if one is None or device.may_read(one.name) else None
 
 
 def _options(options: int, qos: int, identifier: int) -> Options:
