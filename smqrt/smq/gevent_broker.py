@@ -343,6 +343,7 @@ class GeventBroker(RegisteredBroker):
         if options.mqtt or self._is_chosen_for_mqtt():
             devices = Devices(self, current_mqtt())
             devices.pack = partial(mqtt_packets, data_path.kernels.packed)
+            devices.take_overs.address_of = lambda client: close_log.address_of(client.outbox)
             devices.system.version = f"smqrt version {smqrt.__version__}"
             devices.system.transferred = lambda client: close_log.transferred(client.outbox)
         self._apply_settings(store)

@@ -237,8 +237,7 @@ class MqttClient(SubscribingClient):
         """Accept the client if it may publish its will; return true when a hook answers that later."""
         will = self._connect_packet.will if self._connect_packet is not None else None
         if will is None:
-            self.accept()
-            return False
+            return self._accept_in_turn()
         name = will.topic.encode()
         if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
             self._refuse_will()
@@ -246,10 +245,9 @@ class MqttClient(SubscribingClient):
 
         def decided(permitted: Any) -> bool:
             if permitted:
-                self.accept()
-            else:
-                self.broker.count_denial(self, "publish its will to", "topic", name)
-                self._refuse_will()
+                return self._accept_in_turn()
+            self.broker.count_denial(self, "publish its will to", "topic", name)
+            self._refuse_will()
             return False
 
         return self.ask_then(self.broker.hooks.permittop, (name, False, self), decided)
@@ -257,11 +255,33 @@ class MqttClient(SubscribingClient):
     def _refuse_will(self) -> None:
         self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "the topic of the will is denied")
 
+    def _accept_in_turn(self) -> bool:
+        """Accept the client; return true when it waits because clients with its id replace each other too often."""
+        old = self.broker.uids.get(self.uid)
+        if not isinstance(old, MqttClient) or self._is_other_users_id:
+            self.accept()
+            return False
+
+        def resume() -> None:
+            done = not self.closed and self.call_or_disconnect(lambda _: self._accept_in_turn(), None)
+            if done and self.state is not SessionState.AUTHENTICATING:
+                self.outbox.resume()
+
+        if self.devices.take_overs.hold(self, old, resume):
+            return True
+        self.accept()
+        if self.state is SessionState.CONNECTED:
+            self.devices.take_overs.record(self.client_id)
+        return False
+
+    @property
+    def _is_other_users_id(self) -> bool:
+        kept = self.devices.sessions.get(self.client_id)
+        return kept is not None and kept.user != (self.identity.user if self.identity is not None else None)
+
     def accept(self) -> None:
         """Accept the client; it takes over the session of its client id."""
-        kept = self.devices.sessions.get(self.client_id)
-        user = self.identity.user if self.identity is not None else None
-        if kept is not None and kept.user != user:
+        if self._is_other_users_id:
             self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
             return
         super().accept()

@@ -18,6 +18,7 @@ from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqt
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.system_topics import SystemTopics
+from smqrt.broker.mqtt.take_overs import TakeOvers
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -62,6 +63,7 @@ class Devices(Outbox):
         retained: the retained messages.
         readers: the subscribers that may read a topic.
         system: the `$SYS` topics.
+        take_overs: clients that replace each other.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
@@ -97,6 +99,7 @@ class Devices(Outbox):
         "retained",
         "sessions",
         "system",
+        "take_overs",
         "waiting_bytes",
     )
 
@@ -111,6 +114,7 @@ class Devices(Outbox):
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
+        self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
         self.system = SystemTopics(self)
         self.counts = self.system.counts
         self.waiting_bytes = 0
