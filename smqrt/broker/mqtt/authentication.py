@@ -8,7 +8,7 @@ AUTHENTICATING while the hook has to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.sessions import SessionState
@@ -82,15 +82,33 @@ class Exchange:
         expected = Reason.CONTINUE_AUTHENTICATION if self._is_asked else Reason.REAUTHENTICATE
         properties = self._checked(body, expected)
         if not self._is_asked:
-            self._number += 1
-            number, devices = self._number, self._client.devices
-
-            def expire() -> None:
-                if number == self._number and self._is_asked and not self._client.closed:
-                    self._client.disconnect(CloseReason.LOGIN_ENDED, b"", "the re-authentication timed out")
-
-            devices.broker.call_later(devices.handshake_s, expire)
+            self._start_deadline()
         return self._ask(properties)
+
+    def _start_deadline(self) -> None:
+        self._number += 1
+        number, devices = self._number, self._client.devices
+
+        def expire() -> None:
+            if number == self._number and self._is_asked and not self._client.closed:
+                self._client.disconnect(CloseReason.LOGIN_ENDED, b"", "the re-authentication timed out")
+
+        devices.broker.call_later(devices.handshake_s, expire)
+
+    # ---- migration to another process
+
+    def record(self) -> list[object]:
+        """Return the record for `restored`."""
+        return [self.method, self._is_asked]
+
+    @classmethod
+    def restored(cls, client: MqttClient, record: list[Any]) -> Exchange:
+        """Return the exchange of a connected client that has migrated, see `record`."""
+        found = cls(client, record[0])
+        found._is_asked = record[1]
+        if found._is_asked:
+            found._start_deadline()
+        return found
 
     # ---- both
 

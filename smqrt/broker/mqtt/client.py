@@ -424,6 +424,7 @@ class MqttClient(SubscribingClient):
         if self.exchange is not None and onvanish and state in (SessionState.WAITING, SessionState.AUTHENTICATING):
             onvanish(self)  # `mqttauth` has got the client, and `onclose` does not
         if state is SessionState.CONNECTED and device is not None and device.client is self:
+            self.lost()
             self.device = None
             will, device.will = device.will, None
             if will is not None and reason is not CloseReason.RESTARTED:

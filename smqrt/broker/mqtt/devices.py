@@ -13,7 +13,7 @@ from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
@@ -169,10 +169,10 @@ class Devices(Outbox):
         one = known or self.filters.named(wanted)
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
-        device.subscriptions[text] = options
+        device.subscriptions[text] = options = shared_options(options)
         self.session_changed(device)
         if group is None:
-            one.members[device] = options
+            one.add(device, options)
         else:
             one.group(group).members[device] = options
         one.forget_deliveries()
@@ -216,7 +216,7 @@ class Devices(Outbox):
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
         if group is None:
-            del one.members[device]
+            one.discard(device)
         else:
             members = one.groups[group].members
             del members[device]
@@ -355,6 +355,12 @@ class Devices(Outbox):
             yield
         if self._is_delivering and not was_delivering:  # batches of other clients have followed
             run_in_background(self._steps)
+
+    def deliver_now(self) -> None:
+        """Deliver all batches at once: the clients are frozen, and what they have sent must be in their sessions."""
+        self.flush()
+        if self._is_delivering:
+            deque(self._steps, maxlen=0)
 
     def _deliver_all(self) -> Iterator[None]:
         try:
@@ -534,10 +540,9 @@ class Devices(Outbox):
 
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
-        device.client = None
+        device.disconnected()
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
-        device.feeds.clear()
         if not device.expiry_s:
             self.end(device)
             return

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.auth.identity import Action
-from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
@@ -115,8 +114,8 @@ class SubscribingClient(PublishingClient):
         for text, options in retained:
             if self.device is not None:
                 if text.startswith(ROOT):
-                    self.device.feed(_readable(self.device, self.devices.system.matching(text, options)))
-                self.device.feed(_readable(self.device, self.devices.retained.matching(text, options)))
+                    self.device.feed(self.devices.system.matching(text, options))
+                self.device.feed(self.devices.retained.matching(text, options))
             yield
 
     def _answer_filters(self, kind: PacketType, packet: SubscribePacket | UnsubscribePacket, codes: list[int]) -> None:
@@ -272,12 +271,6 @@ class SubscribingClient(PublishingClient):
     def has_room(self) -> bool:
         """Whether the connection takes more messages with QoS 1 and 2."""
         return bool(self.mqtt_outbox.has_room)
-
-
-def _readable(device: Device, messages: Iterator[Message | None]) -> Iterator[Message | None]:
-    """Return the messages that the client may read, and None for the others."""
-    for one in messages:
-        yield one if one is None or device.may_read(one.name) else None
 
 
 def _options(options: int, qos: int, identifier: int) -> Options:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.broker.mqtt.filters import FilterTable, Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch, packed_identifier
+from smqrt.broker.mqtt.retained import RetainedFeed, RetainedMessages
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.wire import smq
 
@@ -138,12 +139,11 @@ class SystemTopics:
 
     # ---- messages
 
-    def matching(self, text: str, options: Options) -> Iterator[Message | None]:
-        """Return the figures for a new subscription, as retained messages.
+    def matching(self, text: str, options: Options) -> SystemFeed:
+        """Return the figures for a new subscription, as retained messages."""
+        return SystemFeed(self._devices.retained, text, options, self._messages(text, options))
 
-        Yields:
-            a message; None while the figures are computed.
-        """
+    def _messages(self, text: str, options: Options) -> Iterator[Message | None]:
         if not text.startswith(ROOT) or not self.is_on:
             return
         now_s = self._devices.broker.clock()
@@ -244,6 +244,24 @@ class SystemTopics:
                 found[f"load/{load}/{minutes}min"] = f"{average:.2f}"
         self._totals = totals
         return found
+
+
+class SystemFeed(RetainedFeed):
+    """The figures for a new subscription; None while they are computed.
+
+    When the client migrates to another process meanwhile, it gets them at the next interval.
+    """
+
+    __slots__ = ("_messages",)
+
+    def __init__(
+        self, retained: RetainedMessages, text: str, options: Options, messages: Iterator[Message | None]
+    ) -> None:
+        super().__init__(retained, text, options, ())
+        self._messages = messages
+
+    def __next__(self) -> Message | None:
+        return next(self._messages)
 
 
 def _matching(topic_filter: str) -> Iterator[bytes]:
