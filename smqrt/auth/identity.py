@@ -58,6 +58,12 @@ class Rights(Protocol):
     def permits_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
         """Return whether `action` is allowed on every topic that a filter of MQTT matches."""
 
+    def allows(self, identity: Identity, name: bytes, action: Action) -> bool:
+        """Return whether `action` on the topic `name` is allowed; a denial is neither counted nor logged."""
+
+    def allows_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
+        """Return whether `action` is allowed on every topic that a filter matches, see `allows`."""
+
 
 @dataclass(slots=True, eq=False)
 class Identity:
@@ -95,6 +101,14 @@ class Identity:
     def may_filter(self, topic_filter: bytes, action: Action) -> bool:
         """Return whether `action` is allowed on every topic that a filter of MQTT matches."""
         return self.rights is None or self.rights.permits_filter(self, topic_filter, action)
+
+    def allows(self, name: bytes, action: Action) -> bool:
+        """Return whether `action` on the topic `name` is allowed; a denial is neither counted nor logged."""
+        return self.rights is None or self.rights.allows(self, name, action)
+
+    def allows_filter(self, topic_filter: bytes, action: Action) -> bool:
+        """Return whether `action` is allowed on every topic that a filter matches, see `allows`."""
+        return self.rights is None or self.rights.allows_filter(self, topic_filter, action)
 
 
 def name_fault(name: str, what: str = "the user name") -> str | None:
@@ -437,6 +451,14 @@ class AclRights:
             return self.permits(identity, topic_filter, action)
         decision = self.acl.decide_filter(identity, action, topic_filter)
         return decision.allowed or self._deny(identity, action, topic_filter, decision)
+
+    def allows(self, identity: Identity, name: bytes, action: Action) -> bool:
+        """See `Rights.allows`."""
+        return self.acl.decide(identity, action, name).allowed
+
+    def allows_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
+        """See `Rights.allows_filter`."""
+        return self.acl.decide_filter(identity, action, topic_filter).allowed
 
     def _deny(self, identity: Identity, action: Action, name: bytes, decision: Decision) -> bool:
         self.denied[action] += 1

@@ -317,6 +317,15 @@ class IdentityService:
         identity.address, identity.rights = address, self.rights
         return identity
 
+    def identity_of_user(self, name: str, address: str, client_id: bytes) -> Identity | None:
+        """Return the identity of a user whom an application has authenticated; None for an unknown user."""
+        user = self._users.get(name)
+        if user is None:
+            return None
+        identity = _user_identity(user)
+        identity.address, identity.client_id, identity.rights = address, client_id, self.rights
+        return identity
+
     def checked(self, identity: Identity) -> Identity:
         """Return a new identity for an earlier login that is still valid.
 

@@ -356,6 +356,12 @@ class Meter:
                 bucket.fill(now_s)
                 bucket.tokens -= tokens
 
+    def charge_bytes(self, size: int) -> None:
+        """Charge bytes of a message that are not in its batch. They always pass, see `charge`."""
+        if self._bytes is not None:
+            self._bytes.fill(self._clock())
+            self._bytes.tokens -= size
+
     # ---- waiting
 
     def _deliver_later(self, batch: bytes) -> None:

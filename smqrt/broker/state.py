@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
@@ -87,6 +87,22 @@ Verdict = tuple[int, bytes]
 """Answer of `authenticate`: a code, 0 to accept and 1 to 6 to reject, and a text for the client."""
 
 
+class AuthStep(NamedTuple):
+    """Answer of `mqttauth`.
+
+    Attributes:
+        code: 0 accepts the client, 0x18 asks it for more, another reason code of MQTT 5 rejects it.
+        data: data for the client.
+        user: the user whom an accepted client is; None: name and password are checked, as those of other clients.
+        text: the reason of a rejection, for the client.
+    """
+
+    code: int
+    data: bytes = b""
+    user: str | None = None
+    text: str = ""
+
+
 @dataclass(slots=True)
 class Hooks:
     """Extension points of a broker (spec: smq §2.2). An unset hook costs nothing.
@@ -99,6 +115,10 @@ class Hooks:
     """`(credentials, session)` returns `(code, text)`: 0 accepts, 1 to 6 reject."""
     has_logins: bool = False
     """Whether `authenticate` first checks the server's users."""
+    mqttauth: Callable[[str, bytes, BrokerClient], AuthStep | Deferred[AuthStep] | None] | None = None
+    """`(method, data, session)`, for each CONNECT and AUTH packet of an MQTT client with an authentication method."""
+    identify: Callable[[str, BrokerClient], Identity | None] | None = None
+    """`(user, session)` returns the identity of a user of the server; None for an unknown one."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
     """`(topic, issub, session)` returns whether the client may subscribe (or create)."""
     permitfilter: Callable[[bytes, BrokerClient], object] | None = None

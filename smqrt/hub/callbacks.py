@@ -15,14 +15,15 @@ from gevent import get_hub
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
-from smqrt.errors import CloseReason
+from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks, Verdict
+from smqrt.errors import ArgumentError, CloseReason
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, as_text, info_of, is_number, peer_of, text_of
 from smqrt.loop import greenlets
 from smqrt.loop.greenlets import ErrorLimit
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limits import LineLimit
 from smqrt.wire import smq as wire
+from smqrt.wire.mqtt.fields import Reason
 from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
@@ -41,6 +42,16 @@ class Authenticate(Protocol):
 
     def __call__(self, credentials: bytes, info: Info, /) -> int | tuple[int, str | bytes] | None:
         """Return 0 to accept, or a code from 1 to 6, alone or with a reason. May raise `Refused`."""
+
+
+class MqttAuth(Protocol):
+    """Answers the authentication data of an MQTT 5 client."""
+
+    def __call__(self, method: str, data: bytes, peer: Peer, /) -> object:
+        """Return data to ask the client for more, True to accept it, False to reject it, None for another method.
+
+        True may be `(True, data)` or `(True, data, user)`, and False `(False, reason)`.
+        """
 
 
 class PermitTop(Protocol):
@@ -181,6 +192,24 @@ class Guard:
             log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
 
+def auth_step(answer: object, more: object = None, user: object = None) -> AuthStep:
+    """Return the step for the results of `mqttauth`, see `MqttAuth`.
+
+    Raises:
+        ArgumentError: they are not valid.
+    """
+    if isinstance(answer, str | bytes):
+        return AuthStep(Reason.CONTINUE_AUTHENTICATION, as_text("data", answer))
+    if answer is None:
+        return AuthStep(Reason.BAD_AUTHENTICATION_METHOD, text="the hub does not have this authentication method")
+    if not isinstance(answer, bool):
+        raise ArgumentError(f"data, a boolean or nothing is needed, not {answer!r}")
+    more = b"" if more is None else as_text("data" if answer else "reason", more)
+    if not answer:
+        return AuthStep(Reason.NOT_AUTHORIZED, text=more.decode("utf-8", "replace"))
+    return AuthStep(Reason.SUCCESS, more, None if user is None else as_text("user", user).decode("utf-8", "replace"))
+
+
 class CallbackHooks:
     """The hooks of a broker that call the callbacks of an application.
 
@@ -198,6 +227,7 @@ class CallbackHooks:
         """Return hooks for the given callbacks, and always `log`."""
         adapters: dict[str, Any] = {
             "authenticate": self._authenticate,
+            "mqttauth": self._mqttauth,
             "permittop": lambda topic, issub, session: self._call("permittop", text_of(topic), issub, peer_of(session)),
             "permitfilter": lambda wanted, session: self._call("permitfilter", text_of(wanted), peer_of(session)),
             "permitsubtop": lambda subtopic, session: self._call("permitsubtop", text_of(subtopic), peer_of(session)),
@@ -243,6 +273,24 @@ class CallbackHooks:
                 )
             return ConnackCode.ACCESS_DENIED, b""
         return code, as_text("reason", text or b"") if code else b""
+
+    def _mqttauth(self, method: str, data: bytes, session: BrokerClient) -> AuthStep | Deferred[AuthStep]:
+        answer = self._call("mqttauth", method, data, peer_of(session))
+        if not isinstance(answer, Deferred):
+            return self._auth_step(answer)
+        step: Deferred[AuthStep] = Deferred()
+        answer.then(lambda value, error: step.resolve(self._auth_step(value)))
+        return step
+
+    def _auth_step(self, answer: Any) -> AuthStep:
+        """Return the step for what `mqttauth` returned; invalid answers reject the client."""
+        given = answer if isinstance(answer, tuple) else (answer,)
+        try:
+            return auth_step(*given)
+        except (TypeError, ArgumentError) as error:
+            if (suffix := self._invalid_answers.line_suffix()) is not None:
+                log.error("mqttauth: %s%s", error, suffix)
+            return AuthStep(Reason.NOT_AUTHORIZED)
 
     def _onconnect(self, session: BrokerClient) -> None:
         info, session.origin = info_of(session), None  # frees the request

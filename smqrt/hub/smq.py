@@ -17,6 +17,7 @@ from smqrt.hub.callbacks import (
     CallbackValue,
     Guard,
     Log,
+    MqttAuth,
     OnClose,
     OnCloseWithReason,
     OnConnect,
@@ -343,6 +344,7 @@ def create(
     /,
     *,
     authenticate: Authenticate | None = None,
+    mqttauth: MqttAuth | None = None,
     permittop: PermitTop | None = None,
     permitfilter: PermitSubtop | None = None,
     permitsubtop: PermitSubtop | None = None,
@@ -380,6 +382,8 @@ def create(
             entry of the same name.
         authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 reject, None means
             6. It may raise `Refused(code, reason)` instead.
+        mqttauth: `f(method: str, data: bytes, peer)`, for MQTT 5 clients with an authentication method (help:
+            mqtt-hub).
         permittop: `f(topic, issub: bool, peer) -> bool`.
         permitfilter: `f(filter, peer) -> bool`, for filters with wildcards of MQTT clients.
         permitsubtop: `f(subtopic, peer) -> bool`.
@@ -406,7 +410,7 @@ def create(
         TypeError: unknown option.
     """
     callbacks = {
-        "authenticate": authenticate, "permittop": permittop, "permitfilter": permitfilter,
+        "authenticate": authenticate, "mqttauth": mqttauth, "permittop": permittop, "permitfilter": permitfilter,
         "permitsubtop": permitsubtop, "onconnect": onconnect, "onclose": onclose, "onpublish": onpublish,
         "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
     }  # fmt: skip

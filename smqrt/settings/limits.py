@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 
-from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, text, whole
+from smqrt.settings.option_types import InvalidValueError, Rule, T, choice, number, option, switch, text, texts, whole
 
 UNLIMITED = "unlimited"
 
@@ -33,6 +33,8 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
 
 PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
 SLOW_POLICIES = ("newest", "oldest", "latest", "disconnect", "wait")
+ACL_MODES = ("subscribe", "deliver")
+SYS_READERS = ("users", "all", "off")
 PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 
 
@@ -235,6 +237,33 @@ class MqttSettings:
         7 * 86400,
         whole(0, 0xFFFFFFFE),
         "Longest time for which the session of a client is kept without a connection, in seconds.",
+    )
+    max_keepalive_s: int = option(
+        0,
+        whole(0, 0xFFFF),
+        "Longest keep-alive of a client, in seconds; also for clients without one. 0: clients choose.",
+    )
+    client_id: tuple[str, ...] = option(
+        (),
+        texts(),
+        "Client ids that may connect: patterns with `*`, `?` and `[a-z]`, a list or a comma-separated string; others "
+        "get 0x85. Without any, all may.",
+        shown="none",
+    )
+    acl: str = option(
+        "subscribe",
+        choice(*ACL_MODES),
+        "Use of the access control list for topic filters with wildcards: `subscribe` (a filter that matches a "
+        "denied topic gets 0x87), or `deliver` (each filter is granted, and messages of denied topics are left out).",
+    )
+    sys: str = option(
+        "users",
+        choice(*SYS_READERS),
+        "Clients that may subscribe to the `$SYS` topics: `users` (clients with a login; all clients of a hub without "
+        "users), `all`, or `off`.",
+    )
+    sys_interval_s: int = option(
+        10, whole(0, 3600), "Interval of the `$SYS` topics, in seconds, while a client subscribes to them; 0: none."
     )
     smq_qos: int = option(1, whole(0, 2), "QoS of messages that were not published by MQTT clients.")
     receive_maximum: int = option(

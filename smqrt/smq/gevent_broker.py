@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from gevent import get_hub
 
+import smqrt
 from smqrt.auth.service import IdentityService, server_identity_service
 from smqrt.broker import client_limits, sessions
 from smqrt.broker.broker import Name, check_size
@@ -340,7 +341,11 @@ class GeventBroker(RegisteredBroker):
             self.on_end = partial(close_log.record, self.number)
         self._values: LastValues | None = None
         if options.mqtt or self._is_chosen_for_mqtt():
-            Devices(self, current_mqtt()).pack = partial(mqtt_packets, data_path.kernels.packed)
+            devices = Devices(self, current_mqtt())
+            devices.pack = partial(mqtt_packets, data_path.kernels.packed)
+            devices.take_overs.address_of = lambda client: close_log.address_of(client.outbox)
+            devices.system.version = f"smqrt version {smqrt.__version__}"
+            devices.system.transferred = lambda client: close_log.transferred(client.outbox)
         self._apply_settings(store)
         _all_hubs.brokers.add(self)  # last, so that changed settings are not applied to an incomplete hub
         if self.number:  # clients of internal hubs are operators, who log in again

@@ -374,7 +374,14 @@ class HubAuthentication:
         self._service = service
         self._authenticate = hooks.authenticate
         self._keeps_origin = hooks.onconnect is not None
-        hooks.authenticate, hooks.has_logins = self.admit, True
+        hooks.authenticate, hooks.has_logins, hooks.identify = self.admit, True, self.identify
+
+    def identify(self, user: str, client: BrokerClient) -> Identity | None:
+        """See `Hooks.identify`."""
+        identity = self._service.identity_of_user(user, client.origin.address, client.uid)
+        if not self._keeps_origin:  # frees the request
+            client.origin = None
+        return identity
 
     def admit(self, credentials: bytes, client: BrokerClient) -> Verdict | Deferred[Verdict]:
         """See `Hooks.authenticate`."""

@@ -144,6 +144,7 @@ class MqttConnection(RawConnection):
             batch = mqtt_batch(partitioned[:written], 0)
             batch.packets, batch.version = chars[at:end], session.codec
             at = end
+            session.devices.counts.packets += count
             if session.publish_frames(topic, batch, count, []):
                 self.pause()
         return at
@@ -187,19 +188,22 @@ class MqttConnection(RawConnection):
     def _handle_packets(self) -> None:
         session, splitter = self.session, self._splitter
         until_s, count, is_late = 0.0, 0, False
-        while not (self.life.over or is_late):
-            packet = splitter.next()
-            if packet is None:
-                break
-            if splitter.only:
-                splitter.only, splitter.limit_bytes = 0, self._limit_bytes
-            if session.packet(*packet):
-                self.pause()
-                return
-            count += 1
-            if not count % PACKETS_PER_CHECK:
-                until_s = until_s or data_path.defer_at_s()
-                is_late = time() >= until_s or session.is_row_full
+        try:
+            while not (self.life.over or is_late):
+                packet = splitter.next()
+                if packet is None:
+                    break
+                if splitter.only:
+                    splitter.only, splitter.limit_bytes = 0, self._limit_bytes
+                count += 1
+                if session.packet(*packet):
+                    self.pause()
+                    return
+                if not count % PACKETS_PER_CHECK:
+                    until_s = until_s or data_path.defer_at_s()
+                    is_late = time() >= until_s or session.is_row_full
+        finally:
+            session.devices.counts.packets += count
         if session.publish_collected():
             self.pause()
         elif is_late and not self.life.over:
@@ -490,6 +494,7 @@ def begin(
     is_needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = MqttClient(broker, connection, broker.random_u32(), origin if is_needed else None)
     connection.session = session
+    broker.devices.handshake_s = admission.readtmo_ms / 1000
     data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     if reply:
         connection.greet(reply, b"")

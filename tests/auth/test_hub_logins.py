@@ -15,10 +15,12 @@ from smqrt.auth.identity import Action, Method
 from smqrt.auth.service import IdentityService, LoginFailure, LoginRejected, PresentedCredentials
 from smqrt.auth.users import new_hash
 from smqrt.errors import CloseReason
+from smqrt.server.mqtt import take_mqtt
 from smqrt.smq.close_log import closes
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.auth.conftest import USERS, Guarded, user_line
+from tests.conformance.mqtt_script import data_of
 from tests.support.device import KINDS, RAW, RAW_HEADERS, WS, Device, connect_packet, publish
 from tests.support.sites import patience
 from tests.support.waiting import wait_until
@@ -338,3 +340,21 @@ def refusal_of(service: IdentityService, shown: PresentedCredentials) -> LoginFa
     with pytest.raises(LoginRejected) as caught:
         service.login(shown)
     return caught.value.reason
+
+
+def test_an_authentication_method_names_a_user_of_the_server(guard: Callable[..., Guarded]) -> None:
+    """The access control list applies to this user; a name that is no user's is rejected."""
+    guarded = guard(ACL, mqtt=True, mqttauth=lambda method, data, peer: (True, b"", data.decode()))
+    guarded.site.server.take_mqtt = take_mqtt
+    for name, code in (("bob", 0), ("nobody", 0x87)):
+        device = guarded.site.open(RAW)
+        device.send_bytes(data_of(f"10: M V 02 00 00 {{ 15 'X' 16 '{name}' }} 'a'", 5))
+        while len(device.stream.data) < 4:
+            assert device.more()
+        assert device.stream.data[3] == code
+        if not code:
+            identity = next(iter(guarded.site.state.clients())).identity
+            assert (identity.user, identity.method, identity.address) == ("bob", Method.PASSWORD, "127.0.0.1")
+            assert identity.may(b"desk/bob/1", Action.WRITE)
+            assert not identity.may(b"desk/ann/1", Action.WRITE)
+        device.close()

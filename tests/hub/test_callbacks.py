@@ -11,6 +11,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.state import AuthStep
 from smqrt.errors import CloseReason
 from smqrt.hub import callbacks as module
 from smqrt.hub.callbacks import CallbackHooks, Guard, calling_line, renamed, takes_reason
@@ -220,3 +221,40 @@ def test_the_calling_line_is_outside_of_the_package() -> None:
     assert file == __file__
     assert int(line) > 0
     assert not file.startswith(module._PACKAGE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "step"),
+    [
+        ("more", AuthStep(0x18, b"more")),
+        (b"", AuthStep(0x18, b"")),
+        (True, AuthStep(0)),
+        ((True, b"\xff"), AuthStep(0, b"\xff")),
+        ((True, None, "ada"), AuthStep(0, b"", "ada")),
+        (False, AuthStep(0x87)),
+        ((False, "why"), AuthStep(0x87, text="why")),
+        (None, AuthStep(0x8C, text="the hub does not have this authentication method")),
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_answers_of_mqttauth(answer: Any, step: AuthStep, is_late: bool) -> None:
+    assert asked(answer, is_late) == step
+
+
+@pytest.mark.parametrize("answer", [1, (True, 5), (True, b"", 5), (True, b"", "u", 4), (), object()])
+def test_invalid_answers_of_mqttauth_reject_the_client(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert asked(answer, False) == AuthStep(0x87)
+    assert "mqttauth: " in caplog.text
+
+
+def asked(answer: Any, is_late: bool) -> Any:
+    """What the broker gets for an answer of the application."""
+    deferred: Deferred[Any] = Deferred()
+    hooks = CallbackHooks({"mqttauth": lambda *_: deferred if is_late else answer}, Guard("a hub")).hooks()
+    session: Any = SimpleNamespace(extra=None, uid=b"a", info=b"", etid=0)
+    assert hooks.mqttauth is not None
+    found = hooks.mqttauth("method", b"", session)
+    if not is_late:
+        return found
+    deferred.resolve(answer)
+    return found.result()  # type: ignore[union-attr]

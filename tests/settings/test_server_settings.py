@@ -104,6 +104,7 @@ def test_a_command_takes_a_former_flag() -> None:
 def test_a_hub_takes_its_options_in_python() -> None:
     callbacks = [
         "authenticate",
+        "mqttauth",
         "permittop",
         "permitfilter",
         "permitsubtop",

@@ -72,12 +72,12 @@ def test_packets_wait_for_hooks(make_mqtt_site: MakeSite, kind: str) -> None:
         )
     )
     answers = []
-    while len(answers) < 12:  # UNSUBSCRIBE comes in the turn of message 4, which is not delivered any more
+    while len(answers) < 13:
         packet = client.receive()
         assert packet is not None
         answers.append(packet)
     messages = [packet for packet in answers if packet[0] >> 4 == 3]
-    assert [packet[-1:] for packet in messages] == [b"1", b"2", b"3"]
+    assert [packet[-1:] for packet in messages] == [b"1", b"2", b"3", b"4"]
     others = [packet for packet in answers if packet[0] >> 4 != 3]
     assert others == packets_of(
         "A / 90: 00 01 P 00 01 00 / d0: / 40: 00 02 / 50: 00 03 / d0: / b0: 00 04 P 00 / 40: 00 05 10 / d0:", 5
@@ -181,3 +181,62 @@ def test_a_raw_client_of_a_hub_without_mqtt(make_site: MakeSite) -> None:
     device = site.open(RAW)
     device.send_bytes(data_of("C a", 4) + b"\r\n\r\n")
     assert b"400" in device.read_head().head
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_system_topics_count_the_bytes_of_connections(make_mqtt_site: MakeSite, kind: str) -> None:
+    site = make_mqtt_site()
+    gone = connected(site, "gone", kind)
+    gone.send(data_of("30: 't' P 78*5000 / e0:", 5))
+    assert gone.receive() is None
+    client = connected(site, "a", kind)
+    client.send(data_of("82: 00 01 P '$SYS/broker/version' 00 '$SYS/broker/bytes/received' 00", 5))
+    expect(client, "90: 00 01 P 00 00")
+    version, received = client.receive(), client.receive()
+    assert version is not None
+    assert b"smqrt version " in version
+    assert received is not None
+    assert 5000 < int(received.rpartition(b"\0")[2]) < 7000, received
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_an_authentication_method_of_the_application(make_mqtt_site: MakeSite, kind: str) -> None:
+    """The hook may block, and keeps what it knows of the client in `peer.data`."""
+
+    def mqttauth(method: str, data: bytes, peer: Any) -> Any:
+        gevent.sleep(0.005)
+        if method != "sum":
+            return None
+        if data == b"":
+            peer.data["sum"] = b"5"
+            return "2+3"
+        return (True, b"right", "ada") if data == peer.data["sum"] else (False, "wrong")
+
+    site = make_mqtt_site(mqttauth=mqttauth, authenticate=lambda *_: 3)
+    users: list[str | None] = []
+    for answer in ("5", "6"):
+        client = Client(site, kind, "mqtt")
+        client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
+        expect(client, "f0: 18 { 15 'sum' 16 '2+3' }")
+        client.send(data_of(f"f0: 18 {{ 15 'sum' 16 '{answer}' }}", 5))
+        if answer == "5":
+            expect(client, "20: 00 00 { 21 00 14 27 00 10 00 00 22 00 0a 15 'sum' 16 'right' }")
+            users += [peer.user for _, peer in site.smq.peers() if peer.uid == "mqtt:a"]
+        else:
+            expect(client, "20: 00 87 { 1f 'wrong' }")
+            assert client.receive() is None
+    assert users == ["ada"]
+    client = Client(site, kind, "mqtt")
+    client.send(data_of("10: M V 02 00 00 { 15 'other' } 'b'", 5))
+    packet = client.receive()
+    assert packet is not None
+    assert packet[2:4] == b"\0\x8c"
+
+
+def test_a_client_that_does_not_answer_in_time(make_mqtt_site: MakeSite) -> None:
+    """It has the time of the handshake, not that of `authenticate`."""
+    site = make_mqtt_site(mqttauth=lambda *_: b"?", readtmo=200)
+    client = Client(site, RAW, "mqtt")
+    client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
+    expect(client, "f0: 18 { 15 'sum' 16 '?' } / 20: 00 88 P")
+    assert client.receive() is None

@@ -46,6 +46,8 @@ REBUILT = {
         "devices": "the other hub's",
         "ends_s": "it is connected",
         "etid": "that of the client",
+        "identity": "that of the client",
+        "is_checked": "set again by the settings",
         "is_feeding": "begins again",
         "is_pressed": "publishers have got their answers",
         "is_stuck": "the same",
@@ -64,7 +66,7 @@ MOVED = {
     MqttSession: {"client_id", "device", "version"},
     PublishingClient: {"aliases"},
     SubscribingClient: {"peer_limit_bytes", "window"},
-    MqttClient: {"keepalive_s"},
+    MqttClient: {"exchange", "keepalive_s"},
     Device: {
         "_unsent", "client_id", "dropped", "expiry_s", "feeds", "in_flight", "last_number", "subscriptions",
         "unreleased", "user", "version", "waiting", "will",
@@ -313,3 +315,18 @@ def test_a_failed_migration_rolls_back(make: MakeSite) -> None:
     expect(one, "40: 00 07 / D0:")
     expect(two, "32: 't' 00 01 P ~hello")
     assert not data_path.frozen_connections
+
+
+def test_a_re_authentication_continues_at_the_new_hub(make: MakeSite) -> None:
+    def mqttauth(method: str, data: bytes, peer: Any) -> Any:
+        return True if data in (b"", b"right") else b"which?"
+
+    site, other = make(mqttauth=mqttauth), make(mqttauth=mqttauth)
+    client = Client(site, RAW, "mqtt")
+    client.send(data_of("10: M V 02 00 00 { 15 'X' } 'a'", 5))
+    expect(client, "20: 00 00 { 21 00 14 27 00 10 00 00 22 00 0a 15 'X' }")
+    client.send(data_of("f0: 19 { 15 'X' 16 'hello' }", 5))
+    expect(client, "f0: 18 { 15 'X' 16 'which?' }")
+    move(site, other)
+    client.send(data_of("f0: 18 { 15 'X' 16 'right' } / f0: 19 { 15 'X' }", 5))
+    expect(client, "f0: 00 { 15 'X' } / f0: 00 { 15 'X' }")

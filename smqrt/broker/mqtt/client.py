@@ -6,17 +6,19 @@ The connection passes the packets in order, and pauses while a hook of the appli
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
 
 from smqrt.auth.identity import TOKEN, Action
+from smqrt.broker.mqtt.authentication import Exchange
 from smqrt.broker.mqtt.device import NEVER_S, Will
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.mqtt.session import is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
-from smqrt.broker.outbox import Outbox
+from smqrt.broker.outbox import Outbox, run_at_once
 from smqrt.broker.sessions import SessionState
 from smqrt.broker.state import BrokerState
 from smqrt.errors import CloseReason, MqttError
@@ -41,6 +43,8 @@ UID_PREFIX = b"mqtt:"
 """MQTT client ids have a name space of their own beside the uids of SMQ clients."""
 MAX_UID_BYTES = 200
 """Longer uids are hashed: packets between nodes have one byte for the length."""
+MAX_MATCHED_CHARS = 1000
+"""Longer client ids match no pattern of `mqtt.client_id`: the time of a comparison grows with the length."""
 _REFUSALS = {
     ConnackCode.PROTOCOL_VERSION: Reason.UNSUPPORTED_PROTOCOL_VERSION,
     ConnackCode.SERVER_UNAVAILABLE: Reason.SERVER_UNAVAILABLE,
@@ -89,17 +93,19 @@ class MqttClient(SubscribingClient):
         broker, outbox, seed, origin: see `MqttSession`.
 
     Attributes:
+        exchange: the authentication by a method of MQTT 5; None without one.
         is_new_id: whether the hub has chosen the client id.
         keepalive_s: seconds of the keep-alive, with its tolerance; 0 for none.
     """
 
-    __slots__ = ("_connect_packet", "is_new_id", "keepalive_s")
+    __slots__ = ("_connect_packet", "exchange", "is_new_id", "keepalive_s")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
         self.is_new_id = False
         self.keepalive_s = 0.0
         self._connect_packet: ConnectPacket | None = None
+        self.exchange: Exchange | None = None
 
     @property
     def inbox(self) -> Outbox:
@@ -130,7 +136,7 @@ class MqttClient(SubscribingClient):
             check_flags(first)
             return bool(handler(self, first, body))
         if self.state is SessionState.WAITING:
-            return self._on_connect(first, body)
+            return self._on_connect(first, body) if self.exchange is None else self.exchange.on_answer(first, body)
         return False
 
     def continue_packets(self) -> bool:
@@ -142,7 +148,7 @@ class MqttClient(SubscribingClient):
         """End the session because the client violated the protocol."""
         self.broker.log(self, f"closed: {error}")
         if self.state is SessionState.WAITING and self.version:
-            self._refuse(error.code, str(error))
+            self.refuse_mqtt(error.code, str(error))
             return
         if self.state is SessionState.CONNECTED:
             self._send_disconnect(error.code, str(error))
@@ -164,18 +170,32 @@ class MqttClient(SubscribingClient):
         if self.peer_limit_bytes and len(encode(self._connack(packet, False), 5)) > self.peer_limit_bytes:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than CONNACK")
         self.state = SessionState.AUTHENTICATING
-        hook = self.broker.hooks.authenticate
+        if self.exchange is not None:
+            self.state = SessionState.WAITING
+            return self.exchange.begin(packet.properties)
+        return self.log_in()
+
+    def log_in(self) -> bool:
+        """Ask whether name and password are right, then accept the client; return true when it has to wait."""
+        packet, hook = self._connect_packet, self.broker.hooks.authenticate
+        assert packet is not None
         if hook is None:
-            return self._admit()
+            return self.admit()
         return self.ask_then(hook, (self._credentials(packet), self), self._authenticated)
 
     def _check_connect(self, packet: ConnectPacket) -> None:
         """Check what `decode_connect` does not check."""
         if not packet.client_identifier and (packet.version == 3 or packet.version == 4 and not packet.clean_start):
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a session without a client identifier")
+        if not self._is_permitted_id(packet.client_identifier):
+            text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
+            raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.check_user_properties(packet.properties)
-        if "authenticationmethod" in packet.properties:
-            raise MqttError(Reason.BAD_AUTHENTICATION_METHOD, "this hub has no authentication methods")
+        method = packet.properties.get("authenticationmethod")
+        if method is not None:
+            if self.broker.hooks.mqttauth is None:
+                raise MqttError(Reason.BAD_AUTHENTICATION_METHOD, "this hub has no authentication methods")
+            self.exchange = Exchange(self, str(method))
         will = packet.will
         if will is None:
             return
@@ -185,6 +205,12 @@ class MqttClient(SubscribingClient):
             raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will has too many levels")
         if len(will.payload) > FRAME_PAYLOAD_BYTES:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the payload of the will is too large")
+
+    def _is_permitted_id(self, client_id: str) -> bool:
+        patterns = self.devices.limits.client_id
+        if not patterns:
+            return True
+        return len(client_id) <= MAX_MATCHED_CHARS and any(fnmatchcase(client_id, one) for one in patterns)
 
     def _new_id(self) -> str:
         while True:
@@ -203,16 +229,15 @@ class MqttClient(SubscribingClient):
     def _authenticated(self, answer: Any) -> bool:
         code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
         if code == ConnackCode.ACCEPTED:
-            return self._admit()
+            return self.admit()
         self.refuse(code, text, CloseReason.REFUSED, text.decode("utf-8", "backslashreplace"))
         return False
 
-    def _admit(self) -> bool:
+    def admit(self) -> bool:
         """Accept the client if it may publish its will; return true when a hook answers that later."""
         will = self._connect_packet.will if self._connect_packet is not None else None
         if will is None:
-            self.accept()
-            return False
+            return self._accept_in_turn()
         name = will.topic.encode()
         if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
             self._refuse_will()
@@ -220,10 +245,9 @@ class MqttClient(SubscribingClient):
 
         def decided(permitted: Any) -> bool:
             if permitted:
-                self.accept()
-            else:
-                self.broker.count_denial(self, "publish its will to", "topic", name)
-                self._refuse_will()
+                return self._accept_in_turn()
+            self.broker.count_denial(self, "publish its will to", "topic", name)
+            self._refuse_will()
             return False
 
         return self.ask_then(self.broker.hooks.permittop, (name, False, self), decided)
@@ -231,11 +255,33 @@ class MqttClient(SubscribingClient):
     def _refuse_will(self) -> None:
         self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "the topic of the will is denied")
 
+    def _accept_in_turn(self) -> bool:
+        """Accept the client; return true when it waits because clients with its id replace each other too often."""
+        old = self.broker.uids.get(self.uid)
+        if not isinstance(old, MqttClient) or self._is_other_users_id:
+            self.accept()
+            return False
+
+        def resume() -> None:
+            done = not self.closed and self.call_or_disconnect(lambda _: self._accept_in_turn(), None)
+            if done and self.state is not SessionState.AUTHENTICATING:
+                self.outbox.resume()
+
+        if self.devices.take_overs.hold(self, old, resume):
+            return True
+        self.accept()
+        if self.state is SessionState.CONNECTED:
+            self.devices.take_overs.record(self.client_id)
+        return False
+
+    @property
+    def _is_other_users_id(self) -> bool:
+        kept = self.devices.sessions.get(self.client_id)
+        return kept is not None and kept.user != (self.identity.user if self.identity is not None else None)
+
     def accept(self) -> None:
         """Accept the client; it takes over the session of its client id."""
-        kept = self.devices.sessions.get(self.client_id)
-        user = self.identity.user if self.identity is not None else None
-        if kept is not None and kept.user != user:
+        if self._is_other_users_id:
             self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
             return
         super().accept()
@@ -247,22 +293,29 @@ class MqttClient(SubscribingClient):
         self._connect_packet = None
         device, is_kept = self.devices.open(self.client_id, packet.clean_start)
         self.device = device
-        device.user = self.identity.user if self.identity is not None else None
+        device.user, device.identity = self.identity.user if self.identity is not None else None, self.identity
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None
         self.window = self.devices.limits.receive_maximum
         if packet.version == 5:
             self.window = min(number_of(packet.properties, "receivemaximum", 0xFFFF), self.window)
-        self.keepalive_s = packet.keepalive_s * KEEPALIVE_FACTOR
+        self.keepalive_s = (self._server_keepalive_s(packet) or packet.keepalive_s) * KEEPALIVE_FACTOR
         answer = self._connack(packet, is_kept)
         data = encode(answer, self.version)
         if number_of(packet.properties, "requestresponseinformation", 0):
             information = {"responseinformation": f"$smq/{self.etid}"}
             longer = encode(answer._replace(properties={**answer.properties, **information}), self.version)
-            data = data if self._is_too_large(longer) else longer
+            data = data if self.is_too_large(longer) else longer
         self.mqtt_outbox.send_packet(data)
         self.outbox.settled()
+        self.devices.counts.answers += 1
+        self.devices.count_connected()
+        if is_kept and self.identity is not None:  # rights may have changed since the last connection
+            run_at_once(self.recheck_filters(), self.broker.clock)
+            if self.devices.limits.acl == "deliver":
+                self.devices.check_messages_of(device)
+                device.drop_denied()
         device.resume(self)
 
     def _connack(self, packet: ConnectPacket, is_kept: bool) -> ConnackPacket:
@@ -276,13 +329,23 @@ class MqttClient(SubscribingClient):
         answer["maximumpacketsize"] = limits.packet_bytes
         if self.is_new_id:
             answer["assignedclientidentifier"] = self.client_id
+        if keepalive_s := self._server_keepalive_s(packet):
+            answer["serverkeepalive"] = keepalive_s
         answer["topicaliasmaximum"] = limits.aliases
+        if self.exchange is not None:
+            answer |= self.exchange.properties
         return ConnackPacket(is_kept, 0, answer)
 
-    def _is_too_large(self, data: bytes) -> bool:
+    def _server_keepalive_s(self, packet: ConnectPacket) -> int:
+        """Return the keep-alive that replaces the one of the client, which is too long or none; 0 for no change."""
+        limit_s = self.devices.limits.max_keepalive_s
+        return limit_s if limit_s and not 0 < packet.keepalive_s <= limit_s else 0
+
+    def is_too_large(self, data: bytes) -> bool:
+        """Return whether the client does not take packets of this size."""
         return 0 < self.peer_limit_bytes < len(data)
 
-    def _refuse(self, code: int, text: str = "") -> None:
+    def refuse_mqtt(self, code: int, text: str = "") -> None:
         """Send CONNACK with a reason, if the version of the client has one, and close."""
         self.broker.stats.refusals += 1
         if self.version == 5:
@@ -294,26 +357,32 @@ class MqttClient(SubscribingClient):
     def _send_reason(self, make: Callable[[dict[str, object]], bytes], text: str) -> None:
         """Send a packet with a reason string, or without it when it would be too large [MQTT-3.14.2-3]."""
         data = make({"reasonstring": text} if text else {})
-        if self._is_too_large(data):
+        if self.is_too_large(data):
             data = make({})
-        if not self._is_too_large(data):
+        if not self.is_too_large(data):
             self.mqtt_outbox.send_packet(data)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
         """See `Session.refuse`."""
         if self.version:
-            self._refuse(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
+            self.refuse_mqtt(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
         else:
             self.broker.stats.refusals += 1
             self.disconnect(reason, None, detail)
 
     # ---- other packets
 
+    def _on_auth(self, first: int, body: bytes) -> bool:
+        if self.exchange is None:
+            raise MqttError(Reason.PROTOCOL_ERROR, "AUTH of a client without an authentication method")
+        return self.exchange.on_auth(body)
+
     def _on_second_connect(self, first: int, body: bytes) -> None:
         raise MqttError(Reason.PROTOCOL_ERROR, "a second CONNECT")
 
     def _on_pingreq(self, first: int, body: bytes) -> None:
         decode_ping(first, body, self.codec)
+        self.devices.counts.answers += 1
         self.mqtt_outbox.send_packet(PINGRESP)
 
     def _on_disconnect(self, first: int, body: bytes) -> None:
@@ -349,7 +418,11 @@ class MqttClient(SubscribingClient):
             code = _ENDS.get(reason, Reason.ADMINISTRATIVE_ACTION if text is not None else None)
             if code is not None:
                 self._send_disconnect(code, text.decode("utf-8", "replace") if text else "")
+            self.devices.system.closed(self)
         super().disconnect(reason, None, detail)
+        onvanish = self.broker.hooks.onvanish
+        if self.exchange is not None and onvanish and state in (SessionState.WAITING, SessionState.AUTHENTICATING):
+            onvanish(self)  # `mqttauth` has got the client, and `onclose` does not
         if state is SessionState.CONNECTED and device is not None and device.client is self:
             self.lost()
             self.device = None
@@ -394,4 +467,5 @@ _HANDLERS: dict[int, Callable[[MqttClient, int, bytes], bool | None]] = {
     PacketType.UNSUBSCRIBE: MqttClient.on_unsubscribe,
     PacketType.PINGREQ: MqttClient._on_pingreq,
     PacketType.DISCONNECT: MqttClient._on_disconnect,
+    PacketType.AUTH: MqttClient._on_auth,
 }

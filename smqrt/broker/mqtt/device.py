@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smqrt.auth.identity import Action, Identity
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
-from smqrt.broker.outbox import run_in_background
+from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason
 
@@ -94,6 +95,8 @@ class Device:
     Attributes:
         client: the connected client; None while there is none.
         etid: the ETID of the last connection.
+        identity: the identity of the last connection; None without users, and for a session from a file.
+        is_checked: whether it has a filter that matches topics which the client may not read (`mqtt.acl`).
         user: the user who owns the session; None for anonymous clients.
         version: the version of the last connection: 3, 4 or 5.
         subscriptions: options by filter, as the client has written it.
@@ -121,7 +124,9 @@ class Device:
         "etid",
         "expiry_s",
         "feeds",
+        "identity",
         "in_flight",
+        "is_checked",
         "is_feeding",
         "is_pressed",
         "is_stuck",
@@ -139,6 +144,8 @@ class Device:
         self.devices, self.client_id = devices, client_id
         self.client: ConnectedClient | None = None
         self.user: str | None = None
+        self.identity: Identity | None = None
+        self.is_checked = False
         self.version = 4
         self.subscriptions: dict[str, Options] = {}
         self.in_flight: dict[int, Message | None] = _NOTHING_IN_FLIGHT
@@ -284,7 +291,7 @@ class Device:
             while self.feeds and not self.waiting and not self._unsent and self._can_send:
                 feed = self.feeds[0]
                 for message in feed:
-                    if message is not None:
+                    if message is not None and self.may_read(message.name):
                         self._transmit(message)
                     break
                 else:
@@ -292,6 +299,25 @@ class Device:
                 yield
         finally:
             self.is_feeding = False
+
+    # ---- permissions
+
+    def may_read(self, name: bytes) -> bool:
+        """Return whether the client may get messages of a topic that one of its filters matches."""
+        identity = self.identity
+        return not self.is_checked or identity is None or identity.allows(name, Action.READ)
+
+    def drop_denied(self) -> None:
+        """Remove waiting messages that the client may not read now: rights may have changed without a connection."""
+        waiting = self.waiting
+        if self.is_checked and waiting:
+            kept = [one for one in waiting if self.may_read(one.name)]
+            self.devices.broker.stats.drop(Drop.DENIED, len(waiting) - len(kept))
+            self.devices.waiting_bytes -= self.waiting_bytes
+            self.waiting_bytes = 0
+            self.waiting = _NO_MESSAGES
+            for one in kept:
+                self.keep(one)
 
     # ---- acknowledgements of the client
 
@@ -350,6 +376,8 @@ class Device:
     def disconnected(self) -> None:
         """Free what only a connection needs: there may be many sessions without one."""
         self.client = None
+        if not self.is_checked:
+            self.identity = None
         self._unsent, self.feeds = _NOTHING_UNSENT, _NO_FEEDS
         self.in_flight = self.in_flight or _NOTHING_IN_FLIGHT
         self.waiting = self.waiting or _NO_MESSAGES

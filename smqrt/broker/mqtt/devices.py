@@ -15,7 +15,10 @@ from weakref import ref
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
+from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
+from smqrt.broker.mqtt.system_topics import SystemTopics
+from smqrt.broker.mqtt.take_overs import TakeOvers
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -58,6 +61,11 @@ class Devices(Outbox):
         sessions: sessions by client id, with and without a connection.
         filters: the filters of all sessions.
         retained: the retained messages.
+        readers: the subscribers that may read a topic.
+        system: the `$SYS` topics.
+        take_overs: clients that replace each other.
+        counts: counters for these.
+        handshake_s: time limit for a re-authentication.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         changed_names: names of retained messages that have changed since they were saved.
@@ -67,24 +75,31 @@ class Devices(Outbox):
 
     __slots__ = (
         "__weakref__",
+        "_accepted",
         "_by_topic",
-        "_delivery",
+        "_delivered",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
         "_pressed",
+        "_steps",
         "_unsent",
         "_unsent_bytes",
         "broker",
         "changed_names",
         "changed_sessions",
+        "counts",
         "filters",
+        "handshake_s",
         "limits",
         "offline",
         "on_changed",
         "pack",
+        "readers",
         "retained",
         "sessions",
+        "system",
+        "take_overs",
         "waiting_bytes",
     )
 
@@ -93,10 +108,15 @@ class Devices(Outbox):
         self.budget_bytes = 1 << 62  # each connection has a budget of its own
         self.broker = broker
         self.limits = settings or MqttSettings()
+        self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
+        self.readers = ReaderTable()
+        self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
+        self.system = SystemTopics(self)
+        self.counts = self.system.counts
         self.waiting_bytes = 0
         self.changed_names: dict[bytes, None] = {}
         self.changed_sessions: dict[str, None] = {}
@@ -106,7 +126,8 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._delivery: Iterator[None] = iter(())
+        self._accepted = self._delivered = 0  # batches, since the hub was created
+        self._steps: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
@@ -128,6 +149,7 @@ class Devices(Outbox):
             self.broker.notify_observers_later(topic)
         if found is None:
             del self._by_topic[topic]
+            self.readers.forget(topic.name or b"")
             self.broker.unsubscribed(topic, self)
             return
         self._by_topic[topic] = found
@@ -295,6 +317,17 @@ class Devices(Outbox):
 
     def flush(self) -> None:
         """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
+        was_delivering = self._is_delivering
+        self._accept_queue()
+        if not was_delivering:
+            clock, steps = self.broker.clock, self._steps
+            until_s = clock() + DELIVERY_S
+            while self._is_delivering and clock() < until_s:
+                deque(islice(steps, 8), maxlen=0)
+            if self._is_delivering:
+                run_in_background(steps)
+
+    def _accept_queue(self) -> None:
         batches, self.queue = self.queue, []
         for batch in batches:
             if self._unsent_bytes > MAX_UNSENT_BYTES:
@@ -302,45 +335,78 @@ class Devices(Outbox):
             else:
                 self._unsent.append(batch)
                 self._unsent_bytes += len(batch) + BATCH_BYTES
+                self._accepted += 1
         if not self._is_delivering:
             self._is_delivering = True
-            clock, steps = self.broker.clock, self._deliver_all()
-            self._delivery = steps
-            until_s = clock() + DELIVERY_S
-            while self._is_delivering and clock() < until_s:
-                deque(islice(steps, 8), maxlen=0)
-            if self._is_delivering:
-                run_in_background(steps)
+            self._steps = self._deliver_all()
+
+    def deliver_published(self) -> Iterator[None]:
+        """Deliver what was published so far, in portions: subscriptions are about to change.
+
+        Without this, UNSUBSCRIBE would overtake messages of the same turn.
+        """
+        if not self.queue and not self._is_delivering:
+            return
+        was_delivering = self._is_delivering
+        self._accept_queue()
+        until = self._accepted
+        while self._delivered < until and self._is_delivering:
+            next(self._steps, None)
+            yield
+        if self._is_delivering and not was_delivering:  # batches of other clients have followed
+            run_in_background(self._steps)
 
     def deliver_now(self) -> None:
         """Deliver all batches at once: the clients are frozen, and what they have sent must be in their sessions."""
         self.flush()
         if self._is_delivering:
-            deque(self._delivery, maxlen=0)
+            deque(self._steps, maxlen=0)
 
     def _deliver_all(self) -> Iterator[None]:
-        while self._unsent:
-            batch = self._unsent.popleft()
-            self._unsent_bytes -= len(batch) + BATCH_BYTES
-            topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-            if topic is None:
-                yield
-            elif topic.name is None:
-                self._send_to_one(topic, batch)
-                yield
-            elif (found := self._by_topic.get(topic)) is not None:
-                yield from self._deliver(self.run(topic.name, topic.key, batch), found)
-        self._is_delivering = False
+        try:
+            while self._unsent:
+                batch = self._unsent.popleft()
+                self._unsent_bytes -= len(batch) + BATCH_BYTES
+                topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+                if topic is not None and topic.name is None:
+                    self._send_to_one(topic, batch)
+                elif topic is not None and (found := self._by_topic.get(topic)) is not None:
+                    yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
+                self._delivered += 1
+                yield  # with no batch half delivered, see `deliver_published`
+        finally:  # also after an error: the next batch starts again
+            self._is_delivering = False
+            self._delivered = self._accepted - len(self._unsent)
 
-    def _deliver(self, run: Run, found: FilterSet) -> Iterator[None]:
-        for one in found.deliveries:
+    def check_messages_of(self, device: Device) -> None:
+        """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
+
+        Its rights may have changed; what was found before is computed again.
+        """
+        device.is_checked = self.readers.is_used = True
+        self.readers.version += 1
+
+    def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
+        """Pass a batch to the subscribers of its topic, in portions."""
+        deliveries, may_read, batch = found.deliveries, _any_device, run.batch
+        if self.readers.is_used:
+            readers = yield from self.readers.of(run.name, found)
+            deliveries, may_read = readers.deliveries, readers.has
+        size = len(batch)
+        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
+        self.counts.deliver(messages, size, len(deliveries))
+        for one in deliveries:
             one.device.deliver(run, one)
             yield
         for group in found.groups:
             for part in run.singles() if run.count > 1 else (run,):
-                if (chosen := group.choose()) is not None:
+                if (chosen := group.choose(may_read)) is not None:
                     chosen.device.deliver(part, chosen)
                 yield
+
+    def _count(self, batch: bytes) -> int:
+        known = batch.messages if isinstance(batch, MqttBatch) else 0
+        return known or self.broker.measure(batch)[0]
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
         """Return a batch for encoding."""
@@ -419,11 +485,11 @@ class Devices(Outbox):
         for publisher in self._pressed.pop(device, ()):
             publisher.outbox.resume()
 
-    def must_wait(self, topic: Topic, publisher: BrokerPeer) -> bool:
+    def must_wait(self, topic: Topic | None, publisher: BrokerPeer) -> bool:
         """Return whether a publisher to a topic has to wait for one of its subscribers; it is resumed then."""
         if not self._pressed:
             return False
-        found = self._by_topic.get(topic)
+        found = self._by_topic.get(topic) if topic is not None else None
         if found is None:
             return False
         for device, waiting in self._pressed.items():
@@ -468,6 +534,10 @@ class Devices(Outbox):
         device = self.sessions[client_id] = Device(self, client_id)
         return device, False
 
+    def count_connected(self) -> None:
+        """Count a client that has connected."""
+        self.counts.max_connected = max(self.counts.max_connected, len(self.sessions) - len(self.offline))
+
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
         device.disconnected()
@@ -507,6 +577,7 @@ class Devices(Outbox):
         if self.broker.closed:
             return
         run_in_background(self._expire())
+        self.system.tick()
         if self.broker.topic_table.passing:
             run_in_background(self._remove_unused())
         self._check_expiry_later()
@@ -516,6 +587,7 @@ class Devices(Outbox):
         for count, device in enumerate(list(self.offline), 1):
             if device.ends_s <= now_s and device in self.offline:
                 self.end(device)
+                self.counts.expired += 1
             if not count % EXPIRY_CHECKS_PER_STEP:
                 yield
 
@@ -566,6 +638,10 @@ class Devices(Outbox):
             route(broker, topic.id, peer.etid, peer).deliver(batch)
         if message.retain and Drop.SWALLOWED not in drops:
             self.retained.set(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+
+
+def _any_device(device: Device) -> bool:
+    return True
 
 
 def is_valid_name(name: bytes, levels: int) -> bool:

@@ -6,7 +6,7 @@ share one `FilterSet`, so that memory does not grow with topics × subscribers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
@@ -71,13 +71,17 @@ class Group:
         self.members: dict[Device, Options] = {}
         self._next = 0
 
-    def choose(self) -> Delivery | None:
-        """Return the next member that is connected; without one, the next member whose session is kept."""
+    def choose(self, may_read: Callable[[Device], bool] = lambda device: True) -> Delivery | None:
+        """Return the next member that is connected; without one, the next member whose session is kept.
+
+        Args:
+            may_read: returns whether a member may get the message.
+        """
         members = list(self.members)
         for is_connected in (True, False):
             for at in range(len(members)):
                 device = members[(self._next + at) % len(members)]
-                if (device.client is not None) is is_connected:
+                if (device.client is not None) is is_connected and may_read(device):
                     self._next = (self._next + at + 1) % len(members)
                     return delivery(device, [self.members[device]])
         return None
@@ -256,6 +260,10 @@ class FilterTable:
         self._tree.remove(one.text)
         for found in one.sets:
             found.is_stale = True
+
+    def has_level(self, level: str) -> bool:
+        """Return whether a filter begins with this level, which is no wildcard."""
+        return self._tree.has_level(level)
 
     def match(self, name: bytes) -> FilterSet | None:
         """Return the filters that match a topic; None for none, and for a name that MQTT does not have."""

@@ -37,8 +37,10 @@ class MqttBatch(bytes):
         large: the payload of a message that does not fit a frame; None for others. The frame has no payload then.
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
+        messages: the number of messages; 0 when it is unknown.
     """
 
+    messages = 0
     drops: list[Drop] | None = None
     large: bytes | None = None
     packets: bytes = b""
@@ -159,6 +161,9 @@ class Run:
         default_qos: the QoS of messages that MQTT clients have not published.
         encoder: see `Encoder`.
         now_s: the time.
+
+    Attributes:
+        name, key, batch, now_s: see above.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class Run:
         encoder: Encoder,
         now_s: float,
     ) -> None:
-        self.name, self.key, self._batch, self.now_s = name, key, batch, now_s
+        self.name, self.key, self.batch, self.now_s = name, key, batch, now_s
         self._encoder, self._properties_of, self._pack = encoder, encoder.properties_of, encoder.pack
         if isinstance(batch, MqttBatch):
             self.qos, self.retain, self.expires_s = batch.qos, batch.retain, batch.expires_s
@@ -186,11 +191,11 @@ class Run:
     def payloads(self) -> list[tuple[bytes, bytes]]:
         """Payload and packed properties of each message."""
         known = self._properties
-        if isinstance(self._batch, MqttBatch) and self._batch.large is not None:
-            return [(self._batch.large, self._batch.properties)]
+        if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
+            return [(self.batch.large, self.batch.properties)]
         return [
             (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(frame))
-            for frame in smq.frames(self._batch)
+            for frame in smq.frames(self.batch)
         ]
 
     @property
@@ -200,14 +205,14 @@ class Run:
 
     def singles(self) -> Iterator[Run]:
         """Return a run for each message."""
-        for frame in smq.frames(self._batch):
-            batch = self._batch.like(frame) if isinstance(self._batch, MqttBatch) else frame
+        for frame in smq.frames(self.batch):
+            batch = self.batch.like(frame) if isinstance(self.batch, MqttBatch) else frame
             yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
     def packets(self, version: int, retain: bool, identifiers: bytes) -> bytes:
         """Return the PUBLISH packets with QoS 0."""
         version = 5 if version == 5 else 4
-        batch = self._batch
+        batch = self.batch
         if isinstance(batch, MqttBatch) and batch.version == version and not (retain or identifiers):
             return batch.packets
         found = self._packets.get((version, retain, identifiers))
@@ -217,25 +222,25 @@ class Run:
 
     def _encoded(self, version: int, retain: bool, identifiers: bytes) -> bytes:
         first, name = 0x30 | retain, _U16.pack(len(self.name)) + self.name
-        if isinstance(self._batch, MqttBatch) and self._batch.large is not None:
+        if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             (large,) = self.messages(0, retain, identifiers)
             return large.packet(version, 0, False, self.now_s)
         if version < 5:
-            return self._pack(self._batch, first, name)
+            return self._pack(self.batch, first, name)
         properties = self._common_properties()
         if properties is not None:
             block = property_block(properties, self.expires_s, identifiers, self.now_s)
-            return self._pack(self._batch, first, name + block)
+            return self._pack(self.batch, first, name + block)
         return b"".join(
             self._pack(frame, first, name + property_block(self._properties_of(frame), NO_EXPIRY_S, identifiers, 0))
-            for frame in smq.frames(self._batch)
+            for frame in smq.frames(self.batch)
         )
 
     def _common_properties(self) -> bytes | None:
         """Return the packed properties if all messages have the same; otherwise None."""
         if self._properties is not None:
             return self._properties
-        batch = self._batch
+        batch = self.batch
         size = batch[0] << 8 | batch[1]
         count, rest = divmod(len(batch), size)
         # Frames of the same length and sub-topic: a slice compares one byte of all frames at once.

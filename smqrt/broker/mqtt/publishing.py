@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from smqrt.auth.identity import Action
+from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
 from smqrt.broker.mqtt.session import MqttSession, is_reserved
@@ -20,6 +21,8 @@ from smqrt.wire.mqtt.server import check_message_properties
 ROW_MESSAGES = 100
 MAX_PERMITTED = 1024
 """Topic names whose permission is remembered."""
+NO_TOPIC = bytes(4)
+"""The key of messages to topics that nothing needs; they count for the limits of publishing."""
 FRAME_PAYLOAD_BYTES = smq.MAX_FRAME_BYTES - smq.PUBLISH_HEADER_BYTES
 _CODES = {
     Drop.UNROUTED: Reason.NO_MATCHING_SUBSCRIBERS,
@@ -59,6 +62,23 @@ class Unanswered(NamedTuple):
 def _code_of(batch: MqttBatch) -> Reason:
     """Return the reason code for messages that the hub has processed."""
     return _CODES[batch.drops[0]] if batch.drops else Reason.SUCCESS
+
+
+class HeldRoute:
+    """Route behind a meter of messages that do not fit a frame, see `PublishingClient.route_held`."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: PublishingClient) -> None:
+        self._client = client
+
+    def deliver(self, batch: bytes) -> bool:
+        """Deliver a message."""
+        return self._client.route_held(batch)
+
+    def deliver_view(self, view: memoryview) -> bool:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
 
 
 class PublishingClient(MqttSession):
@@ -148,25 +168,30 @@ class PublishingClient(MqttSession):
             return False
         self._payloads = self._numbers = _NO_PAYLOADS
         topic = self.devices.topic_for(self.run_name)
-        if topic is None:
+        if topic is None and self.broker.publish_limits is None:
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
+            self.devices.counts.published += len(payloads)
+            self.devices.counts.published_bytes += sum(map(len, payloads))
             self._send_answers(qos, numbers, Reason.NO_MATCHING_SUBSCRIBERS)
             return False
-        head = b"\x08" + topic.key + self.etid.to_bytes(4, "big") + bytes(4)
+        key = topic.key if topic is not None else NO_TOPIC
+        head = b"\x08" + key + self.etid.to_bytes(4, "big") + bytes(4)
         frames = b"".join([(len(one) + smq.PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + one for one in payloads])
         return self.publish_frames(topic, mqtt_batch(frames, qos), len(payloads), numbers)
 
-    def publish_frames(self, topic: Topic, batch: MqttBatch, count: int, numbers: list[bytes]) -> bool:
+    def publish_frames(self, topic: Topic | None, batch: MqttBatch, count: int, numbers: list[bytes]) -> bool:
         """Publish `count` messages to one topic; return true when the client has to wait.
 
         Args:
-            topic: the topic.
+            topic: the topic; None for `NO_TOPIC`.
             batch: the messages.
             count: their number.
             numbers: their packet identifiers; empty with QoS 0.
         """
         if count > 1:
-            self.count_batch(topic.key, count - 1)
+            self.count_batch(topic.key if topic is not None else NO_TOPIC, count - 1)
+        batch.messages = count
+        self.devices.counts.publish(count, len(batch))
         if numbers:
             batch.drops = []
         waits = self.publish(batch)
@@ -187,6 +212,7 @@ class PublishingClient(MqttSession):
         if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
             for number in numbers:
                 device.expect_release(number[0] << 8 | number[1])
+        self.devices.counts.answers += len(numbers)
         size, end = (b"\3", bytes((code,))) if code and self.version == 5 else (b"\2", b"")
         self.mqtt_outbox.send_packet(b"".join([first + size + number + end for number in numbers]))
 
@@ -264,6 +290,8 @@ class PublishingClient(MqttSession):
             self.broker.stats.drop(Drop.DENIED, 1)
             self._acknowledge(message, Reason.NOT_AUTHORIZED)
             return False
+        self.devices.counts.published += 1
+        self.devices.counts.published_bytes += len(message.payload)
         properties, expires_s = self._forwarded(message)
         kept = Message(name, message.payload, message.qos, True, properties, expires_s) if message.retain else None
         numbers = [message.packet_identifier.to_bytes(2)] if message.qos else []
@@ -273,18 +301,43 @@ class PublishingClient(MqttSession):
         batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
         batch.drops = []
         before = self.broker.stats.drops[Drop.OVER_RATE]
-        if topic is None:
+        if is_large:
+            batch.large = message.payload
+        if topic is None and self.broker.publish_limits is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
             batch.drops.append(Drop.UNROUTED)
-        elif is_large:
-            batch.large = message.payload
-            self.devices.publish_large(topic, batch)
-        elif (waits := self.publish(batch)) or (message.qos and self.devices.must_wait(topic, self)):
+        elif (waits := self._route_one(batch)) or (message.qos and self.devices.must_wait(topic, self)):
             self._unanswered = Unanswered(message.qos, numbers, batch, kept, not waits)
             return True
         if self.broker.stats.drops[Drop.OVER_RATE] != before:
             batch.drops.append(Drop.OVER_RATE)
         self._answer(Unanswered(message.qos, numbers, batch, kept))
+        return False
+
+    def _route_one(self, batch: MqttBatch) -> bool:
+        """Route a message within the limits of publishing; return true when the client has to wait."""
+        if batch.large is None:
+            return self.publish(batch)
+        limits, size = self.broker.publish_limits, len(batch.large)
+        if limits is None:
+            return self.route_held(batch)
+        if limits.message_bytes < smq.MAX_PAYLOAD_BYTES:
+            return refuse_message(self, limits)
+        if self.meter is None:
+            self.meter = Meter(self, limits)
+        self.meter.charge_bytes(size)
+        return bool(self.meter.deliver(HeldRoute(self), batch))
+
+    def route_held(self, batch: bytes) -> bool:
+        """See `Session.route_held`; also messages that do not fit a frame."""
+        if not isinstance(batch, MqttBatch) or batch.large is None:
+            return super().route_held(batch)
+        topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+        if topic is not None:
+            self.devices.publish_large(topic, batch)
+        else:
+            self.broker.stats.drop(Drop.UNROUTED, 1)
+            batch.dropped(Drop.UNROUTED)
         return False
 
     def _forwarded(self, message: PublishPacket) -> tuple[bytes, float]:
@@ -317,6 +370,7 @@ class PublishingClient(MqttSession):
         """Handle PUBREL: send PUBCOMP."""
         device = self.device
         assert device is not None
+        self.devices.counts.answers += 1
         code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code))
 

@@ -11,6 +11,7 @@ from typing import Any
 from smqrt.auth.identity import Rights
 from smqrt.broker import sessions
 from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt.authentication import Exchange
 from smqrt.broker.mqtt.client import MqttClient
 from smqrt.broker.mqtt.device import Device, Will
 from smqrt.broker.mqtt.devices import Devices
@@ -93,6 +94,7 @@ def client_record(client: MqttClient) -> Record:
         "window": client.window,
         "limit": client.peer_limit_bytes,
         "keepalive_s": client.keepalive_s,
+        "exchange": None if client.exchange is None else client.exchange.record(),
         "aliases": [[number, name] for number, name in client.aliases.items()],
     }
 
@@ -120,6 +122,11 @@ def join(broker: Broker, outbox: Outbox, record: Record, found: Record, rights: 
     client.keepalive_s, client.aliases = found["keepalive_s"], dict(found["aliases"])
     client.device = device = restore_session(devices, found["session"])
     devices.offline.pop(device)
+    device.identity = client.identity
+    if client.identity is not None and devices.limits.acl == "deliver":
+        devices.check_messages_of(device)
+    if found.get("exchange") is not None:  # older versions have none
+        client.exchange = Exchange.restored(client, found["exchange"])
     device.will = None if found["will"] is None else _will_of(found["will"])
     for text, options, names, messages in found["feeds"]:
         device.feed(RetainedFeed(devices.retained, text, Options(*options), names, map(_message_of, messages)))

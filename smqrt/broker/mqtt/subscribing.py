@@ -10,6 +10,7 @@ from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
 from smqrt.broker.mqtt.publishing import PublishingClient
+from smqrt.broker.mqtt.system_topics import ROOT
 from smqrt.broker.outbox import AT_ONCE_S, Outbox, run_at_once, run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, is_topic_filter, number_of
@@ -90,6 +91,7 @@ class SubscribingClient(PublishingClient):
         """Subscribe to the permitted filters of a packet, then send SUBACK and the retained messages."""
         identifier = number_of(packet.properties, "subscriptionidentifier", 0)
         retained: list[tuple[str, Options]] = []
+        yield from self.devices.deliver_published()
         for at, (wanted, code) in enumerate(zip(packet.subscriptions, codes, strict=True)):
             yield
             if self.closed or self.device is None:
@@ -111,6 +113,8 @@ class SubscribingClient(PublishingClient):
         self._answer_filters(PacketType.SUBACK, packet, codes)
         for text, options in retained:
             if self.device is not None:
+                if text.startswith(ROOT):
+                    self.device.feed(self.devices.system.matching(text, options))
                 self.device.feed(self.devices.retained.matching(text, options))
             yield
 
@@ -118,6 +122,7 @@ class SubscribingClient(PublishingClient):
         """Send SUBACK or UNSUBACK, and continue to read."""
         if self.closed or self.device is None:
             return
+        self.devices.counts.answers += 1
         answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
         self.mqtt_outbox.send_packet(encode(answer, self.codec))
         self.is_subscribing = False
@@ -133,11 +138,14 @@ class SubscribingClient(PublishingClient):
             return
         topic_filter = shared[1]
         raw = topic_filter.encode()
-        if self.identity is not None and not self.identity.may_filter(raw, Action.READ):
+        is_wild = "+" in topic_filter or "#" in topic_filter
+        if not self._may_subscribe(raw, is_wild):
+            answer(Reason.NOT_AUTHORIZED)
+            return
+        if self.devices.system.is_hidden(self, topic_filter):
             answer(Reason.NOT_AUTHORIZED)
             return
         hooks = self.broker.hooks
-        is_wild = "+" in topic_filter or "#" in topic_filter
         hook = hooks.permitfilter if is_wild else hooks.permittop
         if is_wild and hook is None and hooks.permittop is not None and self.identity is None:
             answer(Reason.NOT_AUTHORIZED)  # a hook that knows names only must not be bypassed
@@ -148,6 +156,17 @@ class SubscribingClient(PublishingClient):
 
         arguments = (raw, self) if is_wild else (raw, True, self)
         self.ask(hook, arguments, decided)
+
+    def _may_subscribe(self, raw: bytes, is_wild: bool) -> bool:
+        """Return what the access control list decides about a filter; see the setting `mqtt.acl`."""
+        identity, device = self.identity, self.device
+        if identity is None:
+            return True
+        if not is_wild or self.devices.limits.acl != "deliver" or device is None:
+            return identity.may_filter(raw, Action.READ)
+        if not identity.allows_filter(raw, Action.READ):
+            self.devices.check_messages_of(device)
+        return True
 
     def on_unsubscribe(self, first: int, body: bytes) -> bool:
         """Handle UNSUBSCRIBE; return true when the client has to wait."""
@@ -160,6 +179,7 @@ class SubscribingClient(PublishingClient):
 
     def _unsubscribe_all(self, packet: UnsubscribePacket) -> Iterator[None]:
         codes: list[int] = []
+        yield from self.devices.deliver_published()
         for text in packet.topics:
             yield
             if self.closed or self.device is None:
@@ -178,10 +198,12 @@ class SubscribingClient(PublishingClient):
         for text in list(device.subscriptions) if device is not None else ():
             yield
             shared = split_shared(text)
-            if self.identity is None or shared is None or device is not self.device or device is None:
+            if shared is None or device is not self.device or device is None or text not in device.subscriptions:
                 continue
-            if not self.identity.may_filter(shared[1].encode(), Action.READ):
+            if not self._may_subscribe(shared[1].encode(), "+" in text or "#" in text):
                 self.devices.unsubscribe(device, text)
+        if device is not None and device.is_checked:
+            self.devices.check_messages_of(device)
 
     # ---- acknowledgements
 
@@ -208,6 +230,7 @@ class SubscribingClient(PublishingClient):
     def received(self, number: int) -> None:
         """Handle PUBREC without a failure: send PUBREL."""
         assert self.device is not None
+        self.devices.counts.answers += 1
         code = Reason.SUCCESS if self.device.received(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec, code))
 
@@ -241,6 +264,7 @@ class SubscribingClient(PublishingClient):
 
     def send_release(self, number: int) -> None:
         """Send PUBREL."""
+        self.devices.counts.answers += 1
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec))
 
     @property

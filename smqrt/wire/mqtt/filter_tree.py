@@ -68,6 +68,10 @@ class FilterTree(Generic[Value]):
             value, rest = known
             node[at] = value, None if level == _END else level if rest is None else f"{level}/{rest}"
 
+    def has_level(self, level: str) -> bool:
+        """Return whether a filter has this first level."""
+        return level in self._root
+
     def match(self, topic: str) -> Iterator[Value]:
         """Yield the values of the filters that match a topic name.
 

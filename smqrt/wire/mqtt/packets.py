@@ -656,7 +656,8 @@ def decode_disconnect(_first: int, body: bytes, version: int) -> DisconnectPacke
     return DisconnectPacket(*_code_and_properties(body, PacketType.DISCONNECT))
 
 
-def _decode_auth(_first: int, body: bytes, _version: int) -> AuthPacket:
+def decode_auth(_first: int, body: bytes, _version: int) -> AuthPacket:
+    """Decode AUTH; raises as `decode`."""
     return AuthPacket(*_code_and_properties(body, PacketType.AUTH))
 
 
@@ -676,7 +677,7 @@ _BOTH: dict[int, _Decoder] = {
     PacketType.PUBREL: decode_acknowledgement,
     PacketType.PUBCOMP: decode_acknowledgement,
     PacketType.DISCONNECT: decode_disconnect,
-    PacketType.AUTH: _decode_auth,
+    PacketType.AUTH: decode_auth,
 }
 _FROM_CLIENT: dict[int, _Decoder] = _BOTH | {
     PacketType.CONNECT: decode_connect,

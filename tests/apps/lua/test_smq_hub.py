@@ -14,6 +14,7 @@ from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.apps.lua.lua_hub import LuaSite
+from tests.conformance.mqtt_script import data_of
 from tests.hub.recorded import NO_JSON, SCALARS
 from tests.support.device import (
     KINDS,
@@ -21,12 +22,14 @@ from tests.support.device import (
     RAW_HEADERS,
     TLS,
     WS,
+    WS_HEADERS,
     Authority,
     Device,
     client_context,
     connect_packet,
     masked,
     publish,
+    request,
 )
 from tests.support.pki import server_context
 from tests.support.waiting import wait_until
@@ -687,3 +690,47 @@ def test_an_unreferenced_broker_is_collected(lua: Callable[[], LuaSite]) -> None
     device = site.device()
     site.run("app.smq = nil smq = nil collectgarbage() collectgarbage()")
     device.expect_end()
+
+
+def test_an_authentication_method(lua: Callable[[str], LuaSite]) -> None:
+    """`mqttauth` asks for more, accepts and rejects; the peer table is the same one until the client is gone."""
+    site = lua(
+        """
+smq = require"smq.hub".create{
+  mqtt = true,
+  authenticate = function() return 3 end,
+  mqttauth = function(method, data, peer)
+    record(method, data, peer.sum)
+    if method ~= "sum" then return end
+    if data == "" then peer.sum = "5" return "2+3" end
+    if data == "error" then error "on purpose" end
+    if data == "number" then return 5 end
+    if data == peer.sum then return true, "right", "ada" end
+    return false, "wrong"
+  end,
+}
+"""
+    )
+
+    def got(*packets: str) -> bytes:
+        """The body of what comes after packets of a new client."""
+        device = Device(("127.0.0.1", site.server.port), WS)
+        site.devices.append(device)
+        headers = f"{WS_HEADERS}Sec-WebSocket-Protocol: mqtt\r\n"
+        device.send_bytes(request(headers, target="/smq.lsp?b=two")).read_head()
+        for packet in packets:
+            device.send_bytes(masked(data_of(packet, 5)))
+            answer = device.receive()
+        return answer
+
+    first = "10: M V 02 00 00 { 15 'sum' } 'a'"
+    assert got(first) == data_of("f0: 18 { 15 'sum' 16 '2+3' }", 5)
+    assert b"right" in got(first, "f0: 18 { 15 'sum' 16 '5' }")
+    assert got(first, "f0: 18 { 15 'sum' 16 '6' }") == data_of("20: 00 87 { 1f 'wrong' }", 5)
+    assert got(first, "f0: 18 { 15 'sum' 16 'error' }") == data_of("20: 00 87 P", 5)
+    assert got(first, "f0: 18 { 15 'sum' 16 'number' }") == data_of("20: 00 87 P", 5)
+    assert got("10: M V 02 00 00 { 15 'other' } 'a'")[2:4] == b"\0\x8c"
+    assert site.calls[1:3] == [(b"sum", b"", None), (b"sum", b"5", b"5")]
+    for device in site.devices:
+        device.close()
+    wait_until(lambda: not [one for one in site.half.clients.sessions.values() if one is not site.broker.server])

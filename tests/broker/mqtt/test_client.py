@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from typing import Any
 
@@ -160,6 +161,71 @@ def test_a_right_to_publish_is_asked_for_again() -> None:
     device.session.forget_routes()
     device.feed(data_of("32: 't' 00 02 P ~x", 5))
     assert device.take() == data_of("40: 00 02 10", 5)
+
+
+def test_a_request_and_its_answer_under_the_response_information() -> None:
+    hub = DeviceHub()
+    worker, asker = connected(hub, "worker"), hub.device()
+    asker.feed(data_of("10: M V 02 00 00 { 1901 } 'asker'", 5))
+    topic = f"$smq/{asker.session.etid}"
+    assert asker.take().endswith(data_of(f"1a '{topic}'", 5))
+    asker.feed(data_of(f"82: 00 01 P '{topic}' 01", 5))
+    worker.feed(data_of("82: 00 01 P 'work' 01 '#' 00 '$smq/+' 00", 5))
+    assert (asker.take(), worker.take()) == (data_of("90: 00 01 P 01", 5), data_of("90: 00 01 P 01 00 00", 5))
+    asker.feed(data_of(f"32: 'work' 00 02 {{ 08 '{topic}' 09 'id' }} ~hello", 5))
+    assert asker.take() == data_of("40: 00 02", 5)
+    assert worker.take() == data_of(f"32: 'work' 00 01 {{ 08 '{topic}' 09 'id' }} ~hello", 5)
+    worker.feed(data_of(f"32: '{topic}' 00 02 {{ 09 'id' }} ~HELLO", 5))
+    assert asker.take() == data_of(f"32: '{topic}' 00 01 {{ 09 'id' }} ~HELLO", 5)
+    assert worker.take() == data_of(f"40: 00 02 / 30: '{topic}' {{ 09 'id' }} ~HELLO", 5), "to `$smq/+`, not to `#`"
+
+
+# ---- what one turn brings
+
+
+@pytest.mark.parametrize("first", ["30: 't/1' P", "32: 't/1' 00 07 P"])
+def test_unsubscribe_does_not_overtake_messages_of_its_turn(first: str) -> None:
+    """Those of the client itself, and those of others."""
+    hub = DeviceHub()
+    device, sender = connected(hub), connected(hub, "sender")
+    device.feed(data_of("82: 00 01 P 't/+' 00", 5))
+    assert device.take() == data_of("90: 00 01 P 00", 5)
+    sender.feed(data_of(f"{first} ~1 / {first} ~2", 5))
+    device.feed(data_of("30: 't/1' P ~3 / a2: 00 02 P 't/+' / 30: 't/1' P ~4", 5))
+    assert device.take() == data_of("30: 't/1' P ~1 / 30: 't/1' P ~2 / 30: 't/1' P ~3 / b0: 00 02 P 00", 5)
+    sender.feed(data_of("30: 't/1' P ~5", 5))
+    assert device.take() == b""
+
+
+def test_subscribe_does_not_get_messages_before_it() -> None:
+    hub = DeviceHub()
+    device, sender, other = connected(hub), connected(hub, "sender"), connected(hub, "other")
+    other.feed(data_of("82: 00 01 P '#' 00", 5))
+    other.take()
+    sender.feed(data_of("31: 't' P ~kept / 30: 't' P ~live", 5))
+    device.feed(data_of("82: 00 01 P 't' 00", 5))
+    assert device.take() == data_of("90: 00 01 P 00 / 31: 't' P ~kept", 5)
+    assert other.take() == data_of("30: 't' P ~kept / 30: 't' P ~live", 5)
+
+
+def test_deliveries_continue_after_unsubscribe_has_waited() -> None:
+    """More messages come while those before UNSUBSCRIBE are delivered in portions."""
+    hub = DeviceHub()
+    ticks = itertools.count()
+    hub.broker.clock = lambda: next(ticks) * 0.001  # each look takes 1 ms: a portion is a few deliveries
+    readers = [connected(hub, f"r{number}") for number in range(40)]
+    for reader in readers:
+        reader.feed(data_of("82: 00 01 P 't' 00", 5))
+        assert reader.take()
+    sender = connected(hub, "sender")
+    sender.feed(data_of("30: 't' P ~1", 5))
+    device = readers[-1]
+    device._splitter.feed(data_of("a2: 00 02 P 't'", 5))
+    assert device.session.packet(*device._splitter.next()), "the client waits for the rest"
+    sender.feed(data_of("30: 't' P ~2", 5))
+    for reader in readers[:-1]:
+        assert reader.take() == data_of("30: 't' P ~1 / 30: 't' P ~2", 5)
+    assert device.take() == data_of("30: 't' P ~1 / b0: 00 02 P 00", 5)
 
 
 # ---- nothing takes long

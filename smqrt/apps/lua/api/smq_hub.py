@@ -25,10 +25,11 @@ from smqrt.apps.lua.socket_handles import PeerHandle
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
+from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
 from smqrt.errors import CloseReason
+from smqrt.hub.callbacks import auth_step
 from smqrt.hub.peer import peer_of, text_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
@@ -38,6 +39,7 @@ from smqrt.settings.option_types import make, options_of
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import page_user
 from smqrt.wire import smq as wire
+from smqrt.wire.mqtt.fields import Reason
 
 log = logging.getLogger("smqrt.lua")
 
@@ -259,6 +261,13 @@ class LuaBroker:
             return answer
 
         return _mapped(self._ask("authenticate", _DENIED, credentials, self._clients.handle(session)), verdict)
+
+    def _mqttauth(self, method: str, data: bytes, session: BrokerClient) -> Any:
+        def step(values: LuaValues | None) -> AuthStep:
+            return auth_step(*values) if values else AuthStep(Reason.NOT_AUTHORIZED)  # none: after an error
+
+        answer = self._ask("mqttauth", (), bridge.utf8(method), data, self._clients.handle(session))
+        return _mapped(answer, step)
 
     def _permittop(self, topic: bytes, issub: bool, session: BrokerClient) -> Any:
         return _mapped(self._ask("permittop", (), topic, issub, self._clients.handle(session)), any)

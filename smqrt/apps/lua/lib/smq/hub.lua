@@ -165,6 +165,18 @@ function adapters.authenticate(authenticate, what)
   end
 end
 
+function adapters.mqttauth(mqttauth, what)
+  return function(method, data, number)
+    local answer, more, user = mqttauth(method, data, peer_of(number))
+    local kind = type(answer)
+    if answer ~= nil and kind ~= "string" and kind ~= "boolean" then
+      py.log_error(what, "data, a boolean or nil is needed, not a " .. kind)
+      answer = false
+    end
+    return answer, more ~= nil and tostring(more) or nil, user ~= nil and tostring(user) or nil
+  end
+end
+
 function adapters.permittop(permittop)
   return function(topic, issub, number)
     local permitted = permittop(topic, issub, peer_of(number))
@@ -425,7 +437,7 @@ local values = {
   "cluster", "observe", "mqtt",
 }
 local callbacks = {
-  "authenticate", "permittop", "permitfilter", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log",
+  "authenticate", "mqttauth", "permittop", "permitfilter", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log",
 }
 
 local function add(list, key, value)

@@ -1,0 +1,80 @@
+"""Subscribers that may read a topic, for the setting `mqtt.acl = "deliver"`.
+
+The access control list is asked once for each subscriber and topic, not for each message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from smqrt.broker.mqtt.filters import Delivery, FilterSet
+
+if TYPE_CHECKING:
+    from smqrt.broker.mqtt.device import Device
+
+CHECKS_PER_STEP = 20
+"""Questions to the access control list at once; each takes some microseconds."""
+
+
+class Readers:
+    """The subscribers that may read one topic.
+
+    Args:
+        name: the name of the topic.
+        source: its subscribers.
+        version: the version of the rights, see `ReaderTable`.
+
+    Attributes:
+        deliveries: those of `source` that may read it.
+        source, version: see above.
+    """
+
+    __slots__ = ("_members", "_name", "deliveries", "source", "version")
+
+    def __init__(self, name: bytes, source: list[Delivery], version: int) -> None:
+        self._name, self.source, self.version = name, source, version
+        self.deliveries: list[Delivery] = []
+        self._members: dict[Device, bool] = {}
+
+    def has(self, device: Device) -> bool:
+        """Return whether a member of a shared subscription may read the topic."""
+        known = self._members.get(device)
+        if known is None:
+            known = self._members[device] = device.may_read(self._name)
+        return known
+
+
+class ReaderTable:
+    """The readers of all topics of a hub.
+
+    Attributes:
+        is_used: whether there is a subscriber whose messages have to be checked.
+        version: grows when rights change; what was found before is computed again then.
+    """
+
+    __slots__ = ("_by_name", "is_used", "version")
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self.version = 0
+        self._by_name: dict[bytes, Readers] = {}
+
+    def of(self, name: bytes, found: FilterSet) -> Generator[None, None, Readers]:
+        """Return the readers of a topic; compute them in portions, if subscribers or rights have changed."""
+        source, version = found.deliveries, self.version
+        known = self._by_name.get(name)
+        if known is not None and known.source is source and known.version == version:
+            return known
+        readers = Readers(name, source, version)
+        for count, one in enumerate(source, 1):
+            if one.device.may_read(name):
+                readers.deliveries.append(one)
+            if not count % CHECKS_PER_STEP:
+                yield
+        self._by_name[name] = readers
+        return readers
+
+    def forget(self, name: bytes) -> None:
+        """Forget a topic that has no subscribers any more."""
+        self._by_name.pop(name, None)
