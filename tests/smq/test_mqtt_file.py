@@ -15,7 +15,6 @@ from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import record_of
 from smqrt.errors import ArgumentError
-from smqrt.smq import mqtt_file
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
 from tests.support.device import Site
@@ -34,7 +33,8 @@ def filled(site: Site) -> Any:
     for payload in (b"\0\xff", b"second"):
         device.enqueue(Message(b"house/t", payload, 1, properties=b"\x03\0\1x", expires_s=devices.broker.clock() + 100))
     device.in_flight[9] = None
-    device.expect_release(3)
+    device.rows.send(9, None)
+    device.expect_release(3, is_saved=True)
     devices.retained.set(Message(b"kept", b"\0value", 1, True))
     devices.retained.set(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
     devices.retained.set(Message(b"gone", b"x", 0, True))
@@ -67,10 +67,7 @@ def test_they_are_there_after_a_stop(make_site: MakeSite, tmp_path: Path) -> Non
     assert b"kept" in third.state.devices.retained.by_name
 
 
-def test_retained_messages_are_written_soon(
-    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mqtt_file, "SESSIONS_S", 0.05)
+def test_changes_are_written_soon(make_site: MakeSite, tmp_path: Path) -> None:
     path = tmp_path / "hub.sqlite"
     filled(make_site(mqtt=True, persist=str(path)))
 

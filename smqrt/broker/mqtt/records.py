@@ -20,7 +20,7 @@ def record_of(devices: Devices) -> Record:
     """Return the record of all sessions that are kept, and of the retained messages."""
     return {
         "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
-        "retained": [_message_record(one) for one in devices.retained.by_name.values()],
+        "retained": [message_record(one) for one in devices.retained.by_name.values()],
     }
 
 
@@ -30,7 +30,7 @@ def restore(devices: Devices, record: Record) -> None:
     A session that a client has opened here meanwhile is left as it is.
     """
     for one in record["retained"]:
-        devices.retained.set(_message_of(one))
+        devices.retained.set(message_of(one))
     for one in record["sessions"]:
         if one["id"] not in devices.sessions:
             restore_session(devices, one)
@@ -40,9 +40,9 @@ def restore_session(devices: Devices, record: Record) -> None:
     """Restore a session; see `session_record`."""
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
-    device.in_flight = {number: None if one is None else _message_of(one) for number, one in record["in_flight"]}
+    device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
     for one in record["waiting"]:
-        device.keep(_message_of(one))
+        device.keep(message_of(one))
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
     devices.sessions[device.client_id] = device
@@ -56,21 +56,29 @@ def restore_session(devices: Devices, record: Record) -> None:
 def session_record(device: Device) -> Record:
     """Return the record of a session."""
     return {
+        **settings_record(device),
+        "in_flight": [[number, one and message_record(one)] for number, one in device.in_flight.items()],
+        "waiting": [message_record(one) for one in device.waiting],
+        "unreleased": sorted(device.unreleased),
+    }
+
+
+def settings_record(device: Device) -> Record:
+    """Return the record of a session without its messages."""
+    return {
         "id": device.client_id,
         "user": device.user,
         "version": device.version,
         "expiry_s": device.expiry_s,
         "ends_s": None if device.ends_s == NO_EXPIRY_S else device.ends_s,
         "subscriptions": [[text, *options] for text, options in device.subscriptions.items()],
-        "in_flight": [[number, one and _message_record(one)] for number, one in device.in_flight.items()],
-        "waiting": [_message_record(one) for one in device.waiting],
-        "unreleased": sorted(device.unreleased),
         "last_number": device.last_number,
         "dropped": device.dropped,
     }
 
 
-def _message_record(message: Message) -> list[object]:
+def message_record(message: Message) -> list[object]:
+    """Return the record of a message."""
     expires_s = None if message.expires_s == NO_EXPIRY_S else message.expires_s
     return [
         message.name,
@@ -83,6 +91,7 @@ def _message_record(message: Message) -> list[object]:
     ]
 
 
-def _message_of(record: list[Any]) -> Message:
+def message_of(record: list[Any]) -> Message:
+    """Return the message of a record."""
     name, payload, qos, retain, properties, expires_s, identifiers = record
     return Message(name, payload, qos, retain, properties, NO_EXPIRY_S if expires_s is None else expires_s, identifiers)
