@@ -44,16 +44,16 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
     Raises:
         sqlite3.Error: the file can't be written.
     """
-    connection.executemany(
-        "INSERT OR REPLACE INTO mqtt_messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [_message_row(number, one, shift_s) for number, one in group.messages],
-    )
-    connection.executemany(
-        "INSERT OR REPLACE INTO mqtt_queue VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [(*row, _checksum(repr(row).encode())) for row in group.rows],
-    )
-    connection.executemany("DELETE FROM mqtt_queue WHERE number = ?", [(number,) for number in group.gone_rows])
-    connection.executemany("DELETE FROM mqtt_messages WHERE number = ?", [(number,) for number in group.gone_messages])
+    messages = [_message_row(number, one, shift_s) for number, one in group.messages]
+    rows = [(*row, _checksum(repr(row).encode())) for row in group.rows]
+    for statement, values in (
+        ("INSERT OR REPLACE INTO mqtt_messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", messages),
+        ("INSERT OR REPLACE INTO mqtt_queue VALUES (?, ?, ?, ?, ?, ?, ?)", rows),
+        ("DELETE FROM mqtt_queue WHERE number = ?", [(number,) for number in group.gone_rows]),
+        ("DELETE FROM mqtt_messages WHERE number = ?", [(number,) for number in group.gone_messages]),
+    ):
+        if values:  # each call releases the lock of the interpreter
+            connection.executemany(statement, values)
     for client_id, record in group.records.items():
         if record is None:
             connection.execute("DELETE FROM mqtt_sessions WHERE id = ?", (client_id,))

@@ -95,6 +95,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
             rows.received[one.packet] = row
         else:
             device.in_flight[one.packet] = message
+            device.last_number = one.packet
             rows.sent[one.packet] = row
     device.rows = rows
     device.drop_excess()
