@@ -38,10 +38,6 @@ class SqliteMqtt:
         devices: the MQTT clients of the hub.
         sync_s: seconds from a change that no packet waits for to its commit.
 
-    Attributes:
-        commits: the number of commits.
-        failures: the number of failed attempts.
-
     Raises:
         ArgumentError: the file can't be used, or was damaged.
     """
@@ -51,7 +47,6 @@ class SqliteMqtt:
         self._writer: gevent.Greenlet[..., None] | None = None
         self._due_s = 0.0
         self._is_closed = self._is_writing = self._failure_logged = False
-        self.commits = self.failures = 0
         try:
             for schema in mqtt_tables.SCHEMAS:
                 names.connection.execute(schema)
@@ -125,13 +120,13 @@ class SqliteMqtt:
         try:
             self._names.disk.call(self._commit, group, time.time() - self._devices.broker.clock())
         except (sqlite3.Error, OSError) as error:
-            self.failures += 1
+            self._ledger.failures += 1
             self._report(str(error))
             return False
         finally:
             slow.stop()
             slow.close()
-        self.commits += 1
+        self._ledger.commits += 1
         if self._failure_logged:
             self._failure_logged = False
             log.warning("persist: %s: MQTT sessions and retained messages are saved again", self._names.path)

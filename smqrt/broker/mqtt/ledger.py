@@ -228,6 +228,8 @@ class Ledger:
         saved: the number of the last change that is saved.
         held: what is sent when the change with a number is saved.
         recorded: the ids of sessions in the file.
+        commits: the number of groups that were written.
+        failures: the number of failed attempts to write a group.
         lost_clients: sessions that ended with a crash, and whose wills are not published yet, by client id.
         is_awake: whether `on_change` was called since the last group.
         is_urgent: whether a packet waits for the next group.
@@ -240,6 +242,7 @@ class Ledger:
         self.seq = self.cut = self.saved = 0
         self.held: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
         self.recorded: set[str] = set()
+        self.commits = self.failures = 0
         self.lost_clients: dict[str, Device] = {}
         self.on_change: Callable[[bool], object] = lambda is_urgent: None
         self.is_awake = self.is_urgent = False
