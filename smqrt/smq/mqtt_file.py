@@ -82,19 +82,19 @@ class SqliteMqtt:
         try:
             while self._write_group(turn):
                 self._send_released(turn)
-                if not ledger.held:
-                    break
-                if self._devices.is_delivering and ledger.held[0][0] > ledger.cut:
-                    ledger.barrier()  # wakes the writer
+                if not ledger.held or (self._devices.is_delivering and ledger.held[0][0] > ledger.cut):
                     break
         finally:
             self._is_writing = False
             self._writer = None
             unfinished.discard(self)
-        if not self._is_closed and (ledger.dirty or ledger.held):
-            self._wake(ledger.is_urgent)
-        else:
-            ledger.is_awake = ledger.is_urgent = False
+        is_urgent = ledger.is_urgent
+        ledger.is_awake = ledger.is_urgent = False
+        if self._is_closed or not (ledger.dirty or ledger.held):
+            return
+        if self._devices.is_delivering and ledger.cut < ledger.seq:
+            ledger.barrier()  # for the next group, which must not end within a batch
+        self._wake(is_urgent)
 
     def _write_group(self, turn: Turn) -> bool:
         """Write a group; return false when the hub was closed before the disk accepted it."""

@@ -12,18 +12,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gevent import socket
 
+from smqrt.broker.mqtt import publishing
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import record_of
 from smqrt.errors import ArgumentError
+from smqrt.server.mqtt import take_mqtt
 from smqrt.smq import mqtt_file, mqtt_tables
 from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
 from tests.support.device import Site
 from tests.support.mqtt_reference import packet
-from tests.support.waiting import wait_until
+from tests.support.waiting import let_others_run, wait_until
 
 MakeSite = Callable[..., Site]
 
@@ -141,6 +144,55 @@ def test_publishers_wait_while_the_disk_fails(
     site.smq.close()
     again = make_site(mqtt=True, persist=path).state.devices
     assert again.sessions["sleeper"].waiting[-1].payload == b"x"
+
+
+def test_a_client_is_not_read_while_too_many_acknowledgements_wait(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_file, "RETRY_S", 0.01)
+    monkeypatch.setattr(publishing, "MAX_HELD", 4)
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+    site.server.take_mqtt = take_mqtt
+    works, failed = mqtt_tables.write, []
+
+    def fail(*arguments: object) -> None:
+        failed.append(1)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(mqtt_tables, "write", fail)
+    with socket.create_connection(site.address(), 20) as sock:
+        sock.sendall(packet(0x10, b"\0\4MQTT\4\2\0\0\0\1p"))
+        assert sock.recv(4) == packet(0x20, b"\0\0")
+        for number in range(1, 21):
+            sock.sendall(packet(0x33, b"\0\1t" + number.to_bytes(2) + b"%d" % number))
+        retained = site.state.devices.retained.by_name
+        wait_until(lambda: b"t" in retained and retained[b"t"].payload == b"4", "four messages are read")
+        before = len(failed)
+        wait_until(lambda: len(failed) > before + 5, "the disk still fails")
+        assert retained[b"t"].payload == b"4"
+        monkeypatch.setattr(mqtt_tables, "write", works)
+        answers = b""
+        while len(answers) < 80:
+            answers += sock.recv(80)
+        assert answers == b"".join(packet(0x40, number.to_bytes(2)) for number in range(1, 21))
+        assert retained[b"t"].payload == b"20"
+
+
+def test_changes_are_saved_while_messages_are_delivered_without_pause(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+    devices = filled(site)
+    devices._is_delivering = True  # as under a load that never ends
+    publisher = client(site, b"publisher")
+    publisher.feed(packet(0x33, b"\0\7house/t\0\1x"))
+    for _ in range(50):
+        let_others_run()
+    assert publisher.ear.got == []
+    steps = devices._deliver_all()
+    while devices._unsent:
+        next(steps)
+    wait_until(lambda: publisher.ear.got == [packet(0x40, b"\0\1")], "the acknowledgement")
+    assert devices.is_delivering
+    devices._is_delivering = False
 
 
 def test_a_hub_whose_disk_fails_closes(

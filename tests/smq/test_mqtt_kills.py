@@ -86,3 +86,26 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
         subscriber.check(publishers)
     finally:
         served.end()
+
+
+def test_a_hot_restart_and_a_kill_after_it_lose_nothing(tmp_path: Path) -> None:
+    """The new process replaces the rows of the old one in the file."""
+    preload = f'smq = require "smq.hub".create {{name = "main", mqtt = true, persist = "{tmp_path}/hub.sqlite"}}'
+    folder = application(tmp_path / "app", preload)
+    served = HotServed(folder)
+    try:
+        subscriber = Subscriber(b"subscriber", lambda: SocketTransport(served.port))
+        publisher = Publisher(b"p", lambda: SocketTransport(served.port), 30)
+        run([subscriber], lambda: subscriber.is_subscribed)
+        subscriber.drop()
+        run([publisher], lambda: len(publisher.left) < 20)
+        served.restart()
+        run([publisher], lambda: len(publisher.left) < 10)
+        os.kill(served.pid, signal.SIGKILL)
+        served.end()
+        publisher.drop()
+        served = HotServed(folder)
+        run([publisher, subscriber], lambda: publisher.is_done and subscriber.count == publisher.count)
+        subscriber.check([publisher])
+    finally:
+        served.end()

@@ -207,7 +207,8 @@ class Barrier(bytes):
         self.ledger.cut = self.ledger.seq
         for client, data in self.answers:
             self.ledger.hold(client.send_held, data)
-        self.ledger.wake()
+        if self.ledger.held:
+            self.ledger.wake()
 
 
 class Ledger:

@@ -171,19 +171,23 @@ class PublishingClient(MqttSession):
             self.count_batch(topic.key, count - 1)
         if numbers:
             batch.drops = []
-            self._note_received(batch, numbers)
+            if batch.qos == 2:
+                self._note_received(batch, numbers)
         waits = self.publish(batch)
         if not numbers:
             return waits
         if waits or self.devices.must_wait(topic, self):
             self._unanswered = Unanswered(batch.qos, numbers, batch)
             return True
+        if self.devices.ledger is None:
+            self._send_answers(batch.qos, numbers, _code_of(batch))
+            return False
         self._send_answers(batch.qos, numbers, _code_of(batch), self._is_saved(batch))
         return self._hold_back()
 
     def _note_received(self, batch: MqttBatch, numbers: list[bytes]) -> None:
         """Let the packet identifiers of messages with QoS 2 be saved together with the messages."""
-        if batch.qos == 2 and self.device is not None and self.device.rows is not None:
+        if self.device is not None and self.device.rows is not None:
             batch.received = self.device, numbers
 
     def _is_saved(self, batch: MqttBatch) -> bool:
@@ -295,7 +299,8 @@ class PublishingClient(MqttSession):
         frame = smq.publish_frame(topic.id if topic else 0, self.etid, 0, b"" if is_large else message.payload)
         batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
         batch.drops = []
-        self._note_received(batch, numbers)
+        if message.qos == 2:
+            self._note_received(batch, numbers)
         before = self.broker.stats.drops[Drop.OVER_RATE]
         if topic is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
