@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,13 @@ from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import record_of
 from smqrt.errors import ArgumentError
 from smqrt.server.mqtt import take_mqtt
-from smqrt.smq import mqtt_file, mqtt_tables
+from smqrt.smq import gevent_broker, mqtt_file, mqtt_tables
 from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
 from tests.support.device import Site
 from tests.support.mqtt_reference import packet
-from tests.support.waiting import let_others_run, wait_until
+from tests.support.waiting import wait_until
 
 MakeSite = Callable[..., Site]
 
@@ -178,19 +179,25 @@ def test_a_client_is_not_read_while_too_many_acknowledgements_wait(
         assert retained[b"t"].payload == b"20"
 
 
-def test_changes_are_saved_while_messages_are_delivered_without_pause(make_site: MakeSite, tmp_path: Path) -> None:
-    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
-    devices = filled(site)
+def test_changes_are_saved_while_messages_are_delivered_without_pause(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = replace(gevent_broker._all_hubs.topic_rules, sync_s=0.01)
+    monkeypatch.setattr(gevent_broker._all_hubs, "topic_rules", rules)
+    path = tmp_path / "hub.sqlite"
+    devices = filled(make_site(mqtt=True, persist=str(path)))
+    wait_until(lambda: not devices.ledger.dirty, "all is saved")
     devices._is_delivering = True  # as under a load that never ends
-    publisher = client(site, b"publisher")
-    publisher.feed(packet(0x33, b"\0\7house/t\0\1x"))
-    for _ in range(50):
-        let_others_run()
-    assert publisher.ear.got == []
-    steps = devices._deliver_all()
-    while devices._unsent:
-        next(steps)
-    wait_until(lambda: publisher.ear.got == [packet(0x40, b"\0\1")], "the acknowledgement")
+    devices.sessions["sleeper"].enqueue(Message(b"house/t", b"third", 1))
+
+    def saved() -> bool:
+        steps = devices._deliver_all()
+        while devices._unsent:
+            next(steps)
+        with sqlite3.connect(path) as connection:
+            return bool(connection.execute("SELECT * FROM mqtt_messages WHERE payload = ?", (b"third",)).fetchall())
+
+    wait_until(saved, "the file has it")
     assert devices.is_delivering
     devices._is_delivering = False
 
@@ -225,6 +232,9 @@ def test_a_file_is_opened_again_by_the_same_hub(make_site: MakeSite, tmp_path: P
         assert site.state.devices.ledger is None
         site.state.open_files()
     site.smq.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM mqtt_queue").fetchone() == (4,)
+        assert connection.execute("SELECT count(*) FROM mqtt_messages").fetchone() == (2,)
     assert shown(make_site(mqtt=True, persist=path).state.devices) == before
 
 
