@@ -365,6 +365,21 @@ FAMILIES = (
     _mqtt(
         "smqrt_mqtt_filters", "Different topic filters of MQTT clients.", lambda devices: len(devices.filters.by_text)
     ),
+    _mqtt(
+        "smqrt_mqtt_held",
+        "Packets to MQTT clients that wait until their changes are saved.",
+        lambda devices: len(devices.ledger.held) if devices.ledger else 0,
+    ),
+    _mqtt(
+        "smqrt_mqtt_commits_total",
+        "Commits of MQTT sessions and retained messages.",
+        lambda devices: devices.ledger.commits if devices.ledger else 0,
+    ),
+    _mqtt(
+        "smqrt_mqtt_commit_failures_total",
+        "Failed commits of MQTT sessions and retained messages; each is repeated.",
+        lambda devices: devices.ledger.failures if devices.ledger else 0,
+    ),
     _hub_traffic(
         "smqrt_hub_messages_total", "Messages published here by clients and the server, each counted once.", "messages"
     ),

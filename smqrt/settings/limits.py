@@ -230,6 +230,19 @@ class MqttSettings:
         "File that keeps names, sessions and retained messages of the server's own hub across restarts: the hub that "
         "`serve --mqtt` creates when no application has one.",
     )
+    sync: str = option(
+        "publish",
+        choice("publish", "always", "interval"),
+        "When the hub acknowledges a message with QoS 1 or 2 that it keeps in the file `persist`: `publish`, when the "
+        "file has it, also after a crash of the server; `always`, when it is on the disk, also after a power failure; "
+        "`interval`, at once: a crash loses up to `last_value.sync_s`.",
+    )
+    will_grace_s: int = option(
+        30,
+        whole(0, 86400),
+        "Seconds after the start of a server that has crashed, after which the will of a client is published that was "
+        "connected and has not come back.",
+    )
     packet_bytes: int = option(
         1 << 20, whole(1024, 16 << 20), "Bytes of the largest packet; beyond, the client is disconnected (0x95)."
     )

@@ -1,52 +1,42 @@
 """MQTT sessions and retained messages in the `persist` file of a hub.
 
-Retained messages are written `sync_s` seconds after a change, sessions within `SESSIONS_S`, and both when the hub is
-closed. After a crash, changes of these times may be missing.
+A thread commits changes in groups: during a commit, the next group is collected. Acknowledgements wait for the commit
+of their changes, see `MqttSettings.sync`; other changes are written within `sync_s`, and when the hub is closed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 import time
-import zlib
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import gevent
+from gevent import get_hub
 
 from smqrt.broker.mqtt.devices import Devices
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
-from smqrt.broker.mqtt.records import restore_session, session_record
-from smqrt.smq.persist_file import CLOSE_S, VALUES_RETRY_S, SqliteNames, unfinished
+from smqrt.broker.mqtt.ledger import Group, Ledger
+from smqrt.broker.mqtt.records import restore_session
+from smqrt.broker.mqtt.saved_sessions import restore_saved, saved_record
+from smqrt.loop.scheduling import Turn
+from smqrt.smq import mqtt_tables
+from smqrt.smq.persist_file import CLOSE_S, RETRY_S, SLOW_S, SqliteNames, unfinished
 
 log = logging.getLogger("smqrt")
 
-SESSIONS_S = 10.0
-"""Time from the change of a session to its commit: its waiting messages are written as a whole."""
-GROUP_ROWS = 500
-"""Maximum number of rows in one commit."""
-GROUP_BYTES = 1 << 20
-"""Maximum size of the messages in one commit, approximately: they are encoded in the thread of the loop."""
-_RETAINED = (
-    "CREATE TABLE IF NOT EXISTS mqtt_retained (name BLOB PRIMARY KEY, payload BLOB, qos INTEGER, properties BLOB,"
-    " expires REAL, checksum INTEGER) WITHOUT ROWID"
-)
-_SESSIONS = (
-    "CREATE TABLE IF NOT EXISTS mqtt_sessions (id TEXT PRIMARY KEY, record TEXT, checksum INTEGER) WITHOUT ROWID"
-)
-Row = tuple[object, ...]
+GATHER_S = 0.001
+"""Time from the first change for which a packet waits to its commit. What is complete by then is not written."""
+_POLL_S = 0.005
 
 
 class SqliteMqtt:
     """Saves the MQTT sessions and retained messages of a hub.
 
+    When a commit fails, it is repeated until it succeeds; publishers get no acknowledgements meanwhile.
+
     Args:
         names: the file.
         devices: the MQTT clients of the hub.
-        sync_s: seconds from a change of a retained message to its commit.
+        sync_s: seconds from a change that no packet waits for to its commit.
 
     Raises:
         ArgumentError: the file can't be used, or was damaged.
@@ -58,180 +48,188 @@ class SqliteMqtt:
         self._due_s = 0.0
         self._is_closed = self._is_writing = self._failure_logged = False
         try:
-            for schema in (_RETAINED, _SESSIONS):
+            for schema in mqtt_tables.SCHEMAS:
                 names.connection.execute(schema)
-            self._load()
+            self._ledger, self._kept = restore(names.connection, devices, time.time())
         except sqlite3.Error as error:
             raise names.unusable(str(error)) from error
-        devices.on_changed = self._wake
-        if devices.changed_names or devices.changed_sessions:
-            self._wake(False)
+        except mqtt_tables.DamagedError as error:
+            raise names.unusable(str(error)) from None
         names.at_close.append(self.close)
-
-    # ---- reading
-
-    def _load(self) -> None:
-        connection, devices, now_s = self._names.connection, self._devices, time.time()
-        to_clock_s = devices.broker.clock() - now_s
-        names_before, ids_before = (
-            set(devices.retained.by_name),
-            set(devices.sessions),
-        )  # of a hot restart: they are newer
-        for name, payload, qos, properties, expires, checksum in connection.execute("SELECT * FROM mqtt_retained"):
-            if checksum != _checksum(name, payload, properties, str(expires).encode()):
-                raise self._names.unusable(f"the retained message of {name!r} was changed")
-            expires_s = NO_EXPIRY_S if expires is None else expires + to_clock_s
-            if name not in names_before and (expires is None or expires > now_s):
-                devices.retained.set(Message(name, payload, qos, True, properties, expires_s))
-        for client_id, text, checksum in connection.execute("SELECT * FROM mqtt_sessions"):
-            if checksum != _checksum(client_id.encode(), text.encode()):
-                raise self._names.unusable(f"the session of {client_id!r} was changed")
-            record = json.loads(text, object_hook=_bytes_of)
-            if client_id not in ids_before:
-                restore_session(devices, _shifted(record, to_clock_s))
-        devices.changed_names = dict.fromkeys(names_before)
-        devices.changed_sessions = dict.fromkeys(ids_before)
+        self._ledger.on_change = self._wake
+        if self._ledger.dirty or self._kept is not None:
+            self._wake(False)
 
     # ---- writing
 
-    def _wake(self, is_session: bool) -> None:
-        """Write soon: something has changed."""
-        if self._is_closed:
+    def _wake(self, is_urgent: bool) -> None:
+        """Write soon: something has changed, and with `is_urgent` a packet waits for it."""
+        if self._is_closed or self._is_writing:  # the writer looks for changes at its end
             return
-        due_s = time.monotonic() + (SESSIONS_S if is_session else self._sync_s)
+        due_s = time.monotonic() + (GATHER_S if is_urgent and self._ledger.waits else self._sync_s)
         if self._writer is not None:
-            if self._is_writing or due_s >= self._due_s - 0.01:
+            if due_s >= self._due_s:
                 return
             self._writer.kill(block=False)
-        self._start(due_s)
-
-    def _start(self, due_s: float) -> None:
         unfinished.add(self)
         self._due_s = due_s
         self._writer = gevent.spawn_later(max(due_s - time.monotonic(), 0), self._write)
 
     def _write(self) -> None:
+        """Write groups while packets wait."""
+        ledger, turn = self._ledger, Turn()
         self._is_writing = True
         try:
-            while self._write_group(self._retained_rows, self._devices.changed_names):
-                pass
-            while self._write_group(self._session_rows, self._devices.changed_sessions):
-                pass
-        except (sqlite3.Error, OSError) as error:
-            if not self._failure_logged:
-                self._failure_logged = True
-                path = self._names.path
-                log.error("persist: %s: %s; MQTT sessions and retained messages are not saved until then", path, error)
-            if not self._is_closed:
-                self._start(time.monotonic() + VALUES_RETRY_S)
-                return
+            while self._write_group(turn):
+                self._send_released(turn)
+                if not ledger.held or (self._devices.is_delivering and ledger.held[0][0] > ledger.cut):
+                    break
         finally:
             self._is_writing = False
-        self._writer = None
-        unfinished.discard(self)
-        if not self._is_closed and (self._devices.changed_names or self._devices.changed_sessions):
-            self._start(time.monotonic() + self._sync_s)  # changed while the last group was written
+            self._writer = None
+            unfinished.discard(self)
+        is_urgent = ledger.is_urgent
+        ledger.is_awake = ledger.is_urgent = False
+        if self._is_closed or not (ledger.dirty or ledger.held):
+            return
+        if self._devices.is_delivering and ledger.cut < ledger.seq:
+            ledger.barrier()  # for the next group, which must not end within a batch
+        self._wake(is_urgent)
 
-    def _write_group(
-        self, rows_of: Callable[[dict[Any, None]], tuple[str, list[Row], str, list[Row]]], changed: dict[Any, None]
-    ) -> bool:
-        """Write a group of changes; return False when there are none."""
-        if not changed:
-            return False
-        taken: dict[Any, None] = {}
-        size = 0
-        while changed and len(taken) < GROUP_ROWS and size < GROUP_BYTES:
-            key = next(iter(changed))
-            del changed[key]
-            taken[key] = None
-            size += self._devices.saved_bytes(key)
+    def _write_group(self, turn: Turn) -> bool:
+        """Write a group; return false when the hub was closed before the disk accepted it."""
+        ledger = self._ledger
+        group = ledger.begin_group(is_last=self._is_closed)
+        for _ in ledger.fill(group, saved_record):
+            turn.yield_if_due()
+        if self._kept is None and group.is_empty:
+            ledger.saved = group.through
+            return True
+        while not self._try_commit(group):
+            if self._is_closed:
+                return False
+            gevent.sleep(RETRY_S)
+        self._kept = None
+        ledger.saved = group.through
+        return True
+
+    def _try_commit(self, group: Group) -> bool:
+        """Commit a group; return whether the disk has accepted it."""
+        slow = get_hub().loop.timer(SLOW_S, ref=False)
+        slow.start(self._report, f"the disk takes longer than {SLOW_S:g} s")
         try:
-            self._names.disk.call(self._commit, *rows_of(taken))
-        except (sqlite3.Error, OSError):
-            changed.update(taken)
-            raise
+            self._names.disk.call(self._commit, group, time.time() - self._devices.broker.clock())
+        except (sqlite3.Error, OSError) as error:
+            self._ledger.failures += 1
+            self._report(str(error))
+            return False
+        finally:
+            slow.stop()
+            slow.close()
+        self._ledger.commits += 1
         if self._failure_logged:
             self._failure_logged = False
             log.warning("persist: %s: MQTT sessions and retained messages are saved again", self._names.path)
         return True
 
-    def _retained_rows(self, names: dict[bytes, None]) -> tuple[str, list[Row], str, list[Row]]:
-        """Return the statements and rows that write changed retained messages, and remove deleted ones."""
-        rows: list[Row] = []
-        shift_s = time.time() - self._devices.broker.clock()
-        retained = self._devices.retained.by_name
-        for name in names:
-            found = retained.get(name)
-            if found is not None:
-                expires = None if found.expires_s == NO_EXPIRY_S else found.expires_s + shift_s
-                checksum = _checksum(name, found.payload, found.properties, str(expires).encode())
-                rows.append((name, found.payload, found.qos, found.properties, expires, checksum))
-        removed: list[Row] = [(name,) for name in names if name not in retained]
-        statement = "INSERT OR REPLACE INTO mqtt_retained VALUES (?, ?, ?, ?, ?, ?)"
-        return statement, rows, "DELETE FROM mqtt_retained WHERE name = ?", removed
+    def _report(self, fault: str) -> None:
+        """Log the first failure."""
+        if not self._failure_logged:
+            self._failure_logged = True
+            effect = "MQTT publishers wait" if self._ledger.waits else "MQTT sessions are not saved"
+            log.error("persist: %s: %s; %s until the disk accepts writes again", self._names.path, fault, effect)
 
-    def _session_rows(self, ids: dict[str, None]) -> tuple[str, list[Row], str, list[Row]]:
-        """Return the statements and rows that write changed sessions, and remove those that have ended."""
-        rows: list[Row] = []
-        shift_s = time.time() - self._devices.broker.clock()
-        kept = {one for one in ids if (found := self._devices.sessions.get(one)) is not None and found.expiry_s}
-        for client_id in kept:
-            record = _shifted(session_record(self._devices.sessions[client_id]), shift_s)
-            text = json.dumps(record, default=_text_of)
-            rows.append((client_id, text, _checksum(client_id.encode(), text.encode())))
-        removed: list[Row] = [(client_id,) for client_id in ids if client_id not in kept]
-        statement = "INSERT OR REPLACE INTO mqtt_sessions VALUES (?, ?, ?)"
-        return statement, rows, "DELETE FROM mqtt_sessions WHERE id = ?", removed
-
-    def _commit(self, insert: str, rows: Iterable[Row], delete: str, removed: Iterable[Row]) -> None:
+    def _commit(self, group: Group, shift_s: float) -> None:
         """Write a group. Runs in the thread."""
         connection = self._names.connection
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(insert, rows)
-            connection.executemany(delete, removed)
+        is_relaxed = self._devices.limits.sync == "publish"
+        if is_relaxed:  # a crash of the process loses nothing that was written
+            connection.execute("PRAGMA synchronous=NORMAL")
+        try:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                if self._kept is not None:
+                    mqtt_tables.remove_unused(connection, self._kept)
+                mqtt_tables.write(connection, group, shift_s)
+        finally:
+            if is_relaxed:
+                connection.execute("PRAGMA synchronous=FULL")
+
+    def _send_released(self, turn: Turn) -> None:
+        """Send the packets whose changes are saved."""
+        while True:
+            try:
+                for _ in self._ledger.released():
+                    turn.yield_if_due()
+                return
+            except Exception:  # the packets of other clients are still sent
+                log.exception("error while an MQTT packet was sent that waited for the disk")
 
     def close(self) -> None:
         """Write the last changes; waits for the disk up to `CLOSE_S`. `SqliteNames.close` then closes the file."""
         if self._is_closed:
             return
+        end_s = time.monotonic() + CLOSE_S
+        while self._devices.is_delivering and time.monotonic() < end_s:
+            gevent.sleep(_POLL_S)
         self._is_closed = True
-        if self._is_writing and self._writer is not None:
-            self._writer.join(CLOSE_S)
-        elif self._writer is not None:
-            self._writer.kill(block=False)
-        if not self._is_writing:
+        if self._writer is not None:
+            if self._is_writing:
+                self._writer.join(CLOSE_S)
+            else:
+                self._writer.kill(block=False)
+        if not self._is_writing and not self._failure_logged:
             gevent.spawn(self._write).join(CLOSE_S)
-        left = len(self._devices.changed_names) + len(self._devices.changed_sessions)
-        if left:
-            log.error("persist: %s: closed with %d unsaved MQTT sessions and messages", self._names.path, left)
+        if self._is_writing or self._failure_logged or self._ledger.dirty:
+            log.error("persist: %s: closed with unsaved MQTT sessions or messages", self._names.path)
+        self._ledger.detach()
         unfinished.discard(self)
 
 
-def _shifted(record: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the record of a session with its times on another clock."""
-    found = dict(record)
-    if found["ends_s"] is not None:
-        found["ends_s"] += seconds
+def restore(connection: sqlite3.Connection, devices: Devices, now_s: float) -> tuple[Ledger, list[int] | None]:
+    """Restore sessions and retained messages, and begin to collect changes.
 
-    def moved(message: list[Any] | None) -> list[Any] | None:
-        if message is None or message[5] is None:  # `expires_s`, see `records`
-            return message
-        return [*message[:5], message[5] + seconds, *message[6:]]
+    What a hot restart has restored before is newer than the file, and will replace it.
 
-    found["waiting"] = [moved(one) for one in found["waiting"]]
-    found["in_flight"] = [[number, moved(one)] for number, one in found["in_flight"]]
-    return found
+    Args:
+        connection: the file.
+        devices: the MQTT clients of the hub.
+        now_s: the time of `time.time`.
 
+    Returns:
+        The changes of the hub; and the numbers of the sessions that are kept if the file has others, which
+        `mqtt_tables.remove_unused` removes together with the first changes.
 
-def _text_of(value: object) -> dict[str, str]:
-    assert isinstance(value, bytes)
-    return {"b64": b64encode(value).decode()}
-
-
-def _bytes_of(found: dict[str, Any]) -> object:
-    return b64decode(found["b64"]) if found.keys() == {"b64"} else found
-
-
-def _checksum(*parts: bytes) -> int:
-    return zlib.crc32(b"\0".join(parts))
+    Raises:
+        DamagedError: a row of the file was changed.
+        sqlite3.Error: the file can't be read.
+    """
+    clock_s = devices.broker.clock()
+    shift_s = clock_s - now_s
+    names_before, ids_before = set(devices.retained.by_name), set(devices.sessions)
+    for message in mqtt_tables.retained_messages(connection, shift_s):
+        if message.name not in names_before and message.expires_s > clock_s:
+            devices.retained.set(message)
+    records = list(mqtt_tables.session_records(connection, shift_s))
+    messages = mqtt_tables.messages(connection, shift_s)
+    queues = mqtt_tables.queues(connection, messages)
+    ledger = Ledger(devices, devices.limits.sync != "interval", mqtt_tables.next_number(connection, records))
+    changed = list(devices.sessions.values())
+    for record in records:
+        if record["id"] in ids_before:
+            continue
+        if "waiting" in record:  # the layout before there were rows
+            restore_session(devices, record)
+            changed.append(devices.sessions[record["id"]])
+        else:
+            rows = queues.get(record["number"], ())
+            restore_saved(devices, ledger, record, rows, messages, devices.limits.will_grace_s)
+    ledger.recorded.update(record["id"] for record in records)
+    devices.ledger = ledger
+    for device in changed:
+        ledger.session_changed(device)
+    for name in names_before:
+        ledger.touch(name)
+    kept = [one.rows.number for one in devices.sessions.values() if one.rows is not None]
+    has_unused = queues.keys() - kept or any(one.body is not None and not one.body.users for one in messages.values())
+    return ledger, kept if has_unused else None

@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gevent import socket
 
+from smqrt.broker.mqtt import publishing
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import record_of
 from smqrt.errors import ArgumentError
-from smqrt.smq import mqtt_file
+from smqrt.server.mqtt import take_mqtt
+from smqrt.smq import gevent_broker, mqtt_file, mqtt_tables
+from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
 from tests.support.device import Site
+from tests.support.mqtt_reference import packet
 from tests.support.waiting import wait_until
 
 MakeSite = Callable[..., Site]
@@ -34,7 +42,9 @@ def filled(site: Site) -> Any:
     for payload in (b"\0\xff", b"second"):
         device.enqueue(Message(b"house/t", payload, 1, properties=b"\x03\0\1x", expires_s=devices.broker.clock() + 100))
     device.in_flight = {9: None}
-    device.expect_release(3)
+    device.rows.send(9, None)
+    device.last_number = 9
+    device.expect_release(3, is_saved=True)
     devices.retained.set(Message(b"kept", b"\0value", 1, True))
     devices.retained.set(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
     devices.retained.set(Message(b"gone", b"x", 0, True))
@@ -67,10 +77,7 @@ def test_they_are_there_after_a_stop(make_site: MakeSite, tmp_path: Path) -> Non
     assert b"kept" in third.state.devices.retained.by_name
 
 
-def test_retained_messages_are_written_soon(
-    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mqtt_file, "SESSIONS_S", 0.05)
+def test_changes_are_written_soon(make_site: MakeSite, tmp_path: Path) -> None:
     path = tmp_path / "hub.sqlite"
     filled(make_site(mqtt=True, persist=str(path)))
 
@@ -88,6 +95,9 @@ def test_retained_messages_are_written_soon(
     [
         ("UPDATE mqtt_retained SET payload = x'00' WHERE name = x'6b657074'", "retained message of b'kept'"),
         ("UPDATE mqtt_sessions SET record = '{}'", "session of 'sleeper'"),
+        ("UPDATE mqtt_messages SET payload = x'00'", "message .* of b'house/t'"),
+        ("UPDATE mqtt_queue SET packet = packet + 1 WHERE state = 0", "row .* of the MQTT sessions"),
+        ("DELETE FROM mqtt_messages", "message .* is missing"),
     ],
 )
 def test_a_damaged_file_is_refused(make_site: MakeSite, tmp_path: Path, change: str, what: str) -> None:
@@ -99,6 +109,133 @@ def test_a_damaged_file_is_refused(make_site: MakeSite, tmp_path: Path, change: 
         connection.execute(change)
     with pytest.raises(ArgumentError, match=what):
         make_site(mqtt=True, persist=str(path))
+
+
+def client(site: Site, name: bytes) -> MemoryDevice:
+    """A connected client without a socket."""
+    device = MemoryDevice(SimpleNamespace(broker=site.state, devices=site.state.devices))  # type: ignore[arg-type]
+    device.feed(packet(0x10, b"\0\4MQTT\4\2\0\0" + len(name).to_bytes(2) + name))
+    assert device.ear.got == [packet(0x20, b"\0\0")]
+    device.ear.got.clear()
+    return device
+
+
+def test_publishers_wait_while_the_disk_fails(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqtt_file, "RETRY_S", 0.01)
+    path = str(tmp_path / "hub.sqlite")
+    site = make_site(mqtt=True, persist=path)
+    filled(site)
+    works, attempts = mqtt_tables.write, []
+
+    def fail(*arguments: object) -> None:
+        attempts.append(1)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(mqtt_tables, "write", fail)
+    publisher = client(site, b"publisher")
+    publisher.feed(packet(0x32, b"\0\7house/t\0\1x"))
+    wait_until(lambda: len(attempts) > 3, "it is tried again")
+    assert publisher.ear.got == []
+    monkeypatch.setattr(mqtt_tables, "write", works)
+    wait_until(lambda: publisher.ear.got == [packet(0x40, b"\0\1")], "the acknowledgement")
+    lines = [one.getMessage() for one in caplog.records if "disk I/O error" in one.getMessage()]
+    assert lines == [f"persist: {path}: disk I/O error; MQTT publishers wait until the disk accepts writes again"]
+    site.smq.close()
+    again = make_site(mqtt=True, persist=path).state.devices
+    assert again.sessions["sleeper"].waiting[-1].payload == b"x"
+
+
+def test_a_client_is_not_read_while_too_many_acknowledgements_wait(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_file, "RETRY_S", 0.01)
+    monkeypatch.setattr(publishing, "MAX_HELD", 4)
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+    site.server.take_mqtt = take_mqtt
+    works, failed = mqtt_tables.write, []
+
+    def fail(*arguments: object) -> None:
+        failed.append(1)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(mqtt_tables, "write", fail)
+    with socket.create_connection(site.address(), 20) as sock:
+        sock.sendall(packet(0x10, b"\0\4MQTT\4\2\0\0\0\1p"))
+        assert sock.recv(4) == packet(0x20, b"\0\0")
+        for number in range(1, 21):
+            sock.sendall(packet(0x33, b"\0\1t" + number.to_bytes(2) + b"%d" % number))
+        retained = site.state.devices.retained.by_name
+        wait_until(lambda: b"t" in retained and retained[b"t"].payload == b"4", "four messages are read")
+        before = len(failed)
+        wait_until(lambda: len(failed) > before + 5, "the disk still fails")
+        assert retained[b"t"].payload == b"4"
+        monkeypatch.setattr(mqtt_tables, "write", works)
+        answers = b""
+        while len(answers) < 80:
+            answers += sock.recv(80)
+        assert answers == b"".join(packet(0x40, number.to_bytes(2)) for number in range(1, 21))
+        assert retained[b"t"].payload == b"20"
+
+
+def test_changes_are_saved_while_messages_are_delivered_without_pause(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = replace(gevent_broker._all_hubs.topic_rules, sync_s=0.01)
+    monkeypatch.setattr(gevent_broker._all_hubs, "topic_rules", rules)
+    path = tmp_path / "hub.sqlite"
+    devices = filled(make_site(mqtt=True, persist=str(path)))
+    wait_until(lambda: not devices.ledger.dirty, "all is saved")
+    devices._is_delivering = True  # as under a load that never ends
+    devices.sessions["sleeper"].enqueue(Message(b"house/t", b"third", 1))
+
+    def saved() -> bool:
+        steps = devices._deliver_all()
+        while devices._unsent:
+            next(steps)
+        with sqlite3.connect(path) as connection:
+            return bool(connection.execute("SELECT * FROM mqtt_messages WHERE payload = ?", (b"third",)).fetchall())
+
+    wait_until(saved, "the file has it")
+    assert devices.is_delivering
+    devices._is_delivering = False
+
+
+def test_a_hub_whose_disk_fails_closes(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqtt_file, "RETRY_S", 0.01)
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+
+    def fail(*arguments: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(mqtt_tables, "write", fail)
+    filled(site)
+    publisher = client(site, b"publisher")
+    publisher.feed(packet(0x32, b"\0\7house/t\0\1x"))
+    wait_until(lambda: "disk I/O error" in caplog.text, "a commit fails")
+    began_s = time.monotonic()
+    site.smq.close()
+    assert time.monotonic() - began_s < mqtt_file.CLOSE_S
+    assert "closed with unsaved MQTT sessions or messages" in caplog.text
+
+
+def test_a_file_is_opened_again_by_the_same_hub(make_site: MakeSite, tmp_path: Path) -> None:
+    """A hot restart that fails: the old process opens the file again."""
+    path = str(tmp_path / "hub.sqlite")
+    site = make_site(mqtt=True, persist=path)
+    before = shown(filled(site))
+    for _ in range(2):
+        site.state.store.close()
+        assert site.state.devices.ledger is None
+        site.state.open_files()
+    site.smq.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM mqtt_queue").fetchone() == (4,)
+        assert connection.execute("SELECT count(*) FROM mqtt_messages").fetchone() == (2,)
+    assert shown(make_site(mqtt=True, persist=path).state.devices) == before
 
 
 @pytest.mark.servers

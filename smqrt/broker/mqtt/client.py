@@ -297,6 +297,7 @@ class MqttClient(SubscribingClient):
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None
+        self.devices.session_changed(device)
         self.window = self.devices.limits.receive_maximum
         if packet.version == 5:
             self.window = min(number_of(packet.properties, "receivemaximum", 0xFFFF), self.window)

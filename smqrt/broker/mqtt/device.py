@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker.mqtt.filters import Delivery, Options
+from smqrt.broker.mqtt.ledger import Row, SessionRows
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
@@ -36,11 +37,13 @@ class Will:
         message: the message; its QoS and retain flag are those of the publication.
         delay_s: seconds until it is published.
         expiry_s: seconds from then until it expires.
+        due_s: when it is published, on the clock of the broker; None while the client is connected.
     """
 
     message: Message
     delay_s: int
     expiry_s: float
+    due_s: float | None = None
 
 
 class ConnectedClient(Protocol):
@@ -111,6 +114,7 @@ class Device:
         dropped: messages that were lost because too many waited.
         is_pressed: whether publishers wait because many messages wait here, see `Devices.pressed`.
         is_stuck: whether they have waited for the maximum time; they do not wait again until the session has room.
+        rows: its messages in the `persist` file; None for a session that is not kept there.
     """
 
     __slots__ = (
@@ -130,6 +134,7 @@ class Device:
         "is_feeding",
         "is_pressed",
         "is_stuck",
+        "rows",
         "subscriptions",
         "unreleased",
         "user",
@@ -158,6 +163,7 @@ class Device:
         self.will: Will | None = None
         self.feeds = _NO_FEEDS
         self.is_feeding = self.is_pressed = self.is_stuck = False
+        self.rows: SessionRows | None = None
 
     # ---- messages to the client
 
@@ -183,9 +189,15 @@ class Device:
         ):
             sent = min(max(client.window - len(self.in_flight), 0), len(messages))
             packets = []
+            rows = self.rows
             for message in messages[:sent]:
                 number = self._new_number()
                 self.in_flight[number] = message
+                if rows is not None:
+                    rows.send(number, message)
+                    if rows.must_wait(number):
+                        rows.ledger.hold_message(self, client, number)
+                        continue
                 before, after = message.parts(self.version, now_s)
                 packets.append(before + number.to_bytes(2) + after)
             if packets:
@@ -200,12 +212,16 @@ class Device:
             return
         self.keep(message)
         limits = self.devices.limits
-        if self.client is None:
-            self.devices.session_changed(self)
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
             self.devices.pressed(self)
+        self.drop_excess()
+
+    def drop_excess(self) -> None:
+        """Remove the oldest messages that wait, above the limits."""
         while self.waiting and self._is_over_limit():
             self._next_waiting()
+            if self.rows is not None:
+                self.rows.drop_first()
             self.dropped += 1
             self.devices.session_overflowed(self)
 
@@ -217,6 +233,8 @@ class Device:
         size = message.size_bytes + MESSAGE_BYTES
         self.waiting_bytes += size
         self.devices.waiting_bytes += size
+        if self.rows is not None:
+            self.rows.keep(message)
 
     def _next_waiting(self) -> Message:
         """Remove and return the message that has waited longest."""
@@ -238,18 +256,53 @@ class Device:
         self.waiting_bytes = 0
         self.waiting = _NO_MESSAGES
         self.in_flight = _NOTHING_IN_FLIGHT
+        if self.rows is not None:
+            self.rows.forget()
+            self.rows = None
 
     @property
     def _can_send(self) -> bool:
         client = self.client
         return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room
 
-    def _transmit(self, message: Message) -> None:
-        client = self.client
+    def _transmit(self, message: Message, has_waited: bool = False) -> None:
+        """Send a message; one that has waited is removed from `waiting` already."""
+        client, rows = self.client, self.rows
         assert client is not None
         number = self._new_number() if message.qos else 0
-        if client.send_message(message, number, False) and number:
+        if rows is not None and number:
             self.in_flight[number] = message
+            if has_waited:
+                rows.send_first(number)
+            else:
+                rows.send(number, message)
+            self._send_row(rows, client, number, False)
+        elif client.send_message(message, number, False) and number:
+            self.in_flight[number] = message
+
+    def _send_row(self, rows: SessionRows, client: ConnectedClient, number: int, is_dup: bool) -> None:
+        """Send a message in flight or PUBREL; with QoS 2, when the disk has the row."""
+        message = self.in_flight[number]
+        if rows.must_wait(number):
+            rows.ledger.hold_message(self, client, number, is_dup)
+        elif message is None:
+            client.send_release(number)
+        elif not client.send_message(message, number, is_dup):
+            del self.in_flight[number]
+            rows.complete(number)
+
+    def send_saved(self, row: Row, client: ConnectedClient, number: int, is_dup: bool) -> None:
+        """Send a message or PUBREL whose row is saved now, unless the client has another connection meanwhile."""
+        row.is_held = False
+        rows = self.rows
+        if rows is None or rows.sent.get(number) is not row:
+            return
+        if self.client is client:
+            self._send_row(rows, client, number, is_dup)
+            if number not in self.in_flight:  # larger than the client takes
+                self.pump()
+        elif self.client is not None and number not in self._unsent:
+            self._send_row(rows, self.client, number, True)
 
     def _new_number(self) -> int:
         """Return a free packet identifier; the window is smaller than their number, so there is one."""
@@ -270,7 +323,9 @@ class Device:
         while self.waiting and not self._unsent and self._can_send:
             message = self._next_waiting()
             if message.expires_s > now_s:
-                self._transmit(message)
+                self._transmit(message, has_waited=True)
+            elif self.rows is not None:
+                self.rows.drop_first()
         if self.is_pressed:
             limits = self.devices.limits
             if len(self.waiting) << 2 < limits.queued_messages and self.waiting_bytes << 2 < limits.queued_bytes:
@@ -335,8 +390,10 @@ class Device:
             raise MqttError(Reason.PROTOCOL_ERROR, f"{PacketType(kind).name} instead of {expected.name}")
         self._complete(number)
 
-    def expect_release(self, number: int) -> None:
-        """Remember a message with QoS 2 of the client until PUBREL."""
+    def expect_release(self, number: int, is_saved: bool = False) -> None:
+        """Remember a message with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""
+        if is_saved and self.rows is not None:
+            self.rows.expect(number)
         if self.unreleased is _NO_NUMBERS:
             self.unreleased = set()
         self.unreleased.add(number)  # type: ignore[attr-defined]
@@ -362,10 +419,14 @@ class Device:
                 raise MqttError(Reason.PROTOCOL_ERROR, "PUBREC of a message with QoS 1")
             del self.in_flight[number]  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
             self.in_flight[number] = None
+            if self.rows is not None:
+                self.rows.receive(number)
         return True
 
     def _complete(self, number: int) -> None:
         del self.in_flight[number]
+        if self.rows is not None:
+            self.rows.complete(number)
         if number in self._unsent:
             self._unsent.remove(number)
         if self.waiting or self.feeds or self._unsent:
@@ -405,7 +466,9 @@ class Device:
             assert client is not None
             number = self._unsent.pop(0)
             message = self.in_flight[number]
-            if message is None:
+            if self.rows is not None:
+                self._send_row(self.rows, client, number, True)
+            elif message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
                 del self.in_flight[number]

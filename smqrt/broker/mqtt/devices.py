@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
+from smqrt.broker.mqtt.ledger import Barrier, Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
@@ -68,9 +70,7 @@ class Devices(Outbox):
         handshake_s: time limit for a re-authentication.
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
-        changed_names: names of retained messages that have changed since they were saved.
-        changed_sessions: ids of sessions that have changed since they were saved.
-        on_changed: called at a change, with true for a session; None when nothing is saved.
+        ledger: the changes that are to be saved; None for a hub without `persist`.
     """
 
     __slots__ = (
@@ -86,14 +86,12 @@ class Devices(Outbox):
         "_unsent",
         "_unsent_bytes",
         "broker",
-        "changed_names",
-        "changed_sessions",
         "counts",
         "filters",
         "handshake_s",
+        "ledger",
         "limits",
         "offline",
-        "on_changed",
         "pack",
         "readers",
         "retained",
@@ -118,9 +116,7 @@ class Devices(Outbox):
         self.system = SystemTopics(self)
         self.counts = self.system.counts
         self.waiting_bytes = 0
-        self.changed_names: dict[bytes, None] = {}
-        self.changed_sessions: dict[str, None] = {}
-        self.on_changed: Callable[[bool], object] | None = None
+        self.ledger: Ledger | None = None
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
         self._pressed: dict[Device, list[BrokerPeer]] = {}
@@ -330,7 +326,7 @@ class Devices(Outbox):
     def _accept_queue(self) -> None:
         batches, self.queue = self.queue, []
         for batch in batches:
-            if self._unsent_bytes > MAX_UNSENT_BYTES:
+            if batch and self._unsent_bytes > MAX_UNSENT_BYTES:  # barriers are empty
                 self.broker.stats.drop(Drop.OVER_GLOBAL_BUDGET, smq.count_frames(batch))
             else:
                 self._unsent.append(batch)
@@ -368,15 +364,40 @@ class Devices(Outbox):
                 batch = self._unsent.popleft()
                 self._unsent_bytes -= len(batch) + BATCH_BYTES
                 topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-                if topic is not None and topic.name is None:
+                if isinstance(batch, Barrier):
+                    batch.reached()
+                elif topic is not None and topic.name is None:
                     self._send_to_one(topic, batch)
                 elif topic is not None and (found := self._by_topic.get(topic)) is not None:
                     yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
+                    if self.ledger is not None and found.is_saved:
+                        self._save_received(batch)
                 self._delivered += 1
                 yield  # with no batch half delivered, see `deliver_published`
         finally:  # also after an error: the next batch starts again
             self._is_delivering = False
             self._delivered = self._accepted - len(self._unsent)
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether batches wait for delivery, or one is delivered in part."""
+        return self._is_delivering or bool(self.queue or self._unsent)
+
+    def is_saved(self, batch: bytes) -> bool:
+        """Return whether a session that is saved gets the messages of a batch."""
+        topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+        found = self._by_topic.get(topic) if topic is not None else None
+        return found is not None and found.is_saved
+
+    @staticmethod
+    def _save_received(batch: bytes) -> None:
+        """Save the packet identifiers of delivered messages with QoS 2, in one group with the messages."""
+        received = batch.received if isinstance(batch, MqttBatch) else None
+        if received is None:
+            return
+        device, numbers = received
+        for number in numbers if device.rows is not None else ():
+            device.expect_release(number[0] << 8 | number[1], is_saved=True)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
@@ -501,35 +522,26 @@ class Devices(Outbox):
     # ---- changes, see `smqrt.smq.mqtt_file`
 
     def _retained_changed(self, name: bytes) -> None:
-        if self.on_changed is not None:
-            self.changed_names[name] = None
-            self.on_changed(False)
+        if self.ledger is not None:
+            self.ledger.touch(name)
 
     def session_changed(self, device: Device) -> None:
         """Save a session soon, if it is kept."""
-        if self.on_changed is not None and (device.expiry_s or device.client_id not in self.sessions):
-            self.changed_sessions[device.client_id] = None
-            self.on_changed(True)
-
-    def saved_bytes(self, key: bytes | str) -> int:
-        """Return the size of what is saved for a name of `changed_names` or an id of `changed_sessions`."""
-        if isinstance(key, bytes):
-            kept = self.retained.by_name.get(key)
-            return 0 if kept is None else kept.size_bytes
-        device = self.sessions.get(key)
-        return 0 if device is None else device.waiting_bytes + 100 * len(device.subscriptions)
+        if self.ledger is not None:
+            self.ledger.session_changed(device)
 
     # ---- sessions
 
     def open(self, client_id: str, clean: bool) -> tuple[Device, bool]:
         """Return the session for a connection, and whether it was kept."""
+        if self.ledger is not None:
+            self.ledger.forget_lost(client_id)
         device = self.sessions.get(client_id)
         if device is not None and (clean or device.ends_s <= self.broker.clock()):
             self.end(device)
             device = None
         if device is not None:
             self.offline.pop(device, None)
-            self.session_changed(device)
             return device, True
         device = self.sessions[client_id] = Device(self, client_id)
         return device, False
@@ -551,10 +563,10 @@ class Devices(Outbox):
             self.end(device)
             return
         self.offline[device] = None
-        self.session_changed(device)
         device.ends_s = NO_EXPIRY_S
         if device.expiry_s != NEVER_S:
             device.ends_s = self.broker.clock() + device.expiry_s
+        self.session_changed(device)
 
     def end(self, device: Device) -> None:
         """End a session: its subscriptions and messages go. A will that is delayed is published (MQTT 5 §3.1.3.2.2)."""
@@ -606,11 +618,20 @@ class Devices(Outbox):
     def leave_will(self, device: Device, will: Will, peer: BrokerPeer) -> None:
         """Publish the will of a client whose connection has ended, now or after its delay."""
         delay_s = min(will.delay_s, device.expiry_s)
-        if not delay_s:
+        if delay_s:
+            self.delay_will(device, will, self.broker.clock() + delay_s)
+        else:
             self.publish_will(will, peer)
-            return
-        device.will = will
-        due_s = self.broker.clock() + delay_s
+
+    def delay_will(self, device: Device, will: Will, due_s: float) -> None:
+        """Publish a will at a time, unless the client is back.
+
+        Args:
+            device: the session.
+            will: the will.
+            due_s: the time, on the clock of the broker.
+        """
+        will = device.will = replace(will, due_s=due_s)
 
         def publish_when_due() -> None:
             if device.will is not will:  # the client is back, or the session has ended
@@ -621,8 +642,9 @@ class Devices(Outbox):
                 return
             device.will = None
             self.publish_will(will, self.broker.server)
+            self.session_changed(device)
 
-        self.broker.call_later(min(delay_s, MAX_TIMER_S), publish_when_due)
+        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
 
     def publish_will(self, will: Will, peer: BrokerPeer) -> None:
         """Publish a will; `onpublish` may swallow it, unless it answers later: then the will is retained before."""

@@ -219,6 +219,13 @@ class FilterSet:
             self._deliveries = [delivery(device, chosen) for device, chosen in options.items()]
         return self._deliveries
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a message with QoS 1 or 2 waits in a session that is saved."""
+        if any(one.qos and one.device.rows is not None for one in self.deliveries):
+            return True
+        return any(device.rows is not None for group in self.groups for device in group.members)
+
     def has(self, device: Device) -> bool:
         """Return whether a client gets the messages, alone or in a group."""
         for one in self.filters:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import ceil
 from struct import Struct
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import varint
+
+if TYPE_CHECKING:
+    from smqrt.broker.mqtt.device import Device
+    from smqrt.broker.mqtt.ledger import Body
 
 _U16, _U32 = Struct(">H"), Struct(">I")
 _EXPIRY = b"\x02"  # the property "message expiry interval"
@@ -38,6 +42,8 @@ class MqttBatch(bytes):
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
         messages: the number of messages; 0 when it is unknown.
+        received: the session of the publisher and the packet identifiers, which are saved together with the messages;
+            None when nothing is saved, and with QoS 0 and 1.
     """
 
     messages = 0
@@ -45,6 +51,7 @@ class MqttBatch(bytes):
     large: bytes | None = None
     packets: bytes = b""
     version = 0
+    received: tuple[Device, list[bytes]] | None = None
     qos: int
     retain: bool
     properties: bytes
@@ -53,7 +60,7 @@ class MqttBatch(bytes):
     def like(self, frames: bytes) -> MqttBatch:
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
-        found.drops, found.large = self.drops, self.large
+        found.drops, found.large, found.received = self.drops, self.large, self.received
         return found
 
     def dropped(self, reason: Drop) -> None:
@@ -82,9 +89,12 @@ class Message:
         properties: packed, without their length, the expiry and the subscription identifiers.
         expires_s: when the message expires, on the clock of the broker.
         identifiers: the subscription identifiers, packed as properties.
+
+    Attributes:
+        body: its place in the `persist` file; None when it is not there.
     """
 
-    __slots__ = ("_parts", "expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
+    __slots__ = ("_parts", "body", "expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
 
     def __init__(
         self,
@@ -99,6 +109,7 @@ class Message:
         self.name, self.payload, self.qos, self.retain = name, payload, qos, retain
         self.properties, self.expires_s, self.identifiers = properties, expires_s, identifiers
         self._parts: dict[int, tuple[bytes, bytes]] | None = None
+        self.body: Body | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt.devices import is_valid_name
+from smqrt.broker.mqtt.ledger import MAX_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
 from smqrt.broker.mqtt.session import MqttSession, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
@@ -90,6 +91,8 @@ class PublishingClient(MqttSession):
     Attributes:
         aliases: topic names by the alias that the client has chosen.
         run_name: the topic of the last message.
+        held: its acknowledgements that wait for the disk.
+        is_held_back: whether it is not read because too many wait.
     """
 
     __slots__ = (
@@ -100,6 +103,8 @@ class PublishingClient(MqttSession):
         "_run_first",
         "_unanswered",
         "aliases",
+        "held",
+        "is_held_back",
         "run_name",
     )
 
@@ -112,6 +117,8 @@ class PublishingClient(MqttSession):
         self._payloads = _NO_PAYLOADS  # of PUBLISH packets with the first byte `_run_first` to the topic `run_name`
         self._numbers = _NO_PAYLOADS  # their packet identifiers, with QoS 1
         self._unanswered: Unanswered | None = None
+        self.held = 0
+        self.is_held_back = False
         self._postponed: tuple[int, bytes] | None = None  # a packet that waits for the collected messages before it
 
     # ---- messages in a row
@@ -194,17 +201,38 @@ class PublishingClient(MqttSession):
         self.devices.counts.publish(count, len(batch))
         if numbers:
             batch.drops = []
+            if batch.qos == 2:
+                self._note_received(batch, numbers)
         waits = self.publish(batch)
         if not numbers:
             return waits
         if waits or self.devices.must_wait(topic, self):
             self._unanswered = Unanswered(batch.qos, numbers, batch, is_routed=not waits)
             return True
-        self._send_answers(batch.qos, numbers, _code_of(batch))
-        return False
+        if self.devices.ledger is None:
+            self._send_answers(batch.qos, numbers, _code_of(batch))
+            return False
+        self._send_answers(batch.qos, numbers, _code_of(batch), self._is_saved(batch))
+        return self._hold_back()
 
-    def _send_answers(self, qos: int, numbers: list[bytes], code: Reason) -> None:
-        """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0."""
+    def _note_received(self, batch: MqttBatch, numbers: list[bytes]) -> None:
+        """Let the packet identifiers of messages with QoS 2 be saved together with the messages."""
+        if self.device is not None and self.device.rows is not None:
+            batch.received = self.device, numbers
+
+    def _is_saved(self, batch: MqttBatch) -> bool:
+        """Return whether the acknowledgements of messages wait for the disk."""
+        return self.devices.ledger is not None and not batch.drops and self.devices.is_saved(batch)
+
+    def _send_answers(self, qos: int, numbers: list[bytes], code: Reason, is_saved: bool = False) -> None:
+        """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0.
+
+        Args:
+            qos: the QoS of the messages.
+            numbers: their packet identifiers.
+            code: the reason code.
+            is_saved: whether they wait for the disk.
+        """
         device = self.device
         if device is None or self.closed or not numbers:
             return
@@ -214,7 +242,11 @@ class PublishingClient(MqttSession):
                 device.expect_release(number[0] << 8 | number[1])
         self.devices.counts.answers += len(numbers)
         size, end = (b"\3", bytes((code,))) if code and self.version == 5 else (b"\2", b"")
-        self.mqtt_outbox.send_packet(b"".join([first + size + number + end for number in numbers]))
+        data, ledger = b"".join([first + size + number + end for number in numbers]), self.devices.ledger
+        if ledger is None:
+            self.mqtt_outbox.send_packet(data)
+        else:
+            ledger.answer(self, data, is_saved)
 
     # ---- PUBLISH and PUBREL
 
@@ -235,8 +267,8 @@ class PublishingClient(MqttSession):
             raise MqttError(Reason.TOPIC_NAME_INVALID, f"clients can't publish to {ascii(name[:64])[1:]}")
         if qos == 2:
             if number in device.unreleased:  # it was delivered before
-                self._acknowledge(message, Reason.SUCCESS)
-                return False
+                self._acknowledge(message, Reason.SUCCESS, is_saved=device.rows is not None)
+                return self._hold_back()
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
         permitted = False if is_reserved(name) else self._permitted.get(name)
@@ -300,6 +332,8 @@ class PublishingClient(MqttSession):
         frame = smq.publish_frame(topic.id if topic else 0, self.etid, 0, b"" if is_large else message.payload)
         batch = mqtt_batch(frame, message.qos, message.retain, properties, expires_s)
         batch.drops = []
+        if message.qos == 2:
+            self._note_received(batch, numbers)
         before = self.broker.stats.drops[Drop.OVER_RATE]
         if is_large:
             batch.large = message.payload
@@ -312,7 +346,7 @@ class PublishingClient(MqttSession):
         if self.broker.stats.drops[Drop.OVER_RATE] != before:
             batch.drops.append(Drop.OVER_RATE)
         self._answer(Unanswered(message.qos, numbers, batch, kept))
-        return False
+        return self._hold_back()
 
     def _route_one(self, batch: MqttBatch) -> bool:
         """Route a message within the limits of publishing; return true when the client has to wait."""
@@ -351,28 +385,64 @@ class PublishingClient(MqttSession):
     def _answer(self, processed: Unanswered) -> None:
         """Retain a message that the hub has processed, unless a hook or a limit forbids it, and acknowledge it."""
         code = _code_of(processed.batch)
-        if processed.kept is not None and code not in _NOT_KEPT and not self.devices.retained.set(processed.kept):
-            code = Reason.QUOTA_EXCEEDED
-        self._send_answers(processed.qos, processed.numbers, code)
+        is_saved = self._is_saved(processed.batch)
+        if processed.kept is not None and code not in _NOT_KEPT:
+            is_saved = self.devices.ledger is not None
+            if not self.devices.retained.set(processed.kept):
+                code = Reason.QUOTA_EXCEEDED
+        self._send_answers(processed.qos, processed.numbers, code, is_saved)
 
-    def _acknowledge(self, message: PublishPacket, code: Reason) -> None:
+    def _acknowledge(self, message: PublishPacket, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC."""
         if message.qos:
-            self._send_answers(message.qos, [message.packet_identifier.to_bytes(2)], code)
+            self._send_answers(message.qos, [message.packet_identifier.to_bytes(2)], code, is_saved)
 
-    def on_pubrel(self, first: int, body: bytes) -> None:
-        """Handle PUBREL."""
+    def on_pubrel(self, first: int, body: bytes) -> bool:
+        """Handle PUBREL; return true when the client has to wait."""
         packet = decode_acknowledgement(first, body, self.codec)
         self.check_user_properties(packet.properties)
         self.release(packet.packet_identifier)
+        return self._hold_back()
 
     def release(self, number: int) -> None:
-        """Handle PUBREL: send PUBCOMP."""
+        """Handle PUBREL: send PUBCOMP, when the packet identifier is removed from the `persist` file."""
         device = self.device
         assert device is not None
         self.devices.counts.answers += 1
+        was_saved = device.rows is not None and device.rows.release(number)
         code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
-        self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code))
+        data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)
+        self.send_when_saved(data, was_saved)
+
+    # ---- acknowledgements that wait for the disk, see `Ledger`
+
+    def send_when_saved(self, data: bytes, is_saved: bool) -> None:
+        """Send an acknowledgement when the changes until now are saved.
+
+        Args:
+            data: the packet.
+            is_saved: whether there are changes; otherwise it only follows those that wait.
+        """
+        ledger = self.devices.ledger
+        if ledger is None or not (is_saved or self.held):
+            self.mqtt_outbox.send_packet(data)
+        else:
+            ledger.answer_change(self, data)
+
+    def send_held(self, data: bytes) -> None:
+        """See `Publisher`."""
+        self.held -= 1
+        if self.closed:
+            return
+        self.mqtt_outbox.send_packet(data)
+        if self.is_held_back and self.held <= MAX_HELD >> 1:
+            self.is_held_back = False
+            self.outbox.resume()
+
+    def _hold_back(self) -> bool:
+        """Return whether the client must not be read because many acknowledgements wait for the disk."""
+        self.is_held_back = self.held >= MAX_HELD
+        return self.is_held_back
 
     # ---- waiting for the hub
 

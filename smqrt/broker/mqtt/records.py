@@ -27,7 +27,7 @@ def record_of(devices: Devices) -> Record:
     """Return the record of all sessions that are kept, and of the retained messages."""
     return {
         "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
-        "retained": [_message_record(one) for one in devices.retained.by_name.values()],
+        "retained": [message_record(one) for one in devices.retained.by_name.values()],
     }
 
 
@@ -37,7 +37,7 @@ def restore(devices: Devices, record: Record) -> None:
     A session that a client has opened here meanwhile is left as it is.
     """
     for one in record["retained"]:
-        devices.retained.set(_message_of(one))
+        devices.retained.set(message_of(one))
     for one in record["sessions"]:
         if one["id"] not in devices.sessions:
             restore_session(devices, one)
@@ -47,9 +47,9 @@ def restore_session(devices: Devices, record: Record) -> Device:
     """Restore a session, and return it; see `session_record`."""
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
-    device.in_flight = {number: None if one is None else _message_of(one) for number, one in record["in_flight"]}
+    device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
     for one in record["waiting"]:
-        device.keep(_message_of(one))
+        device.keep(message_of(one))
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
     devices.sessions[device.client_id] = device
@@ -64,15 +64,22 @@ def restore_session(devices: Devices, record: Record) -> Device:
 def session_record(device: Device) -> Record:
     """Return the record of a session."""
     return {
+        **settings_record(device),
+        "in_flight": [[number, one and message_record(one)] for number, one in device.in_flight.items()],
+        "waiting": [message_record(one) for one in device.waiting],
+        "unreleased": sorted(device.unreleased),
+    }
+
+
+def settings_record(device: Device) -> Record:
+    """Return the record of a session without its messages."""
+    return {
         "id": device.client_id,
         "user": device.user,
         "version": device.version,
         "expiry_s": device.expiry_s,
         "ends_s": None if device.ends_s == NO_EXPIRY_S else device.ends_s,
         "subscriptions": [[text, *options] for text, options in device.subscriptions.items()],
-        "in_flight": [[number, one and _message_record(one)] for number, one in device.in_flight.items()],
-        "waiting": [_message_record(one) for one in device.waiting],
-        "unreleased": sorted(device.unreleased),
         "last_number": device.last_number,
         "dropped": device.dropped,
     }
@@ -129,28 +136,29 @@ def join(broker: Broker, outbox: Outbox, record: Record, found: Record, rights: 
         client.exchange = Exchange.restored(client, found["exchange"])
     device.will = None if found["will"] is None else _will_of(found["will"])
     for text, options, names, messages in found["feeds"]:
-        device.feed(RetainedFeed(devices.retained, text, Options(*options), names, map(_message_of, messages)))
+        device.feed(RetainedFeed(devices.retained, text, Options(*options), names, map(message_of, messages)))
     device.continue_with(client, found["unsent"])
     return client
 
 
 def _feed_record(feed: RetainedFeed) -> list[object]:
-    return [feed.text, list(feed.options), list(feed.names), [_message_record(one) for one in feed.found]]
+    return [feed.text, list(feed.options), list(feed.names), [message_record(one) for one in feed.found]]
 
 
 def _will_record(will: Will) -> list[object]:
-    return [_message_record(will.message), will.delay_s, None if will.expiry_s == NO_EXPIRY_S else will.expiry_s]
+    return [message_record(will.message), will.delay_s, None if will.expiry_s == NO_EXPIRY_S else will.expiry_s]
 
 
 def _will_of(record: list[Any]) -> Will:
     message, delay_s, expiry_s = record
-    return Will(_message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s)
+    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s)
 
 
 # ---- messages
 
 
-def _message_record(message: Message) -> list[object]:
+def message_record(message: Message) -> list[object]:
+    """Return the record of a message."""
     expires_s = None if message.expires_s == NO_EXPIRY_S else message.expires_s
     return [
         message.name,
@@ -163,6 +171,7 @@ def _message_record(message: Message) -> list[object]:
     ]
 
 
-def _message_of(record: list[Any]) -> Message:
+def message_of(record: list[Any]) -> Message:
+    """Return the message of a record."""
     name, payload, qos, retain, properties, expires_s, identifiers = record
     return Message(name, payload, qos, retain, properties, NO_EXPIRY_S if expires_s is None else expires_s, identifiers)

@@ -111,6 +111,14 @@ class SubscribingClient(PublishingClient):
             if is_sent and not wanted.topic.startswith("$share/"):
                 retained.append((wanted.topic, options))
         self._answer_filters(PacketType.SUBACK, packet, codes)
+        ledger = self.devices.ledger
+        if ledger is not None and self.held and retained:  # SUBACK waits for the disk
+            ledger.hold(run_at_once, self._feed(retained), self.broker.clock)
+        else:
+            yield from self._feed(retained)
+
+    def _feed(self, retained: list[tuple[str, Options]]) -> Iterator[None]:
+        """Send the retained messages for new subscriptions."""
         for text, options in retained:
             if self.device is not None:
                 if text.startswith(ROOT):
@@ -124,7 +132,7 @@ class SubscribingClient(PublishingClient):
             return
         self.devices.counts.answers += 1
         answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
-        self.mqtt_outbox.send_packet(encode(answer, self.codec))
+        self.send_when_saved(encode(answer, self.codec), self.device.rows is not None)
         self.is_subscribing = False
         if self._is_paused:  # otherwise a later packet may wait when the connection resumes
             self.outbox.resume()
@@ -229,9 +237,14 @@ class SubscribingClient(PublishingClient):
 
     def received(self, number: int) -> None:
         """Handle PUBREC without a failure: send PUBREL."""
-        assert self.device is not None
+        device = self.device
+        assert device is not None
         self.devices.counts.answers += 1
-        code = Reason.SUCCESS if self.device.received(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
+        is_known, rows = device.received(number), device.rows
+        if is_known and rows is not None and rows.must_wait(number):
+            rows.ledger.hold_message(device, self, number)
+            return
+        code = Reason.SUCCESS if is_known else Reason.PACKET_IDENTIFIER_NOT_FOUND
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec, code))
 
     # ---- sending, see `ConnectedClient`

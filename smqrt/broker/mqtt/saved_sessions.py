@@ -1,0 +1,122 @@
+"""MQTT sessions in the form of the `persist` file, and their restoration at a start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from smqrt.broker.mqtt.device import Device, Will
+from smqrt.broker.mqtt.devices import SESSIONS, Devices
+from smqrt.broker.mqtt.ledger import RECEIVED, WAITING, Body, Ledger, Row, SessionRows
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
+from smqrt.broker.mqtt.records import message_of, message_record, restore_session, settings_record
+
+Record = dict[str, Any]
+
+
+class SavedRow(NamedTuple):
+    """A row of the file.
+
+    Attributes:
+        number: its key.
+        position: its place in the order of the session.
+        state: see `ledger`.
+        packet: the packet identifier.
+        message: the key of the message; None without one.
+    """
+
+    number: int
+    position: int
+    state: int
+    packet: int
+    message: int | None
+
+
+def saved_record(device: Device) -> Record:
+    """Return the record of a session for the file: its messages are rows of their own."""
+    return {
+        **settings_record(device),
+        "number": 0 if device.rows is None else device.rows.number,
+        "will": _will_record(device.will),
+    }
+
+
+def restore_saved(
+    devices: Devices,
+    ledger: Ledger,
+    record: Record,
+    rows: Iterable[SavedRow],
+    messages: dict[int, Message],
+    will_grace_s: float,
+) -> None:
+    """Restore a session.
+
+    Args:
+        devices: the MQTT clients of the hub.
+        ledger: the changes of the hub, not in use yet.
+        record: the record from `saved_record`, with the times of this hub's clock.
+        rows: the rows of the session, in order of their position.
+        messages: the messages by key.
+        will_grace_s: seconds until the will of a client is published that was connected when the server ended.
+    """
+    client_id, will = record["id"], _will_of(record["will"])
+    ledger.recorded.add(client_id)
+    if record["expiry_s"]:
+        if len(devices.offline) >= devices.limits.sessions:
+            SESSIONS.refused(f"the MQTT client {ascii(client_id[:64])}")
+            ledger.touch(client_id)
+            return
+        restore_session(devices, {**record, "in_flight": [], "waiting": [], "unreleased": []})
+        device = devices.sessions[client_id]
+        _restore_rows(device, SessionRows(ledger, record["number"]), rows, messages)
+    elif will is not None:
+        device = ledger.lost_clients[client_id] = Device(devices, client_id)
+    else:
+        ledger.touch(client_id)
+        return
+    if will is not None:
+        now_s = devices.broker.clock()
+        due_s = now_s + max(will_grace_s, min(will.delay_s, device.expiry_s)) if will.due_s is None else will.due_s
+        devices.delay_will(device, will, due_s)
+
+
+def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], messages: dict[int, Message]) -> None:
+    for one in saved:
+        message = None if one.message is None else messages[one.message]
+        row = Row(one.number, rows.number, one.state, one.packet, message)
+        row.position, row.stored, row.is_stored = one.position, message, True
+        if message is not None and message.body is not None:
+            message.body.users += 1
+        if one.state == WAITING and message is not None:
+            device.keep(message)
+            rows.waiting.append(row)
+        elif one.state == RECEIVED:
+            device.expect_release(one.packet)
+            rows.received[one.packet] = row
+        else:
+            device.in_flight[one.packet] = message
+            device.last_number = one.packet
+            rows.sent[one.packet] = row
+    device.rows = rows
+    device.drop_excess()
+
+
+def restored_message(number: int, record: list[Any]) -> Message:
+    """Return a message of the file with the key `number`; see `message_of`."""
+    message = message_of(record)
+    message.body = Body(number)
+    return message
+
+
+def _will_record(will: Will | None) -> list[object] | None:
+    if will is None:
+        return None
+    expiry_s = None if will.expiry_s == NO_EXPIRY_S else will.expiry_s
+    return [message_record(will.message), will.delay_s, expiry_s, will.due_s]
+
+
+def _will_of(record: list[Any] | None) -> Will | None:
+    if record is None:
+        return None
+    message, delay_s, expiry_s, due_s = record
+    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s, due_s)
