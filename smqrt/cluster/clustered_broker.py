@@ -15,6 +15,8 @@ from smqrt.broker.last_values import clock
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents
+from smqrt.cluster.mqtt_nodes import MqttNodes
+from smqrt.cluster.mqtt_retained import RetainedSync
 from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
 from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
 from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
@@ -57,6 +59,8 @@ class ClusteredBroker:
         values: last values that nodes share.
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
+        mqtt: filters and MQTT clients.
+        retained: retained messages of MQTT clients.
         routing: finds routes to other nodes.
         former_numbers: numbers of nodes whose clients have migrated here with their ETIDs. No other node may have them.
         changed: called with a node and "joined", "synced", or the reason for its removal.
@@ -72,12 +76,18 @@ class ClusteredBroker:
         self.migration = HubMigration(state)
         self.migration.on_moved, self.migration.on_lost = self._moved, self._not_taken_over
         self.values = ValueSync(state)
-        self.waits = Backpressure(state, self.values)
+        self.waits = Backpressure(state)
+        self.waits.send_again = self._send_values
         self.clients = RemoteClients(state, self.migration, self.waits)
         self.phantoms: Mapping[int, Phantom] = self.clients.phantoms
         self.foreign = self.clients.foreign
         self.counts = SubscriberCounts(state)
-        self.routing = ClusterRouting(state, self.clients, self.lost, self.migration, self.values, self.waits)
+        self.mqtt = MqttNodes(state, self.migration, self.lost)
+        self.retained = RetainedSync(state, self.mqtt)
+        self.mqtt.retained_changed = self.retained.changed
+        self.routing = ClusterRouting(
+            state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt
+        )
         self.changed: Callable[[RemoteNode, str], object] = lambda node, event: None
         self.leave: Callable[[], object] = lambda: None
         self.suspend: Callable[[], object] = lambda: None
@@ -191,7 +201,10 @@ class ClusteredBroker:
         key = self.state.key_of(topic)
         if isinstance(origin, RemoteNode) and key in origin.once:
             return False
-        nodes = [node for node in self.remotes if key in node.once and node is self.migration.present(node)]
+        # Before other nodes have created the topic, their filters show that they will handle it.
+        bits = self.mqtt.once(topic) if origin is not None else 0
+        nodes = [node for node in self.remotes if key in node.once or node.bit & bits]
+        nodes = [node for node in nodes if node is self.migration.present(node)]
         nodes = [node for node in nodes if not node.send_queue.keeps]
         oldest = min(nodes, key=_seniority, default=None)
         if oldest is None or (self.state.epoch, self.number) <= _seniority(oldest):
@@ -288,9 +301,16 @@ class ClusteredBroker:
         for topics in _portions([] if self.migration.awaits else list(broker.topic_table.by_name.values())):
             queue.send(wire.keys(LinkType.INTEREST, (state.key_of(topic) for topic in topics if topic.subscribers)))
             yield
+        yield from self.mqtt.snapshot(node)
+        yield from self.retained.snapshot(node)
         yield from self.values.snapshot(node)
         # Last, since a node that has received it has received the whole snapshot.
         queue.send([bytes((LinkType.SYNCED,))])
+
+    def _send_values(self, node: RemoteNode) -> Iterator[None]:
+        """Send a node what the newest message of a topic changes, since it may have missed messages."""
+        yield from self.values.snapshot(node)
+        yield from self.retained.snapshot(node)
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
         """Remove a node that is lost, or has left, with its clients and its topics.
@@ -339,6 +359,7 @@ class ClusteredBroker:
                 state.forget_routes(key)
             yield
         node.forget_routes()
+        yield from self.mqtt.forget(node)
         yield from self.counts.forget(node)
         state.bits &= ~node.bit  # only now, since another node may get the bit: no topic has it any more
 
@@ -579,4 +600,8 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.SUCCESSOR: _successor,
     LinkType.SUCCEED: lambda cluster, node, packet: cluster.migration.succeeded(node),
     LinkType.SUCCEEDED: lambda cluster, node, packet: node.hold(False),
+    LinkType.FILTERS: lambda cluster, node, packet: cluster.mqtt.on_filters(node, packet),
+    LinkType.PART: lambda cluster, node, packet: cluster.mqtt.on_part(node, packet),
+    LinkType.RETAINED: lambda cluster, node, packet: cluster.retained.on_retained(node, packet),
+    LinkType.MESSAGES: lambda cluster, node, packet: cluster.mqtt.on_messages(node, packet),
 }

@@ -345,6 +345,7 @@ class Device:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
         self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
         self._unsent = list(self.in_flight)
+        self.devices.groups_changed(self)
         self.pump()
 
     def _send_again(self) -> None:

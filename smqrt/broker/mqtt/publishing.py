@@ -291,7 +291,7 @@ class PublishingClient(MqttSession):
     def _answer(self, processed: Unanswered) -> None:
         """Retain a message that the hub has processed, unless a hook or a limit forbids it, and acknowledge it."""
         code = _code_of(processed.batch)
-        if processed.kept is not None and code not in _NOT_KEPT and not self.devices.retained.set(processed.kept):
+        if processed.kept is not None and code not in _NOT_KEPT and not self.devices.retain(processed.kept):
             code = Reason.QUOTA_EXCEEDED
         self._send_answers(processed.qos, processed.numbers, code)
 
