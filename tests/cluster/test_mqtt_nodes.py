@@ -213,3 +213,83 @@ def test_links_without_filters_carry_plain_frames() -> None:
     writer.publish(smq.publish_frame(topic.id, writer.etid, 0, b"x"))
     cluster.settle()
     assert heard(reader)[-1].endswith(b"x")
+
+
+# ---- shared subscriptions
+
+
+def test_a_shared_subscription_gets_each_message_once_in_the_cluster() -> None:
+    cluster = MqttCluster(3)
+    ears = [cluster.hubs[at].client(f"worker-{at}", "$share/g/job/+")[1] for at in (1, 2)]
+    cluster.settle()
+    for number in range(10):
+        cluster.publish(0, b"job/x", b"%d" % number)
+    got = [[int(one) for one in ear.take()] for ear in ears]
+    assert sorted(got[0] + got[1]) == list(range(10))
+    assert min(map(len, got)) >= 4, "the nodes take turns"
+
+
+def test_a_local_client_of_the_group_comes_first() -> None:
+    cluster = MqttCluster()
+    _, near = cluster.hubs[0].client("near", "$share/g/job/+")
+    _, far = cluster.hubs[1].client("far", "$share/g/job/+")
+    cluster.settle()
+    for at, text in ((0, b"at 0"), (1, b"at 1"), (0, b"at 0 again")):
+        cluster.publish(at, b"job/x", text)
+    assert (near.take(), far.take()) == ([b"at 0", b"at 0 again"], [b"at 1"])
+
+
+def test_no_offline_client_gets_messages_while_one_is_connected_anywhere() -> None:
+    cluster = MqttCluster(3)
+    near, _ = cluster.hubs[0].client("near", "$share/g/job", qos=1)
+    far, _ = cluster.hubs[2].client("far", "$share/g/job", qos=1)
+    for at, device in ((0, near), (2, far)):
+        cluster.hubs[at].devices.left(device)
+    _, ear = cluster.hubs[1].client("connected", "$share/g/job", qos=1)
+    cluster.settle()
+    for at in range(3):
+        cluster.publish(at, b"job", b"at %d" % at, qos=1)
+    assert ear.take() == [b"at 0", b"at 1", b"at 2"]
+    assert not near.waiting and not far.waiting
+
+
+def test_without_a_connected_client_one_session_keeps_the_message() -> None:
+    cluster = MqttCluster(3)
+    devices = []
+    for at in (1, 2):
+        device, _ = cluster.hubs[at].client(f"c{at}", "$share/g/job", qos=1)
+        cluster.hubs[at].devices.left(device)
+        devices.append(device)
+    cluster.settle()
+    for at in range(3):
+        cluster.publish(at, b"job", b"at %d" % at, qos=1)
+    waiting = [message.payload for device in devices for message in device.waiting]
+    assert sorted(waiting) == [b"at 0", b"at 1", b"at 2"]
+
+
+def test_a_client_of_a_group_that_ends_leaves_the_others() -> None:
+    cluster = MqttCluster()
+    device, _ = cluster.hubs[1].client("c", "$share/g/job/+")
+    cluster.settle()
+    assert cluster.publish(0, b"job/1", b"x")
+    cluster.hubs[1].devices.unsubscribe(device, "$share/g/job/+")
+    cluster.settle()
+    assert len(cluster.members[0].mqtt.filters) == 0
+    assert not cluster.publish(0, b"job/2", b"x")
+
+
+def test_other_subscribers_of_the_topic_are_not_affected_by_groups() -> None:
+    cluster = MqttCluster()
+    _, shared = cluster.hubs[1].client("shared", "$share/g/a/#", qos=1)
+    _, plain = cluster.hubs[1].client("plain", "a/+", qos=1)
+    reader = cluster.hubs[1].crowd.client(b"reader")
+    smq_subscribe(reader, b"a/b")
+    cluster.settle()
+    writer = cluster.hubs[0].crowd.client(b"writer")
+    topic = cluster.hubs[0].broker.topic_table.named(b"a/b")
+    for text in (b"1", b"2"):
+        writer.publish(smq.publish_frame(topic.id, writer.etid, 0, text))
+        cluster.settle()
+    cluster.publish(0, b"a/b", b"3", qos=1)
+    assert shared.take() == plain.take() == [b"1", b"2", b"3"]
+    assert [frame[-1:] for frame in heard(reader) if frame[0] == smq.Type.PUBLISH] == [b"1", b"2", b"3"]
