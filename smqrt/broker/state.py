@@ -197,6 +197,9 @@ class Stats:
         self.drops[reason] += messages
 
 
+TakeSession = Callable[[str, str | None, bool], Deferred[bool] | bool]
+
+
 class ClusterMqtt(Protocol):
     """The part of a cluster that concerns filters and MQTT clients, as the broker calls it."""
 
@@ -212,6 +215,13 @@ class ClusterMqtt(Protocol):
     @property
     def retained_changed(self) -> Callable[[bytes], object]:
         """Called with a topic whose retained message was set or deleted by a client of this hub."""
+
+    @property
+    def take_session(self) -> TakeSession:
+        """Called with client id, user, and whether the session is to be new: takes the session from another node.
+
+        Returns true when the client may connect, now or later; false when the session belongs to another user.
+        """
 
     def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
         """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""

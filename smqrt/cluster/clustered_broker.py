@@ -12,11 +12,13 @@ from typing import TypeVar
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
 from smqrt.broker.last_values import clock
+from smqrt.broker.mqtt.client import UID_PREFIX
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents
 from smqrt.cluster.mqtt_nodes import MqttNodes
 from smqrt.cluster.mqtt_retained import RetainedSync
+from smqrt.cluster.mqtt_sessions import SessionMoves
 from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
 from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
 from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
@@ -61,6 +63,7 @@ class ClusteredBroker:
         counts: the numbers of subscribers of all nodes, for observers.
         mqtt: filters and MQTT clients.
         retained: retained messages of MQTT clients.
+        sessions: moves of the sessions of MQTT clients.
         routing: finds routes to other nodes.
         former_numbers: numbers of nodes whose clients have migrated here with their ETIDs. No other node may have them.
         changed: called with a node and "joined", "synced", or the reason for its removal.
@@ -85,6 +88,8 @@ class ClusteredBroker:
         self.mqtt = MqttNodes(state, self.migration, self.lost)
         self.retained = RetainedSync(state, self.mqtt)
         self.mqtt.retained_changed = self.retained.changed
+        self.sessions = SessionMoves(state, self.mqtt)
+        self.mqtt.take_session = self.sessions.take
         self.routing = ClusterRouting(
             state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt
         )
@@ -328,6 +333,7 @@ class ClusteredBroker:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
+        self.sessions.left(node)
         run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.add(node)))
         self.events.gone(node, why)
         self.changed(node, why)
@@ -457,6 +463,8 @@ def _peers(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
             phantom = node.phantoms[announced.etid] = Phantom(node, announced)
             node.grow(phantom.size_bytes)
             cluster.clients.appeared(phantom)
+            if phantom.uid.startswith(UID_PREFIX):
+                cluster.sessions.appeared(phantom)
 
 
 def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
@@ -603,5 +611,6 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.FILTERS: lambda cluster, node, packet: cluster.mqtt.on_filters(node, packet),
     LinkType.PART: lambda cluster, node, packet: cluster.mqtt.on_part(node, packet),
     LinkType.RETAINED: lambda cluster, node, packet: cluster.retained.on_retained(node, packet),
+    LinkType.SESSION: lambda cluster, node, packet: cluster.sessions.on_session(node, packet),
     LinkType.MESSAGES: lambda cluster, node, packet: cluster.mqtt.on_messages(node, packet),
 }

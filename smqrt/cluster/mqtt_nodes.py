@@ -13,6 +13,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
 from smqrt.broker.outbox import Drop, ahead, run_in_background
+from smqrt.broker.state import TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
@@ -46,13 +47,14 @@ class MqttNodes:
 
     Attributes:
         filters: the filters of other nodes.
-        retained_changed: see `ClusterMqtt`.
+        retained_changed, take_session: see `ClusterMqtt`.
     """
 
     def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes) -> None:
         self._state, self._migration, self._lost = state, migration, lost
         self.filters = RemoteFilters()
         self.retained_changed: Callable[[bytes], object] = lambda name: None
+        self.take_session: TakeSession = lambda client_id, user, is_clean: True
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
         self._changed: dict[str, None] = {}

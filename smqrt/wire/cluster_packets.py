@@ -306,6 +306,10 @@ class LinkType(IntEnum):
     """`u16 count`, and the body of `smqrt.wire.cluster_mqtt.WireMessages`."""
     RETAINED = 0x5B
     """The body of `smqrt.wire.cluster_mqtt.WireRetained`: the sender has this retained message now."""
+    SESSION = 0x5C
+    """JSON about a session that moves, see `smqrt.cluster.mqtt_sessions`. Byte strings are objects with the field
+    `bytes`, which is Base64.
+    """
 
 
 class Announced(NamedTuple):

@@ -250,7 +250,8 @@ def test_no_offline_client_gets_messages_while_one_is_connected_anywhere() -> No
     for at in range(3):
         cluster.publish(at, b"job", b"at %d" % at, qos=1)
     assert ear.take() == [b"at 0", b"at 1", b"at 2"]
-    assert not near.waiting and not far.waiting
+    assert not near.waiting
+    assert not far.waiting
 
 
 def test_without_a_connected_client_one_session_keeps_the_message() -> None:

@@ -211,8 +211,7 @@ class MqttClient(SubscribingClient):
         """Accept the client if it may publish its will; return true when a hook answers that later."""
         will = self._connect_packet.will if self._connect_packet is not None else None
         if will is None:
-            self.accept()
-            return False
+            return self._enter()
         name = will.topic.encode()
         if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
             self._refuse_will()
@@ -220,10 +219,9 @@ class MqttClient(SubscribingClient):
 
         def decided(permitted: Any) -> bool:
             if permitted:
-                self.accept()
-            else:
-                self.broker.count_denial(self, "publish its will to", "topic", name)
-                self._refuse_will()
+                return self._enter()
+            self.broker.count_denial(self, "publish its will to", "topic", name)
+            self._refuse_will()
             return False
 
         return self.ask_then(self.broker.hooks.permittop, (name, False, self), decided)
@@ -231,12 +229,34 @@ class MqttClient(SubscribingClient):
     def _refuse_will(self) -> None:
         self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "the topic of the will is denied")
 
+    @property
+    def _user(self) -> str | None:
+        return self.identity.user if self.identity is not None else None
+
+    def _enter(self) -> bool:
+        """Accept the client, with its session from another node of the cluster; return true when that comes later."""
+        cluster, packet = self.broker.cluster, self._connect_packet
+        if cluster is None or self.is_new_id or packet is None:
+            self.accept()
+            return False
+
+        def taken(permitted: Any) -> bool:
+            if permitted:
+                self.accept()
+            else:
+                self._refuse_user()
+            return False
+
+        return self.ask_then(cluster.mqtt.take_session, (self.client_id, self._user, packet.clean_start), taken)
+
+    def _refuse_user(self) -> None:
+        self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
+
     def accept(self) -> None:
         """Accept the client; it takes over the session of its client id."""
         kept = self.devices.sessions.get(self.client_id)
-        user = self.identity.user if self.identity is not None else None
-        if kept is not None and kept.user != user:
-            self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
+        if kept is not None and kept.user != self._user:
+            self._refuse_user()
             return
         super().accept()
 
@@ -247,7 +267,7 @@ class MqttClient(SubscribingClient):
         self._connect_packet = None
         device, is_kept = self.devices.open(self.client_id, packet.clean_start)
         self.device = device
-        device.user = self.identity.user if self.identity is not None else None
+        device.user = self._user
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None

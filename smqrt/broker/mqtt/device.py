@@ -99,6 +99,7 @@ class Device:
         waiting_bytes: their memory, approximately.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
         expiry_s: seconds for which the session is kept without a connection; 0 ends it with the connection.
+        left_s: when the last connection ended, on the clock of the broker; 0 when that is unknown.
         ends_s: when the session ends, on the clock of the broker, while there is no connection.
         will: the will of the connection.
         dropped: messages that were lost because too many waited.
@@ -121,6 +122,7 @@ class Device:
         "is_feeding",
         "is_pressed",
         "is_stuck",
+        "left_s",
         "subscriptions",
         "unreleased",
         "user",
@@ -144,6 +146,7 @@ class Device:
         self.unreleased: Set[int] = _NO_NUMBERS
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
+        self.left_s = 0.0
         self.will: Will | None = None
         self.feeds = _NO_FEEDS
         self.is_feeding = self.is_pressed = self.is_stuck = False

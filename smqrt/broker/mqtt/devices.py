@@ -509,7 +509,7 @@ class Devices(Outbox):
 
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
-        device.client = None
+        device.client, device.left_s = None, self.broker.clock()
         self.groups_changed(device)
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
