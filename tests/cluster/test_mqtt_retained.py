@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from smqrt.broker.mqtt.filters import Options
@@ -112,3 +114,29 @@ def test_nodes_of_the_last_release_are_left_alone() -> None:
     retain(cluster, 0, b"a", b"x")
     assert kept(cluster, 1) == {}
     assert len(cluster.nodes[1].links) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_nodes_have_the_same_messages_after_any_faults(seed: int) -> None:
+    chance = Random(seed)
+    cluster = MqttCluster(3)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    apart: set[tuple[int, int]] = set()
+    for number in range(60):
+        pair = chance.choice(pairs)
+        if chance.random() < 0.15:
+            if pair in apart:
+                apart.discard(pair)
+                cluster.heal(*pair)
+            else:
+                apart.add(pair)
+                cluster.cut(*pair)
+        name, payload = chance.choice((b"a", b"b", b"c")), b"%d" % number if chance.random() < 0.7 else b""
+        cluster.hubs[chance.randrange(3)].devices.retain(Message(name, payload, 1, True))
+        if chance.random() < 0.7:
+            cluster.settle()
+    for pair in apart:
+        cluster.heal(*pair)
+    cluster.settle()
+    found = [kept(cluster, at) for at in range(3)]
+    assert found[0] == found[1] == found[2]
