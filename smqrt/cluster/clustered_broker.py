@@ -231,17 +231,30 @@ class ClusteredBroker:
         if not self.remotes or topic.name is None:
             return
         # Routes of other nodes depend on the first subscriber only; observers count all.
-        if topic.subscribers == 1 and not self.migration.awaits:
-            self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]))
+        if topic.subscribers <= 2 and not self.migration.awaits:
+            nodes = [node for node in self.remotes if self._interests(topic, node) == 1]
+            if nodes:
+                self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
         """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
-        if not topic.subscribers:
-            self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]))
+        if topic.subscribers < 2:
+            nodes = [node for node in self.remotes if not self._interests(topic, node)]
+            if nodes:
+                self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
+
+    def _interests(self, topic: Topic, node: RemoteNode) -> int:
+        """Return the number of subscribers for which a node has to send messages.
+
+        To shared subscriptions of MQTT clients, nodes with links of version 2 send messages of their own.
+        """
+        devices = self.broker.devices
+        is_shared = devices is not None and node.send_queue.version >= 2 and devices.is_shared_only(topic)
+        return topic.subscribers - is_shared
 
     def end_all(self, text: bytes | None) -> None:
         """Close the clients of all nodes."""
@@ -304,7 +317,8 @@ class ClusteredBroker:
             queue.send(wire.peers(self.clients.announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions([] if self.migration.awaits else list(broker.topic_table.by_name.values())):
-            queue.send(wire.keys(LinkType.INTEREST, (state.key_of(topic) for topic in topics if topic.subscribers)))
+            wanted = [state.key_of(topic) for topic in topics if topic.subscribers and self._interests(topic, node)]
+            queue.send(wire.keys(LinkType.INTEREST, wanted))
             yield
         yield from self.mqtt.snapshot(node)
         yield from self.retained.snapshot(node)

@@ -294,3 +294,45 @@ def test_other_subscribers_of_the_topic_are_not_affected_by_groups() -> None:
     cluster.publish(0, b"a/b", b"3", qos=1)
     assert shared.take() == plain.take() == [b"1", b"2", b"3"]
     assert [frame[-1:] for frame in heard(reader) if frame[0] == smq.Type.PUBLISH] == [b"1", b"2", b"3"]
+
+
+def test_shared_subscriptions_alone_are_no_interest_in_a_topic() -> None:
+    """Otherwise each node with a client of the group would get each message, for nothing."""
+    cluster = MqttCluster()
+    one, other = cluster.hubs
+
+    def is_wanted() -> bool:
+        cluster.settle()
+        topic = one.broker.topic_table.by_name[b"job/x"]
+        state = cluster.members[0].state
+        return bool(state.interest.nodes(state.key_of(topic)))
+
+    _, shared = other.client("shared", "$share/g/job/+")
+    cluster.settle()
+    cluster.publish(0, b"job/x", b"1")
+    assert not is_wanted()
+    device, plain = other.client("plain", "job/+")
+    assert is_wanted()
+    cluster.publish(0, b"job/x", b"2")
+    other.devices.unsubscribe(device, "job/+")
+    assert not is_wanted()
+    other.subscribe(device, "job/#", Options(0))  # another set of filters
+    assert is_wanted()
+    cluster.publish(0, b"job/x", b"3")
+    other.devices.unsubscribe(device, "job/#")
+    assert not is_wanted()
+    reader = other.crowd.client(b"reader")
+    smq_subscribe(reader, b"job/x")
+    assert is_wanted()
+    reader.control(smq.with_id(smq.Type.UNSUBSCRIBE, other.broker.topic_table.named(b"job/x").id))
+    assert not is_wanted()
+    cluster.publish(0, b"job/x", b"4")
+    assert (shared.take(), plain.take()) == ([b"1", b"2", b"3", b"4"], [b"2", b"3"])
+
+
+def test_nodes_of_the_last_release_get_interest_in_shared_subscriptions() -> None:
+    cluster = MqttCluster(versions={0: OLD})
+    _, shared = cluster.hubs[1].client("shared", "$share/g/job")
+    cluster.settle()
+    cluster.publish(0, b"job", b"1")
+    assert shared.take() == [b"1"]

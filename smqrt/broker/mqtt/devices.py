@@ -127,9 +127,12 @@ class Devices(Outbox):
             del self._by_topic[topic]
             self.broker.unsubscribed(topic, self)
             return
+        was_shared_only = known is not None and known.is_shared_only
         self._by_topic[topic] = found
         if known is None:
             self.broker.subscribed(topic, self)
+        elif self.broker.cluster is not None and was_shared_only is not found.is_shared_only:
+            self._interest_changed(topic, found)
 
     def subscribe(self, device: Device, text: str, options: Options) -> Iterator[None]:
         """Subscribe a client to a filter, in portions: a new filter may match all topics of the hub.
@@ -142,6 +145,7 @@ class Devices(Outbox):
         group, wanted = split_shared(text) or (None, text)
         known = self.filters.by_text.get(wanted)
         one = known or self.filters.named(wanted)
+        had_members = bool(one.members)
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
         device.subscriptions[text] = options
@@ -157,6 +161,8 @@ class Devices(Outbox):
             yield from self._match_topics(one)
         else:
             self._notify_observers(one)
+            if self.broker.cluster is not None and bool(one.members) is not had_members:
+                run_at_once(self._interests_changed(one), self.broker.clock)
 
     def _match_topics(self, one: Filter) -> Iterator[None]:
         table = self.broker.topic_table
@@ -187,6 +193,7 @@ class Devices(Outbox):
         self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
+        had_members = bool(one.members)
         if group is None:
             del one.members[device]
         else:
@@ -198,6 +205,8 @@ class Devices(Outbox):
         self._notify_observers(one)
         if self.broker.cluster is not None:
             self.broker.cluster.mqtt.filter_changed(text)
+        if self.broker.cluster is not None and bool(one.members) is not had_members:
+            run_at_once(self._interests_changed(one), self.broker.clock)
         if one.is_empty:
             self.filters.remove(one)
             if not one.has_wildcard:
@@ -355,6 +364,26 @@ class Devices(Outbox):
         """Return whether a topic has shared subscriptions."""
         found = self._by_topic.get(topic)
         return found is not None and found.has_groups
+
+    def is_shared_only(self, topic: Topic) -> bool:
+        """Return whether MQTT clients have only shared subscriptions of a topic; false when they have none."""
+        found = self._by_topic.get(topic)
+        return found is not None and found.is_shared_only
+
+    def _interests_changed(self, one: Filter) -> Iterator[None]:
+        """Announce topics that have other than shared subscriptions now, or no longer, because of a filter."""
+        table, name = self.broker.topic_table.by_name, one.text.encode()
+        topics = list(self._by_topic) if one.has_wildcard else [table[name]] if name in table else []
+        for topic in topics:
+            found = self._by_topic.get(topic)
+            if found is not None and one in found.filters and (one.members or found.is_shared_only):
+                self._interest_changed(topic, found)
+            yield
+
+    def _interest_changed(self, topic: Topic, found: FilterSet) -> None:
+        cluster = self.broker.cluster
+        if cluster is not None:
+            (cluster.unsubscribed if found.is_shared_only else cluster.subscribed)(topic)
 
     def texts(self) -> Iterator[str]:
         """Return all filters, and the shared subscriptions with their groups."""

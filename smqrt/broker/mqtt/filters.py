@@ -209,6 +209,11 @@ class FilterSet:
         return any(one.groups for one in self.filters)
 
     @property
+    def is_shared_only(self) -> bool:
+        """Whether there are only shared subscriptions."""
+        return self.has_groups and not any(one.members for one in self.filters)
+
+    @property
     def subscribers(self) -> int:
         """The number of clients and groups."""
         return len(self.deliveries) + sum(len(one.groups) for one in self.filters)
