@@ -26,6 +26,7 @@ from smqrt.broker.mqtt.records import restore_session, session_record
 from smqrt.broker.outbox import run_at_once
 from smqrt.cluster.mqtt_nodes import MqttNodes
 from smqrt.cluster.remote_node import Phantom, RemoteNode
+from smqrt.cluster.routing import paced
 from smqrt.cluster.state import ClusterState
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import cluster_mqtt
@@ -37,6 +38,8 @@ ANSWER_S = 2.0
 """The maximum time for which a CONNECT waits for other nodes."""
 LEAVING_S = 10.0
 """The maximum time for which a session that was handed over receives messages for the other node."""
+PORTION_BYTES = 256 << 10
+"""The waiting messages that come with a record, approximately. Others follow in portions of this size."""
 
 Json = dict[str, Any]
 
@@ -202,8 +205,9 @@ class SessionMoves:
             devices.end(device)
             return {}
         record = session_record(device)
+        record["waiting"] = record["waiting"][: len(device.take_waiting(PORTION_BYTES))]
         device.will = None
-        device.forget_messages()
+        device.in_flight.clear()
         self._leaving[client_id] = node, device
         broker.call_later(LEAVING_S, lambda: self._end(client_id, device))
         return {"record": record, "age_s": age_s, "now_s": broker.clock()}
@@ -212,7 +216,14 @@ class SessionMoves:
         leaving, device = self._leaving.get(packet["id"], (None, None))
         if leaving is not node or device is None:
             return
-        if packet["late"] and device.waiting:
+        if packet["late"]:
+            run_at_once(paced(node, self._send_late(node, device)), self._state.broker.clock)
+        else:
+            self._end(device.client_id, device)
+
+    def _send_late(self, node: RemoteNode, device: Device) -> Iterator[None]:
+        """Send the messages that wait in a session to its new node, in portions, and end it."""
+        while device.waiting:
             now_s = self._state.broker.clock()
             messages = [
                 (
@@ -224,10 +235,12 @@ class SessionMoves:
                     None if one.expires_s == NO_EXPIRY_S else one.expires_s - now_s,
                     one.identifiers,
                 )
-                for one in device.waiting
+                for one in device.take_waiting(PORTION_BYTES)
+                if one.expires_s > now_s
             ]
-            self._send(node, "late", id=packet["id"], messages=messages)
-        self._end(packet["id"], device)
+            self._send(node, "late", id=device.client_id, messages=messages)
+            yield
+        self._end(device.client_id, device)
 
     def _end(self, client_id: str, device: Device) -> None:
         """End a session that was handed over, unless its client is connected here again."""

@@ -80,6 +80,20 @@ def test_messages_of_smq_clients_reach_filters_of_other_nodes() -> None:
     assert [(payload, qos) for _, payload, qos, *_ in ear.got] == [(b"1", 1), (b"2", 1)]
 
 
+def test_a_filter_changes_routes_that_publishers_have_already() -> None:
+    cluster = MqttCluster()
+    one, other = cluster.hubs
+    client, reader = one.crowd.client(b"writer"), one.crowd.client(b"reader")
+    number = smq_subscribe(reader, b"news/sport")
+    client.publish(smq.publish_frame(number, client.etid, 0, b"before"))
+    cluster.settle()
+    _, ear = other.client("reader", "news/#")
+    cluster.settle()
+    client.publish(smq.publish_frame(number, client.etid, 0, b"after"))
+    cluster.settle()
+    assert ear.take() == [b"after"]
+
+
 def test_filters_of_applications_work_over_nodes() -> None:
     cluster = MqttCluster()
     one, other = cluster.hubs
@@ -252,6 +266,21 @@ def test_no_offline_client_gets_messages_while_one_is_connected_anywhere() -> No
     assert ear.take() == [b"at 0", b"at 1", b"at 2"]
     assert not near.waiting
     assert not far.waiting
+
+
+def test_a_client_of_a_group_that_is_back_gets_the_messages() -> None:
+    cluster = MqttCluster()
+    near, _ = cluster.hubs[0].client("near", "$share/g/job", qos=1)
+    far, ear = cluster.hubs[1].client("far", "$share/g/job", qos=1)
+    for hub, device in zip(cluster.hubs, (near, far), strict=True):
+        hub.devices.left(device)
+    cluster.settle()
+    cluster.publish(0, b"job", b"both are away", qos=1)
+    assert len(near.waiting) == 1
+    far.resume(ear)
+    cluster.settle()
+    cluster.publish(0, b"job", b"one is back", qos=1)
+    assert ear.take() == [b"one is back"]
 
 
 def test_without_a_connected_client_one_session_keeps_the_message() -> None:

@@ -144,6 +144,26 @@ def test_messages_that_arrive_during_the_move_follow() -> None:
     assert not cluster.hubs[0].devices.sessions
 
 
+def test_many_waiting_messages_follow_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mqtt_sessions, "PORTION_BYTES", 2000)
+    cluster = MqttCluster()
+    cluster.hubs[0].now_s = 1000.0
+    Device(cluster, 0, "d").subscribe("a").lost()
+    for number in range(100):
+        message = Message(b"a", b"%d" % number, 1, expires_s=1000.5 if number % 2 else 1060.0)
+        cluster.hubs[0].devices.sessions["d"].enqueue(message)
+    cluster.hubs[0].now_s = 1001.0  # the clock of the other node is at 0
+    again = Device(cluster, 1, "d")
+    for _ in range(10):
+        for number in again.numbers:
+            again.inner.session.acknowledged(number, PacketType.PUBACK)
+        again.numbers = []
+        again.settle()
+    assert again.take() == [b"%d" % number for number in range(0, 100, 2)]
+    assert not cluster.hubs[0].devices.sessions
+    assert cluster.hubs[0].devices.waiting_bytes == 0
+
+
 def test_another_users_session_is_not_taken() -> None:
     cluster = MqttCluster()
     first = Device(cluster, 0, "d", user="eve").subscribe("a")

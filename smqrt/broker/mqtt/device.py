@@ -218,6 +218,14 @@ class Device:
         self.devices.waiting_bytes -= size
         return message
 
+    def take_waiting(self, size_bytes: int) -> list[Message]:
+        """Remove and return the oldest messages that wait, at least one, of about so many bytes."""
+        taken: list[Message] = []
+        while self.waiting and size_bytes > 0:
+            taken.append(self._next_waiting())
+            size_bytes -= taken[-1].size_bytes + MESSAGE_BYTES
+        return taken
+
     def _is_over_limit(self) -> bool:
         limits = self.devices.limits
         if len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
