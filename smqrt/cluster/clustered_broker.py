@@ -231,21 +231,23 @@ class ClusteredBroker:
         if not self.remotes or topic.name is None:
             return
         # Routes of other nodes depend on the first subscriber only; observers count all.
-        if topic.subscribers <= 2 and not self.migration.awaits:
-            nodes = [node for node in self.remotes if self._interests(topic, node) == 1]
-            if nodes:
-                self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]), nodes)
+        if topic.subscribers <= 2 and not self.migration.awaits and (nodes := self._nodes_for(topic, 1)):
+            self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
         """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
-        if topic.subscribers < 2:
-            nodes = [node for node in self.remotes if not self._interests(topic, node)]
-            if nodes:
-                self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]), nodes)
+        if topic.subscribers < 2 and (nodes := self._nodes_for(topic, 0)):
+            self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
+
+    def _nodes_for(self, topic: Topic, interests: int) -> list[RemoteNode]:
+        """Return the nodes that have to send messages of a topic for so many subscribers."""
+        if self.broker.devices is None:
+            return self.remotes if topic.subscribers == interests else []
+        return [node for node in self.remotes if self._interests(topic, node) == interests]
 
     def _interests(self, topic: Topic, node: RemoteNode) -> int:
         """Return the number of subscribers for which a node has to send messages.
