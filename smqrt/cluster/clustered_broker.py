@@ -359,6 +359,7 @@ class ClusteredBroker:
 
     def _moved(self, before: RemoteNode, node: RemoteNode) -> None:
         """Remove the predecessor of `node`, which has its clients."""
+        self.sessions.moved(before, node)
         before.gone = True
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(before.send_queue)

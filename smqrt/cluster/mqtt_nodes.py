@@ -6,7 +6,7 @@ it the messages with the name of the topic, until that node has created the topi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
 
 from smqrt.broker.broker import Broker
@@ -70,6 +70,15 @@ class MqttNodes:
     def nodes(self) -> list[RemoteNode]:
         """Return the nodes with links of version 2."""
         return [node for node in self._state.remotes if node.send_queue.version >= cluster_mqtt.VERSION]
+
+    def asked(self) -> list[RemoteNode]:
+        """Return the nodes that may have sessions of MQTT clients, also those whose hub migrates."""
+        found = (*self._state.remotes, *self._migration.nodes)
+        return [node for node in found if node.has_mqtt and node is self._migration.present(node)]
+
+    def _nodes_with(self, bits: int) -> Iterable[RemoteNode]:
+        """Return the nodes of a set; messages are kept for those whose hub migrates."""
+        return dict.fromkeys(map(self._migration.present, self._state.nodes_with(bits, self._migration.nodes)))
 
     # ---- filters of this hub
 
@@ -230,7 +239,7 @@ class MqttNodes:
         public = state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         bits = state.interest.nodes(state.key_of(topic)) | self.filters.nodes(name)
         sent = missed = 0
-        for node in state.nodes_with(bits):
+        for node in self._nodes_with(bits):
             if node.send_queue.version >= cluster_mqtt.VERSION:
                 node.send_queue.put(self._packed(name, batch, public))
                 sent += 1
@@ -269,7 +278,7 @@ class MqttNodes:
         return group is not None and self._send_to_group(group, name, batch, group.connected)
 
     def _send_to_group(self, group: RemoteGroup, name: bytes, batch: bytes, bits: int) -> bool:
-        nodes = [node for node in self._state.nodes_with(bits) if not node.gone]
+        nodes = [node for node in self._nodes_with(bits) if not node.gone]
         if not nodes:
             return False
         group.turn += 1

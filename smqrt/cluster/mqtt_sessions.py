@@ -34,8 +34,8 @@ from smqrt.wire.cluster_packets import LinkType
 
 log = logging.getLogger("smqrt")
 
-ANSWER_S = 2.0
-"""The maximum time for which a CONNECT waits for other nodes."""
+ANSWER_S, MIGRATION_S = 2.0, 3.0
+"""The maximum time for which a CONNECT waits for other nodes, and for one whose hub migrates to another process."""
 LEAVING_S = 10.0
 """The maximum time for which a session that was handed over receives messages for the other node."""
 PORTION_BYTES = 256 << 10
@@ -101,7 +101,7 @@ class SessionMoves:
 
     def take(self, client_id: str, user: str | None, is_clean: bool) -> Deferred[bool] | bool:
         """See `ClusterMqtt.take_session`."""
-        asked = [node for node in self._nodes.nodes() if node.has_mqtt]
+        asked = self._nodes.asked()
         if not asked:
             return True
         self._last += 1
@@ -109,12 +109,13 @@ class SessionMoves:
         self._moves[number] = move
         for node in list(asked):
             self._send(node, "take", request=number, id=client_id, user=user, clean=is_clean)
-        self._state.broker.call_later(ANSWER_S, lambda: self._complete(number))
+        answer_s = MIGRATION_S if any(node.send_queue.keeps for node in asked) else ANSWER_S
+        self._state.broker.call_later(answer_s, lambda: self._complete(number))
         return move.result
 
     def _on_answer(self, node: RemoteNode, answer: Json) -> None:
         move = self._moves.get(answer["request"])
-        if move is None or node not in move.waiting:  # the answer is too late
+        if move is None or move.client_id != answer["id"] or node not in move.waiting:  # the answer is too late
             return
         move.waiting.remove(node)
         move.is_denied = move.is_denied or bool(answer.get("denied"))
@@ -131,6 +132,11 @@ class SessionMoves:
                 move.waiting.remove(node)
                 if not move.waiting:
                     self._complete(number)
+
+    def moved(self, before: RemoteNode, node: RemoteNode) -> None:
+        """Wait for another node, to whose process a hub has migrated."""
+        for move in self._moves.values():
+            move.waiting = [node if one is before else one for one in move.waiting]
 
     def _complete(self, number: int) -> None:
         """Continue a CONNECT with the youngest session; the others are ended."""
@@ -190,7 +196,7 @@ class SessionMoves:
             answer["denied"] = True
         else:
             answer = self._hand_over(node, device, bool(request["clean"]))
-        self._send(node, "answer", request=request["request"], **answer)
+        self._send(node, "answer", request=request["request"], id=request["id"], **answer)
 
     def _hand_over(self, node: RemoteNode, device: Device, is_clean: bool) -> Json:
         """Close the connection of a session and return its record; empty when the session has ended."""
