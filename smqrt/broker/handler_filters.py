@@ -59,7 +59,16 @@ class HandlerFilters:
         self._tree.set(text, entry)
         if self.on_topic not in self._broker.topic_table.on_named:
             self._broker.topic_table.on_named += (self.on_topic,)
+        if self._broker.cluster is not None:
+            self._broker.cluster.mqtt.filter_changed(text)
         run_at_once(self._match_topics(), self._broker.clock)
+
+    def get(self, text: str) -> FilterHandler | None:
+        """Return the handler of a filter."""
+        return self._handlers.get(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handlers)
 
     def _match_topics(self) -> Iterator[None]:
         for topic in list(self._broker.topic_table.by_name.values()):
@@ -86,6 +95,8 @@ class HandlerFilters:
         if entry is None:
             return False
         self._tree.remove(text)
+        if self._broker.cluster is not None:
+            self._broker.cluster.mqtt.filter_changed(text)
         for topic in [topic for topic, known in self._topics.items() if known is entry]:
             self.release(topic)
             self.on_topic(topic)

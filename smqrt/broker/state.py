@@ -217,8 +217,45 @@ class Stats:
         self.drops[reason] += messages
 
 
+TakeSession = Callable[[str, str | None, bool], Deferred[bool] | bool]
+
+
+class ClusterMqtt(Protocol):
+    """The part of a cluster that concerns filters and MQTT clients, as the broker calls it."""
+
+    def filter_changed(self, text: str) -> None:
+        """Announce a filter, or a shared subscription, that clients or the application have now, or no longer.
+
+        It is also called when a client of a shared subscription connects or disconnects.
+        """
+
+    def wants(self, name: bytes) -> bool:
+        """Return whether another node wants messages to a topic that does not exist here."""
+
+    @property
+    def retained_changed(self) -> Callable[[bytes], object]:
+        """Called with a topic whose retained message was set or deleted by a client of this hub."""
+
+    @property
+    def take_session(self) -> TakeSession:
+        """Called with client id, user, and whether the session is to be new: takes the session from another node.
+
+        Returns true when the client may connect, now or later; false when the session belongs to another user.
+        """
+
+    def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
+        """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""
+
+    def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
+        """Send a batch to a node with a connected client of a shared subscription; return whether there is one."""
+
+
 class ClusterHooks(Protocol):
     """Cluster membership of a broker, as the broker calls it."""
+
+    @property
+    def mqtt(self) -> ClusterMqtt:
+        """The part that concerns filters and MQTT clients."""
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
         """Return `route` extended by the nodes that have subscribers of `tid`; None without any subscriber."""

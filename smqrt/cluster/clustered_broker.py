@@ -12,9 +12,13 @@ from typing import TypeVar
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
 from smqrt.broker.last_values import clock
+from smqrt.broker.mqtt.client import UID_PREFIX
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents
+from smqrt.cluster.mqtt_nodes import MqttNodes
+from smqrt.cluster.mqtt_retained import RetainedSync
+from smqrt.cluster.mqtt_sessions import SessionMoves
 from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
 from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
 from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
@@ -57,6 +61,9 @@ class ClusteredBroker:
         values: last values that nodes share.
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
+        mqtt: filters and MQTT clients.
+        retained: retained messages of MQTT clients.
+        sessions: moves of the sessions of MQTT clients.
         routing: finds routes to other nodes.
         former_numbers: numbers of nodes whose clients have migrated here with their ETIDs. No other node may have them.
         changed: called with a node and "joined", "synced", or the reason for its removal.
@@ -72,12 +79,20 @@ class ClusteredBroker:
         self.migration = HubMigration(state)
         self.migration.on_moved, self.migration.on_lost = self._moved, self._not_taken_over
         self.values = ValueSync(state)
-        self.waits = Backpressure(state, self.values)
+        self.waits = Backpressure(state)
+        self.waits.send_again = self._send_values
         self.clients = RemoteClients(state, self.migration, self.waits)
         self.phantoms: Mapping[int, Phantom] = self.clients.phantoms
         self.foreign = self.clients.foreign
         self.counts = SubscriberCounts(state)
-        self.routing = ClusterRouting(state, self.clients, self.lost, self.migration, self.values, self.waits)
+        self.mqtt = MqttNodes(state, self.migration, self.lost)
+        self.retained = RetainedSync(state, self.mqtt)
+        self.mqtt.retained_changed = self.retained.changed
+        self.sessions = SessionMoves(state, self.mqtt)
+        self.mqtt.take_session = self.sessions.take
+        self.routing = ClusterRouting(
+            state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt
+        )
         self.changed: Callable[[RemoteNode, str], object] = lambda node, event: None
         self.leave: Callable[[], object] = lambda: None
         self.suspend: Callable[[], object] = lambda: None
@@ -191,7 +206,10 @@ class ClusteredBroker:
         key = self.state.key_of(topic)
         if isinstance(origin, RemoteNode) and key in origin.once:
             return False
-        nodes = [node for node in self.remotes if key in node.once and node is self.migration.present(node)]
+        # Before other nodes have created the topic, their filters show that they will handle it.
+        bits = self.mqtt.once(topic) if origin is not None else 0
+        nodes = [node for node in self.remotes if key in node.once or node.bit & bits]
+        nodes = [node for node in nodes if node is self.migration.present(node)]
         nodes = [node for node in nodes if not node.send_queue.keeps]
         oldest = min(nodes, key=_seniority, default=None)
         if oldest is None or (self.state.epoch, self.number) <= _seniority(oldest):
@@ -213,17 +231,32 @@ class ClusteredBroker:
         if not self.remotes or topic.name is None:
             return
         # Routes of other nodes depend on the first subscriber only; observers count all.
-        if topic.subscribers == 1 and not self.migration.awaits:
-            self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]))
+        if topic.subscribers <= 2 and not self.migration.awaits and (nodes := self._nodes_for(topic, 1)):
+            self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
         """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
-        if not topic.subscribers:
-            self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]))
+        if topic.subscribers < 2 and (nodes := self._nodes_for(topic, 0)):
+            self.state.send_all(wire.keys(LinkType.NO_INTEREST, [self.state.key_of(topic)]), nodes)
         self.counts.changed(topic)
+
+    def _nodes_for(self, topic: Topic, interests: int) -> list[RemoteNode]:
+        """Return the nodes that have to send messages of a topic for so many subscribers."""
+        if self.broker.devices is None:
+            return self.remotes if topic.subscribers == interests else []
+        return [node for node in self.remotes if self._interests(topic, node) == interests]
+
+    def _interests(self, topic: Topic, node: RemoteNode) -> int:
+        """Return the number of subscribers for which a node has to send messages.
+
+        To shared subscriptions of MQTT clients, nodes with links of version 2 send messages of their own.
+        """
+        devices = self.broker.devices
+        is_shared = devices is not None and node.send_queue.version >= 2 and devices.is_shared_only(topic)
+        return topic.subscribers - is_shared
 
     def end_all(self, text: bytes | None) -> None:
         """Close the clients of all nodes."""
@@ -286,11 +319,19 @@ class ClusteredBroker:
             queue.send(wire.peers(self.clients.announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions([] if self.migration.awaits else list(broker.topic_table.by_name.values())):
-            queue.send(wire.keys(LinkType.INTEREST, (state.key_of(topic) for topic in topics if topic.subscribers)))
+            wanted = [state.key_of(topic) for topic in topics if topic.subscribers and self._interests(topic, node)]
+            queue.send(wire.keys(LinkType.INTEREST, wanted))
             yield
+        yield from self.mqtt.snapshot(node)
+        yield from self.retained.snapshot(node)
         yield from self.values.snapshot(node)
         # Last, since a node that has received it has received the whole snapshot.
         queue.send([bytes((LinkType.SYNCED,))])
+
+    def _send_values(self, node: RemoteNode) -> Iterator[None]:
+        """Send a node what the newest message of a topic changes, since it may have missed messages."""
+        yield from self.values.snapshot(node)
+        yield from self.retained.snapshot(node)
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
         """Remove a node that is lost, or has left, with its clients and its topics.
@@ -308,6 +349,7 @@ class ClusteredBroker:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
+        self.sessions.left(node)
         run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.add(node)))
         self.events.gone(node, why)
         self.changed(node, why)
@@ -317,6 +359,7 @@ class ClusteredBroker:
 
     def _moved(self, before: RemoteNode, node: RemoteNode) -> None:
         """Remove the predecessor of `node`, which has its clients."""
+        self.sessions.moved(before, node)
         before.gone = True
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(before.send_queue)
@@ -339,6 +382,7 @@ class ClusteredBroker:
                 state.forget_routes(key)
             yield
         node.forget_routes()
+        yield from self.mqtt.forget(node)
         yield from self.counts.forget(node)
         state.bits &= ~node.bit  # only now, since another node may get the bit: no topic has it any more
 
@@ -436,6 +480,8 @@ def _peers(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
             phantom = node.phantoms[announced.etid] = Phantom(node, announced)
             node.grow(phantom.size_bytes)
             cluster.clients.appeared(phantom)
+            if phantom.uid.startswith(UID_PREFIX):
+                cluster.sessions.appeared(phantom)
 
 
 def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
@@ -579,4 +625,9 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.SUCCESSOR: _successor,
     LinkType.SUCCEED: lambda cluster, node, packet: cluster.migration.succeeded(node),
     LinkType.SUCCEEDED: lambda cluster, node, packet: node.hold(False),
+    LinkType.FILTERS: lambda cluster, node, packet: cluster.mqtt.on_filters(node, packet),
+    LinkType.PART: lambda cluster, node, packet: cluster.mqtt.on_part(node, packet),
+    LinkType.RETAINED: lambda cluster, node, packet: cluster.retained.on_retained(node, packet),
+    LinkType.SESSION: lambda cluster, node, packet: cluster.sessions.on_session(node, packet),
+    LinkType.MESSAGES: lambda cluster, node, packet: cluster.mqtt.on_messages(node, packet),
 }

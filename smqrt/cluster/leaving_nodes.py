@@ -269,7 +269,7 @@ MAX_AWAITED = 64
 """The maximum number of nodes whose successor is awaited; above it, the oldest counts as lost."""
 RUNS_PER_STEP = 64
 """Kept batches that one background step sends."""
-_KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
+_KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END, LinkType.MESSAGES, LinkType.PART, LinkType.SESSION))
 """The types of packets that are kept for a hub that migrates. The snapshot for the new process replaces all others."""
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver, Transport
-from smqrt.cluster.remote_node import count_messages
+from smqrt.cluster.remote_node import MESSAGES, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
 from smqrt.settings.limits import Limit
@@ -169,6 +169,7 @@ class Link:
         knows_backpressure: whether the other side supports the packets from `LinkType.PRESSED` on.
         knows_stamps: whether it supports `LinkType.VALUE_AT` and `LinkType.CLOCK`.
         knows_succession: whether it supports the packets from `LinkType.PAUSE` on.
+        version: the version of the protocol that both sides use; 0 before Hello has arrived.
         siblings: the processes of the server of the other side; None before they have arrived, and for older releases.
         unhandled_bytes: bytes of messages on application channels that the other node has not handled.
     """
@@ -184,7 +185,7 @@ class Link:
         self.why, self.code, self.via = "", 0, ""
         self.on_up: Callable[[Link], object] = lambda link: None
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
-        self.sending = 0
+        self.sending = self.version = 0
         self.sent_bytes = self.unhandled_bytes = 0
         self._acked_bytes = self._reported_bytes = self._dropped_bytes = 0
         self.unacked: deque[Unacked] = deque()
@@ -465,6 +466,7 @@ class Handshake:
         if not link.connects:
             self.send_hello()
         oldest, newest = node.versions
+        link.version = min(newest, peer.newest)
         if peer.newest < oldest or peer.oldest > newest:
             theirs, mine = f"{peer.oldest} to {peer.newest}", f"{oldest} to {newest}"
             link.refuse(Refusal.VERSION, f"that node supports link versions {theirs}, this one {mine}; update one")
@@ -615,7 +617,7 @@ def _fitting(batches: list[bytes], room_bytes: int) -> tuple[list[bytes], list[b
     kept: list[bytes] = []
     dropped: list[bytes] = []
     for batch in batches:
-        if batch[2] != smq.Type.PUBLISH or len(batch) <= room_bytes:
+        if batch[2] not in MESSAGES or len(batch) <= room_bytes:
             kept.append(batch)
             room_bytes -= len(batch)
         else:

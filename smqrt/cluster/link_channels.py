@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, dirty
 from smqrt.broker.topics import Route
-from smqrt.cluster.remote_node import NodeSendQueue
+from smqrt.cluster.remote_node import MESSAGES, NodeSendQueue
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.settings.limits import Bucket
 from smqrt.wire import cluster_packets as wire
-from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Hello, Packet, Siblings
 
 MAX_CHANNEL = 0xFFFF
@@ -131,6 +130,8 @@ class ChannelLink(Protocol):
     @property
     def knows_stamps(self) -> bool: ...
     @property
+    def version(self) -> int: ...
+    @property
     def knows_succession(self) -> bool: ...
     @property
     def is_behind(self) -> bool: ...
@@ -200,7 +201,7 @@ class ChannelQueue(NodeSendQueue):
         elif (
             (self.holds or self.keeps)
             and self._put_bytes > KEPT_QUEUES * self.link.node.queue_bytes
-            and batch[2] == smq.Type.PUBLISH
+            and batch[2] in MESSAGES
         ):
             self.missed = True
             self.link.drop(self._channel, [batch])
@@ -259,6 +260,11 @@ class ChannelQueue(NodeSendQueue):
     def knows_stamps(self) -> bool:
         """See `NodeSendQueue`."""
         return self.link.knows_stamps
+
+    @property
+    def version(self) -> int:
+        """See `NodeSendQueue`."""
+        return self.link.version
 
     @property
     def node_id(self) -> bytes:

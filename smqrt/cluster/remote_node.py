@@ -9,14 +9,16 @@ from typing import Any
 from smqrt.auth.identity import ANONYMOUS, Identity, Method
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import LastValueRoute, LastValues, SentValueRoute
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.mqtt.messages import ArrivedBatch
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Route, Topic, Traffic
 from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire import cluster_mqtt, smq
 from smqrt.wire import cluster_packets as wire
-from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Announced, Key, LinkType, rewritten
 from smqrt.wire.smq import server_of
 
@@ -56,6 +58,11 @@ class NodeSendQueue(Outbox):
     def knows_stamps(self) -> bool:
         """Whether the node supports `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
         return True
+
+    @property
+    def version(self) -> int:
+        """The version of the link protocol that both nodes use."""
+        return 1
 
     @property
     def epoch(self) -> int:
@@ -123,11 +130,20 @@ class DiscardingQueue(list[bytes]):
             self._count(self._reason, messages)
 
 
+MESSAGES = frozenset((smq.Type.PUBLISH, LinkType.MESSAGES, LinkType.PART, LinkType.RETAINED))
+"""The types of packets that may be dropped when a queue is full; others are control packets. Retained messages are sent
+again then.
+"""
+
+
 def count_messages(frames: bytes) -> int:
-    """Return the number of Publish frames among whole frames."""
+    """Return the number of messages among whole frames."""
     start, end, count = 0, len(frames), 0
     while start < end:
-        count += frames[start + 2] == smq.Type.PUBLISH
+        if frames[start + 2] == smq.Type.PUBLISH:
+            count += 1
+        elif frames[start + 2] == LinkType.MESSAGES:
+            count += frames[start + 3] << 8 | frames[start + 4]
         start += frames[start] << 8 | frames[start + 1]
     return count
 
@@ -339,6 +355,10 @@ class RemoteNode:
         heard_us, sent_us: the newest message time received from it, and the newest sent to it.
         predecessor: the node whose clients it takes over, while messages for that node are kept; see `HubMigration`.
         is_held: whether its messages only become last values, since they are for the predecessor of this hub.
+        has_mqtt: whether its hub has MQTT clients.
+        filters: what it wants, by filter; see `smqrt.wire.cluster_mqtt.Wanted`.
+        is_wide: whether it has too many filters, and gets all messages.
+        parts: the beginning of a packet that comes in parts.
     """
 
     def __init__(
@@ -368,7 +388,9 @@ class RemoteNode:
         self.stamped: set[bytes] = set()
         self.heard_us = self.sent_us = 0
         self.predecessor: RemoteNode | None = None
-        self.is_held = False
+        self.is_held = self.has_mqtt = self.is_wide = False
+        self.filters: dict[str, int] = {}
+        self.parts = bytearray()
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- routes of its messages
@@ -409,6 +431,8 @@ class RemoteNode:
         topic.settle()
         if topic.raw or topic.ws:
             route = OnceRoute(broker.server, topic, self) if topic.id in broker.server.once else ArrivedRoute(topic)
+            if broker.devices is not None and self.send_queue.version >= cluster_mqtt.VERSION:
+                route = SharedRoute(route, topic, broker.devices)
         values = broker.last_values
         if values is not None and values.selects(topic):
             route = self._to_values(topic, values, route)
@@ -524,6 +548,39 @@ class OnceRoute(ArrivedRoute):
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
         self.deliver(bytes(view))
+
+
+class SharedRoute:
+    """A route to a topic that MQTT clients may have shared subscriptions of: the node of the publisher chooses these.
+
+    Args:
+        route: the route.
+        topic: the topic.
+        devices: the MQTT clients of this hub.
+    """
+
+    __slots__ = ("_devices", "_route", "_topic")
+
+    def __init__(self, route: Route, topic: Topic, devices: Devices) -> None:
+        self._route, self._topic, self._devices = route, topic, devices
+
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch."""
+        waits = self._route.deliver(batch)
+        queue = self._devices.queue
+        # If the MQTT clients subscribe, the batch is now the last one in their queue.
+        if (
+            queue
+            and queue[-1] is batch
+            and not isinstance(batch, ArrivedBatch)
+            and self._devices.has_groups(self._topic)
+        ):
+            queue[-1] = ArrivedBatch.of(batch)
+        return waits
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
 
 
 class ClockedRoute:

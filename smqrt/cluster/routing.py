@@ -9,6 +9,7 @@ from smqrt.broker.outbox import Drop, Pressure, run_in_background
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.leaving_nodes import AbsentNodes, HubMigration
+from smqrt.cluster.mqtt_nodes import MqttNodes, Put
 from smqrt.cluster.remote_node import (
     MAX_PRESSING,
     ClockedRoute,
@@ -39,10 +40,12 @@ class Backpressure:
 
     Attributes:
         full: the full send queues, each with the publishers that wait for it.
+        send_again: sends a node the newest values, since it may have missed some.
     """
 
-    def __init__(self, state: ClusterState, values: ValueSync) -> None:
-        self._state, self._values = state, values
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.send_again: Callable[[RemoteNode], Iterator[None]] = lambda node: iter(())
         self.full: dict[NodeSendQueue, list[BrokerPeer]] = {}
         self._given_up: set[NodeSendQueue] = set()
         """Full send queues for which publishers have waited for the maximum time."""
@@ -80,7 +83,7 @@ class Backpressure:
         # Dropped messages may have been the newest values of their topics.
         if queue.missed and not node.gone:
             queue.missed = False
-            run_in_background(paced(node, self._values.snapshot(node)))
+            run_in_background(paced(node, self.send_again(node)))
 
     # ---- slow clients here
 
@@ -343,9 +346,10 @@ class ClusterRouting:
         migration: HubMigration,
         values: ValueSync,
         waits: Backpressure,
+        mqtt: MqttNodes,
     ) -> None:
         self._state, self._clients, self._lost = state, clients, lost
-        self._migration, self._values, self._waits = migration, values, waits
+        self._migration, self._values, self._waits, self._mqtt = migration, values, waits, mqtt
         self._sent_us = 0
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
@@ -360,11 +364,16 @@ class ClusterRouting:
             topic.for_nodes().leads_away = True
             put = _rewriting(queue, tid, public) if public in state.local else queue.put
             return ForwardedRoute(None, [put], [queue], topic, state.broker.topic_table.traffic)
+        unnamed, to_groups = 0, None  # nodes that want the messages, but do not know the topic; see `MqttNodes.put`
         if topic is None:  # this hub does not have the name of the topic
             key, bits = None, state.interest.nodes_of_number(tid)
         else:
             key = state.key_of(topic)
             bits = state.interest.nodes(key)
+            if len(self._mqtt.filters):
+                unnamed = self._mqtt.filters.nodes(topic.name or b"") & ~bits
+                to_groups = self._mqtt.group_put(topic)
+                bits |= unnamed
             if state.broker.last_values is not None and state.broker.last_values.selects(topic):
                 # To all nodes: each may keep last values of the topic, for which it needs the name.
                 bits = state.bits
@@ -375,13 +384,20 @@ class ClusterRouting:
             topic.count()
             topic.for_nodes().leads_away = not topic.nodes.leads_away
         missing = self._lost.wanting(key, tid) if self._lost.nodes else 0
-        if not wanting and (route is None or not missing):
+        if not wanting and to_groups is None and (route is None or not missing):
             return route
-        puts: list[Callable[[bytes], object]] = []
+        puts: list[Put] = []
         for node in wanting:
             number = tid if key is None else node.numbers.get(key, key[0])
             is_same = (tid, ptid) == (number, public)
-            puts.append(node.send_queue.put if is_same else _rewriting(node.send_queue, number, public))
+            put = node.send_queue.put if is_same else _rewriting(node.send_queue, number, public)
+            if topic is not None and node.bit & unnamed:
+                put = self._mqtt.put(node, topic, public, None)
+            elif topic is not None and node.has_mqtt and state.broker.devices is not None:
+                put = self._mqtt.put(node, topic, public, put)
+            puts.append(put)
+        if to_groups is not None:
+            puts.append(to_groups)
         if missing:
             puts.append(self._lost.counts(missing))
         queues = [node.send_queue for node in wanting]

@@ -181,14 +181,15 @@ class ClusterState:
 
     # ---- the other nodes
 
-    def send_all(self, packets: Iterable[bytes]) -> None:
-        """Send control packets to all other nodes."""
-        if self.remotes:
+    def send_all(self, packets: Iterable[bytes], to: list[RemoteNode] | None = None) -> None:
+        """Send control packets to all other nodes, or to those of a list."""
+        nodes = self.remotes if to is None else to
+        if nodes:
             for frame in [smq.frame(packet) for packet in packets]:
-                for node in self.remotes:
+                for node in nodes:
                     node.send_queue.put(frame)
             # Flushed before clients: a client that receives its answer may cause messages that depend on these packets.
-            ahead.update(dict.fromkeys(node.send_queue for node in self.remotes))
+            ahead.update(dict.fromkeys(node.send_queue for node in nodes))
 
     def nodes_with(self, bits: int, others: Iterable[RemoteNode] = ()) -> Iterator[RemoteNode]:
         """Return the nodes of a set of bits, of the remote ones and `others`."""

@@ -78,7 +78,9 @@ class MqttConnection(RawConnection):
     @property
     def is_busy(self) -> bool:
         """Whether a packet of the client, which is not read, is unfinished, and will be for an unknown time."""
-        return self.paused and not self.session.can_finish
+        if self.session.held:  # its acknowledgements wait for the disk
+            return True
+        return self.paused and not (self._is_resuming or self.session.can_finish)
 
     def finish_packets(self) -> None:
         """End the waiting for slow subscribers or the publish rate: the client migrates."""

@@ -27,7 +27,8 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ◀── Open ───────▶      for each hub; packets of `LinkType` and messages follow
 #                               for each application channel; messages and Handled follow
 
-OLDEST_VERSION, VERSION = 1, 1
+OLDEST_VERSION, VERSION = 1, 2
+"""Version 2 has the packets from `LinkType.FILTERS` on; see `smqrt.wire.cluster_mqtt`."""
 MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
@@ -295,6 +296,20 @@ class LinkType(IntEnum):
     """`u16 number`: the successor has sent its whole snapshot."""
     SUCCEEDED = 0x57
     """The answer to Succeed: the following messages are for the successor."""
+    FILTERS = 0x58
+    """`(u8 wanted, u16 length, filter)*`: filters of the sender, see `smqrt.wire.cluster_mqtt.Wanted`; 0 removes one.
+    An empty packet only announces that the sender has MQTT clients.
+    """
+    PART = 0x59
+    """The beginning of the body of the next packet of the types below."""
+    MESSAGES = 0x5A
+    """`u16 count`, and the body of `smqrt.wire.cluster_mqtt.WireMessages`."""
+    RETAINED = 0x5B
+    """The body of `smqrt.wire.cluster_mqtt.WireRetained`: the sender has this retained message now."""
+    SESSION = 0x5C
+    """JSON about a session that moves, see `smqrt.cluster.mqtt_sessions`. Byte strings are objects with the field
+    `bytes`, which is Base64.
+    """
 
 
 class Announced(NamedTuple):
@@ -462,13 +477,14 @@ def rewritten(batch: bytes, tid: int, ptid: int) -> bytes:
 
 def with_subtopics(batch: bytes, numbers: dict[bytes, bytes]) -> bytes:
     """Return `batch` with the sub-topic of each frame replaced by `numbers`, which maps four bytes to four bytes."""
-    made, at, size = bytearray(batch), 0, len(batch)
+    made, at, size = None, 0, len(batch)
     while at < size:
         other = numbers.get(batch[at + 11 : at + 15])  # the stid of the frame
         if other is not None:
+            made = made if made is not None else bytearray(batch)
             made[at + 11 : at + 15] = other
         at += batch[at] << 8 | batch[at + 1]
-    return bytes(made)
+    return batch if made is None else bytes(made)  # messages of MQTT clients have no sub-topic, but attributes
 
 
 def _body(packet: bytes, size: int) -> memoryview:

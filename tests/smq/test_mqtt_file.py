@@ -190,8 +190,11 @@ def test_changes_are_saved_while_messages_are_delivered_without_pause(
     devices._is_delivering = True  # as under a load that never ends
     devices.sessions["sleeper"].enqueue(Message(b"house/t", b"third", 1))
 
+    under_way = []
+
     def saved() -> bool:
         steps = devices._deliver_all()
+        under_way.append(steps)  # its end would end the delivery
         while devices._unsent:
             next(steps)
         with sqlite3.connect(path) as connection:

@@ -237,7 +237,7 @@ class MqttClient(SubscribingClient):
         """Accept the client if it may publish its will; return true when a hook answers that later."""
         will = self._connect_packet.will if self._connect_packet is not None else None
         if will is None:
-            return self._accept_in_turn()
+            return self._enter()
         name = will.topic.encode()
         if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
             self._refuse_will()
@@ -245,7 +245,7 @@ class MqttClient(SubscribingClient):
 
         def decided(permitted: Any) -> bool:
             if permitted:
-                return self._accept_in_turn()
+                return self._enter()
             self.broker.count_denial(self, "publish its will to", "topic", name)
             self._refuse_will()
             return False
@@ -275,14 +275,35 @@ class MqttClient(SubscribingClient):
         return False
 
     @property
+    def _user(self) -> str | None:
+        return self.identity.user if self.identity is not None else None
+
+    @property
     def _is_other_users_id(self) -> bool:
         kept = self.devices.sessions.get(self.client_id)
-        return kept is not None and kept.user != (self.identity.user if self.identity is not None else None)
+        return kept is not None and kept.user != self._user
+
+    def _enter(self) -> bool:
+        """Accept the client, with its session from another node of the cluster; return true when that comes later."""
+        cluster, packet = self.broker.cluster, self._connect_packet
+        if cluster is None or self.is_new_id or packet is None:
+            return self._accept_in_turn()
+
+        def taken(permitted: Any) -> bool:
+            if permitted:
+                return self._accept_in_turn()
+            self._refuse_user()
+            return False
+
+        return self.ask_then(cluster.mqtt.take_session, (self.client_id, self._user, packet.clean_start), taken)
+
+    def _refuse_user(self) -> None:
+        self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
 
     def accept(self) -> None:
         """Accept the client; it takes over the session of its client id."""
         if self._is_other_users_id:
-            self.refuse(ConnackCode.ACCESS_DENIED, b"", CloseReason.REFUSED, "another user's client has this id")
+            self._refuse_user()
             return
         super().accept()
 
@@ -293,7 +314,7 @@ class MqttClient(SubscribingClient):
         self._connect_packet = None
         device, is_kept = self.devices.open(self.client_id, packet.clean_start)
         self.device = device
-        device.user, device.identity = self.identity.user if self.identity is not None else None, self.identity
+        device.user, device.identity = self._user, self.identity
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -109,6 +109,7 @@ class Device:
         waiting_bytes: their memory, approximately.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
         expiry_s: seconds for which the session is kept without a connection; 0 ends it with the connection.
+        left_s: when the last connection ended, on the clock of the broker; 0 when that is unknown.
         ends_s: when the session ends, on the clock of the broker, while there is no connection.
         will: the will of the connection.
         dropped: messages that were lost because too many waited.
@@ -135,6 +136,7 @@ class Device:
         "is_pressed",
         "is_stuck",
         "rows",
+        "left_s",
         "subscriptions",
         "unreleased",
         "user",
@@ -160,6 +162,7 @@ class Device:
         self.unreleased: Set[int] = _NO_NUMBERS
         self.expiry_s = 0
         self.ends_s = NO_EXPIRY_S
+        self.left_s = 0.0
         self.will: Will | None = None
         self.feeds = _NO_FEEDS
         self.is_feeding = self.is_pressed = self.is_stuck = False
@@ -244,11 +247,26 @@ class Device:
         self.devices.waiting_bytes -= size
         return message
 
+    def take_waiting(self, size_bytes: int) -> list[Message]:
+        """Remove and return the oldest messages that wait, at least one, of about so many bytes."""
+        taken: list[Message] = []
+        while self.waiting and size_bytes > 0:
+            taken.append(self._next_waiting())
+            size_bytes -= taken[-1].size_bytes + MESSAGE_BYTES
+        return taken
+
     def _is_over_limit(self) -> bool:
         limits = self.devices.limits
         if len(self.waiting) > limits.queued_messages or self.waiting_bytes > limits.queued_bytes:
             return True
         return self.devices.waiting_bytes > limits.total_queued_bytes
+
+    def forget_in_flight(self) -> None:
+        """Remove the messages in flight: they have moved to another node."""
+        if self.rows is not None:
+            for number in self.in_flight:
+                self.rows.complete(number)
+        self.in_flight = _NOTHING_IN_FLIGHT
 
     def forget_messages(self) -> None:
         """Remove all messages: the session has ended."""
@@ -449,6 +467,10 @@ class Device:
         """Packet identifiers of messages in flight that this connection has not seen yet."""
         return self._unsent
 
+    def not_sent(self, numbers: Iterable[int]) -> None:
+        """Send messages in flight later: they have waited for the disk, and do no longer."""
+        self._unsent = sorted({*self._unsent, *numbers}, key=list(self.in_flight).index) or _NOTHING_UNSENT
+
     def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
         """Continue with the connection of a client that has migrated; see `unsent`."""
         self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
@@ -457,6 +479,7 @@ class Device:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
         self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
         self._unsent = list(self.in_flight) or _NOTHING_UNSENT
+        self.devices.groups_changed(self)
         self.pump()
 
     def _send_again(self) -> None:

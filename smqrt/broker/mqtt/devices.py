@@ -16,7 +16,7 @@ from weakref import ref
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.ledger import Barrier, Ledger
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.system_topics import SystemTopics
@@ -25,7 +25,7 @@ from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
-from smqrt.settings.limits import Limit, LineLimit, MqttSettings
+from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
 from smqrt.wire.kernels import mqtt_packets, packed_in_python
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
@@ -46,7 +46,6 @@ MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
 
-_CLUSTER_FILTERS = LineLimit()
 FILTERS = Limit("mqtt_filters", "mqtt.filters", "the client's limit of topic filters is reached")
 SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions without a connection is reached")
 QUEUED = Limit("mqtt_queued", "mqtt.queued_messages", "the queue of a session is full, and its oldest message is lost")
@@ -148,9 +147,12 @@ class Devices(Outbox):
             self.readers.forget(topic.name or b"")
             self.broker.unsubscribed(topic, self)
             return
+        was_shared_only = known is not None and known.is_shared_only
         self._by_topic[topic] = found
         if known is None:
             self.broker.subscribed(topic, self)
+        elif self.broker.cluster is not None and was_shared_only is not found.is_shared_only:
+            self._interest_changed(topic, found)
 
     def subscribe(self, device: Device, text: str, options: Options) -> Iterator[None]:
         """Subscribe a client to a filter, in portions: a new filter may match all topics of the hub.
@@ -163,6 +165,7 @@ class Devices(Outbox):
         group, wanted = split_shared(text) or (None, text)
         known = self.filters.by_text.get(wanted)
         one = known or self.filters.named(wanted)
+        had_members = bool(one.members)
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
         device.subscriptions[text] = options = shared_options(options)
@@ -172,15 +175,14 @@ class Devices(Outbox):
         else:
             one.group(group).members[device] = options
         one.forget_deliveries()
+        if self.broker.cluster is not None:
+            self.broker.cluster.mqtt.filter_changed(text)
         if known is None:
-            if one.has_wildcard and self.broker.cluster is not None:
-                _CLUSTER_FILTERS.warn(
-                    f"the filter {one.text[:64]!r} of an MQTT client matches only topics that this process has: other "
-                    "workers and nodes do not know filters with wildcards (help: mqtt-hub)"
-                )
             yield from self._match_topics(one)
         else:
             self._notify_observers(one)
+            if self.broker.cluster is not None and bool(one.members) is not had_members:
+                run_at_once(self._interests_changed(one), self.broker.clock)
 
     def _match_topics(self, one: Filter) -> Iterator[None]:
         table = self.broker.topic_table
@@ -211,6 +213,7 @@ class Devices(Outbox):
         self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
+        had_members = bool(one.members)
         if group is None:
             one.discard(device)
         else:
@@ -220,6 +223,10 @@ class Devices(Outbox):
                 del one.groups[group]
         one.forget_deliveries()
         self._notify_observers(one)
+        if self.broker.cluster is not None:
+            self.broker.cluster.mqtt.filter_changed(text)
+        if self.broker.cluster is not None and bool(one.members) is not had_members:
+            run_at_once(self._interests_changed(one), self.broker.clock)
         if one.is_empty:
             self.filters.remove(one)
             if not one.has_wildcard:
@@ -278,9 +285,9 @@ class Devices(Outbox):
 
     def _is_needed(self, name: bytes) -> bool:
         broker, hooks = self.broker, self.broker.hooks
-        if hooks.onpublish is not None or hooks.ondrop is not None or broker.cluster is not None:
+        if hooks.onpublish is not None or hooks.ondrop is not None or broker.recorder is not None:
             return True
-        if broker.recorder is not None or self.wants(name):
+        if self.wants(name) or (broker.cluster is not None and broker.cluster.mqtt.wants(name)):
             return True
         if broker.handler_filters is not None and broker.handler_filters.wants(name):
             return True
@@ -416,10 +423,29 @@ class Devices(Outbox):
         size = len(batch)
         messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
         self.counts.deliver(messages, size, len(deliveries))
-        for one in deliveries:
-            one.device.deliver(run, one)
-            yield
+        group = batch.group if isinstance(batch, ArrivedBatch) else None
+        if not group:
+            for one in deliveries:
+                one.device.deliver(run, one)
+                yield
+        if group != "" and found.has_groups:
+            yield from self._deliver_shared(run, found, group, may_read)
+
+    def _deliver_shared(
+        self, run: Run, found: FilterSet, wanted: str | None, may_read: Callable[[Device], bool]
+    ) -> Iterator[None]:
+        """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
+        cluster = self.broker.cluster
         for group in found.groups:
+            if wanted is not None and group.text != wanted:
+                continue
+            if (
+                wanted is None
+                and cluster is not None
+                and not group.is_connected
+                and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
+            ):
+                continue
             for part in run.singles() if run.count > 1 else (run,):
                 if (chosen := group.choose(may_read)) is not None:
                     chosen.device.deliver(part, chosen)
@@ -428,6 +454,50 @@ class Devices(Outbox):
     def _count(self, batch: bytes) -> int:
         known = batch.messages if isinstance(batch, MqttBatch) else 0
         return known or self.broker.measure(batch)[0]
+
+    def has_group(self, text: str, name: str) -> bool:
+        """Return whether there is a shared subscription of a filter with this name."""
+        found = self.filters.by_text.get(text)
+        return found is not None and name in found.groups
+
+    def has_groups(self, topic: Topic) -> bool:
+        """Return whether a topic has shared subscriptions."""
+        found = self._by_topic.get(topic)
+        return found is not None and found.has_groups
+
+    def is_shared_only(self, topic: Topic) -> bool:
+        """Return whether MQTT clients have only shared subscriptions of a topic; false when they have none."""
+        found = self._by_topic.get(topic)
+        return found is not None and found.is_shared_only
+
+    def _interests_changed(self, one: Filter) -> Iterator[None]:
+        """Announce topics that have other than shared subscriptions now, or no longer, because of a filter."""
+        table, name = self.broker.topic_table.by_name, one.text.encode()
+        topics = list(self._by_topic) if one.has_wildcard else [table[name]] if name in table else []
+        for topic in topics:
+            found = self._by_topic.get(topic)
+            if found is not None and one in found.filters and (one.members or found.is_shared_only):
+                self._interest_changed(topic, found)
+            yield
+
+    def _interest_changed(self, topic: Topic, found: FilterSet) -> None:
+        cluster = self.broker.cluster
+        if cluster is not None:
+            (cluster.unsubscribed if found.is_shared_only else cluster.subscribed)(topic)
+
+    def texts(self) -> Iterator[str]:
+        """Return all filters, and the shared subscriptions with their groups."""
+        for text, one in self.filters.by_text.items():
+            yield text
+            yield from (group.text for group in one.groups.values())
+
+    def groups_changed(self, device: Device) -> None:
+        """Tell other nodes that a member of shared subscriptions has connected or disconnected."""
+        cluster = self.broker.cluster
+        if cluster is not None:
+            for text in device.subscriptions:
+                if text.startswith("$share/"):
+                    cluster.mqtt.filter_changed(text)
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
         """Return a batch for encoding."""
@@ -455,13 +525,26 @@ class Devices(Outbox):
 
         Others miss it. With `onpublish`, which gets packets of SMQ, nobody gets it.
         """
-        server, missed, size = self.broker.server, 0, len(batch.large or b"")
+        cluster, size = self.broker.cluster, len(batch.large or b"")
         if self.broker.hooks.onpublish is not None:
             self.broker.stats.drop(Drop.SWALLOWED, 1)
             batch.dropped(Drop.SWALLOWED)
             return
-        topic.settle()
         self.broker.topic_table.traffic.add(1, size, 0)
+        is_reached = self.deliver_large(topic, batch)
+        if cluster is not None:
+            sent, missed = cluster.mqtt.send_large(topic, batch)
+            is_reached = is_reached or sent + missed > 0
+            if missed:
+                self.broker.stats.drop(Drop.TOO_LARGE, missed)
+        if not is_reached:
+            self.broker.stats.drop(Drop.UNROUTED, 1)
+            batch.dropped(Drop.UNROUTED)
+
+    def deliver_large(self, topic: Topic, batch: MqttBatch) -> bool:
+        """Deliver a message that does not fit an SMQ packet at this node; return whether it has subscribers."""
+        server, missed = self.broker.server, 0
+        topic.settle()
         for outbox in topic.raw + topic.ws:
             if outbox is self or outbox is server.outbox:
                 outbox.put(batch)
@@ -469,9 +552,7 @@ class Devices(Outbox):
                 missed += 1
         if missed:
             self.broker.stats.drop(Drop.TOO_LARGE, missed)
-        elif not topic.raw:
-            self.broker.stats.drop(Drop.UNROUTED, 1)
-            batch.dropped(Drop.UNROUTED)
+        return bool(missed or topic.raw)
 
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
@@ -553,6 +634,8 @@ class Devices(Outbox):
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
         device.disconnected()
+        device.left_s = self.broker.clock()
+        self.groups_changed(device)
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
         if not device.expiry_s:
@@ -646,6 +729,11 @@ class Devices(Outbox):
 
         self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
 
+    def forget_wills(self) -> None:
+        """Publish no more wills: the sessions have moved to another process."""
+        for device in self.sessions.values():
+            device.will = None
+
     def publish_will(self, will: Will, peer: BrokerPeer) -> None:
         """Publish a will; `onpublish` may swallow it, unless it answers later: then the will is retained before."""
         message, broker = will.message, self.broker
@@ -659,7 +747,14 @@ class Devices(Outbox):
             route = GuardedRoute if broker.hooks.onpublish is not None else destination
             route(broker, topic.id, peer.etid, peer).deliver(batch)
         if message.retain and Drop.SWALLOWED not in drops:
-            self.retained.set(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+            self.retain(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+
+    def retain(self, message: Message) -> bool:
+        """Keep a new message as the retained one of its topic, at all nodes of a cluster; return false over a limit."""
+        is_kept = self.retained.set(message)
+        if is_kept and self.broker.cluster is not None:
+            self.broker.cluster.mqtt.retained_changed(message.name)
+        return is_kept
 
 
 def _any_device(device: Device) -> bool:

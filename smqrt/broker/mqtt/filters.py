@@ -63,13 +63,23 @@ class Delivery(NamedTuple):
 
 
 class Group:
-    """The members of a shared subscription; each message goes to one of them, in turn."""
+    """The members of a shared subscription; each message goes to one of them, in turn.
 
-    __slots__ = ("_next", "members")
+    Args:
+        text: `$share/group/filter`.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_next", "members", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.members: dict[Device, Options] = {}
         self._next = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether one of the members is connected."""
+        return any(device.client is not None for device in self.members)
 
     def choose(self, may_read: Callable[[Device], bool] = lambda device: True) -> Delivery | None:
         """Return the next member that is connected; without one, the next member whose session is kept.
@@ -164,7 +174,10 @@ class Filter:
         """Return the shared subscription with this name; create it if needed."""
         if self.groups is _NO_GROUPS:
             self.groups = {}
-        return self.groups.setdefault(name, Group())
+        found = self.groups.get(name)
+        if found is None:
+            found = self.groups[name] = Group(f"$share/{name}/{self.text}")
+        return found
 
     @property
     def is_empty(self) -> bool:
@@ -238,6 +251,16 @@ class FilterSet:
         """The shared subscriptions; each message goes to one client of each."""
         for one in self.filters:
             yield from one.groups.values()
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are shared subscriptions."""
+        return any(one.groups for one in self.filters)
+
+    @property
+    def is_shared_only(self) -> bool:
+        """Whether there are only shared subscriptions."""
+        return self.has_groups and not any(one.members for one in self.filters)
 
     @property
     def subscribers(self) -> int:

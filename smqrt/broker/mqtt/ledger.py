@@ -321,6 +321,8 @@ class Ledger:
         if devices.ledger is self:
             devices.ledger = None
         for device in devices.sessions.values():
+            if device.rows is not None:
+                device.not_sent(number for number, row in device.rows.sent.items() if row.is_held)
             device.rows = None
             for message in (*device.waiting, *device.in_flight.values()):
                 if message is not None:

@@ -29,7 +29,25 @@ NO_EXPIRY_S = float("inf")
 Clock = Callable[[], float]
 
 
-class MqttBatch(bytes):
+class ArrivedBatch(bytes):
+    """Publish frames that another node of a cluster has sent.
+
+    Attributes:
+        group: None for messages that were published here; otherwise the shared subscription that gets them,
+            `$share/group/filter`, and empty for all other subscribers: the other node chooses a client of each group.
+    """
+
+    group: str | None = None
+
+    @classmethod
+    def of(cls, frames: bytes, group: str = "") -> ArrivedBatch:
+        """Return frames with their shared subscription."""
+        batch = cls(frames)
+        batch.group = group
+        return batch
+
+
+class MqttBatch(ArrivedBatch):
     """Publish frames of one MQTT client to one topic, with equal attributes.
 
     Attributes:
@@ -60,7 +78,7 @@ class MqttBatch(bytes):
     def like(self, frames: bytes) -> MqttBatch:
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
-        found.drops, found.large, found.received = self.drops, self.large, self.received
+        found.drops, found.large, found.received, found.group = self.drops, self.large, self.received, self.group
         return found
 
     def dropped(self, reason: Drop) -> None:

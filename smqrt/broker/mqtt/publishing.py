@@ -388,7 +388,7 @@ class PublishingClient(MqttSession):
         is_saved = self._is_saved(processed.batch)
         if processed.kept is not None and code not in _NOT_KEPT:
             is_saved = self.devices.ledger is not None
-            if not self.devices.retained.set(processed.kept):
+            if not self.devices.retain(processed.kept):
                 code = Reason.QUOTA_EXCEEDED
         self._send_answers(processed.qos, processed.numbers, code, is_saved)
 

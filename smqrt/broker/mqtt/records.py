@@ -40,7 +40,9 @@ def restore(devices: Devices, record: Record) -> None:
         devices.retained.set(message_of(one))
     for one in record["sessions"]:
         if one["id"] not in devices.sessions:
-            restore_session(devices, one)
+            device, will = restore_session(devices, one), will_of(one.get("will"))  # older versions have none
+            if will is not None:
+                devices.delay_will(device, will, will.due_s or 0)
 
 
 def restore_session(devices: Devices, record: Record) -> Device:
@@ -58,6 +60,7 @@ def restore_session(devices: Devices, record: Record) -> Device:
     for text, *options in record["subscriptions"]:
         for _ in devices.subscribe(device, text, Options(*options)):
             pass
+    devices.session_changed(device)
     return device
 
 
@@ -68,6 +71,7 @@ def session_record(device: Device) -> Record:
         "in_flight": [[number, one and message_record(one)] for number, one in device.in_flight.items()],
         "waiting": [message_record(one) for one in device.waiting],
         "unreleased": sorted(device.unreleased),
+        "will": will_record(device.will),
     }
 
 
@@ -96,7 +100,6 @@ def client_record(client: MqttClient) -> Record:
         "session": session_record(device),
         "unsent": list(device.unsent),
         "feeds": [_feed_record(one) for one in device.feeds],
-        "will": None if device.will is None else _will_record(device.will),
         "version": client.version,
         "window": client.window,
         "limit": client.peer_limit_bytes,
@@ -134,7 +137,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, found: Record, rights: 
         devices.check_messages_of(device)
     if found.get("exchange") is not None:  # older versions have none
         client.exchange = Exchange.restored(client, found["exchange"])
-    device.will = None if found["will"] is None else _will_of(found["will"])
+    device.will = will_of(found["session"]["will"])
     for text, options, names, messages in found["feeds"]:
         device.feed(RetainedFeed(devices.retained, text, Options(*options), names, map(message_of, messages)))
     device.continue_with(client, found["unsent"])
@@ -145,13 +148,20 @@ def _feed_record(feed: RetainedFeed) -> list[object]:
     return [feed.text, list(feed.options), list(feed.names), [message_record(one) for one in feed.found]]
 
 
-def _will_record(will: Will) -> list[object]:
-    return [message_record(will.message), will.delay_s, None if will.expiry_s == NO_EXPIRY_S else will.expiry_s]
+def will_record(will: Will | None) -> list[object] | None:
+    """Return the record of a will; None for none."""
+    if will is None:
+        return None
+    expiry_s = None if will.expiry_s == NO_EXPIRY_S else will.expiry_s
+    return [message_record(will.message), will.delay_s, expiry_s, will.due_s]
 
 
-def _will_of(record: list[Any]) -> Will:
-    message, delay_s, expiry_s = record
-    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s)
+def will_of(record: list[Any] | None) -> Will | None:
+    """Return the will of a record."""
+    if record is None:
+        return None
+    message, delay_s, expiry_s, due_s = record
+    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s, due_s)
 
 
 # ---- messages

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from smqrt.broker.mqtt.device import Device, Will
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import SESSIONS, Devices
 from smqrt.broker.mqtt.ledger import RECEIVED, WAITING, Body, Ledger, Row, SessionRows
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
-from smqrt.broker.mqtt.records import message_of, message_record, restore_session, settings_record
+from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.records import message_of, restore_session, settings_record, will_of, will_record
 
 Record = dict[str, Any]
 
@@ -37,7 +37,7 @@ def saved_record(device: Device) -> Record:
     return {
         **settings_record(device),
         "number": 0 if device.rows is None else device.rows.number,
-        "will": _will_record(device.will),
+        "will": will_record(device.will),
     }
 
 
@@ -59,7 +59,7 @@ def restore_saved(
         messages: the messages by key.
         will_grace_s: seconds until the will of a client is published that was connected when the server ended.
     """
-    client_id, will = record["id"], _will_of(record["will"])
+    client_id, will = record["id"], will_of(record["will"])
     ledger.recorded.add(client_id)
     if record["expiry_s"]:
         if len(devices.offline) >= devices.limits.sessions:
@@ -106,17 +106,3 @@ def restored_message(number: int, record: list[Any]) -> Message:
     message = message_of(record)
     message.body = Body(number)
     return message
-
-
-def _will_record(will: Will | None) -> list[object] | None:
-    if will is None:
-        return None
-    expiry_s = None if will.expiry_s == NO_EXPIRY_S else will.expiry_s
-    return [message_record(will.message), will.delay_s, expiry_s, will.due_s]
-
-
-def _will_of(record: list[Any] | None) -> Will | None:
-    if record is None:
-        return None
-    message, delay_s, expiry_s, due_s = record
-    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s, due_s)

@@ -1,0 +1,116 @@
+"""Filters of other nodes: those of their MQTT clients and of their applications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smqrt.broker.mqtt.filters import mqtt_name, split_shared
+from smqrt.wire.cluster_mqtt import Wanted
+from smqrt.wire.mqtt.filter_tree import FilterTree
+
+
+class RemoteGroup:
+    """A shared subscription that other nodes have.
+
+    Attributes:
+        text: `$share/group/filter`.
+        filter, name: the parts of the text.
+        connected: the bits of the nodes to which a client of the group is connected.
+        offline: the bits of the nodes that have sessions of the group, but no connected client of it.
+        turn: counts the messages, so that the nodes are chosen in turn.
+    """
+
+    __slots__ = ("connected", "filter", "name", "offline", "text", "turn")
+
+    def __init__(self, text: str, name: str, filter_text: str) -> None:
+        self.text, self.name, self.filter = text, name, filter_text
+        self.connected = self.offline = self.turn = 0
+
+
+class RemoteFilter:
+    """A topic filter that other nodes have.
+
+    Attributes:
+        messages: the bits of the nodes that want the messages.
+        once: the bits of the nodes whose application handles them with `once`.
+        groups: the shared subscriptions with this filter, by their text.
+    """
+
+    __slots__ = ("groups", "messages", "once")
+
+    def __init__(self) -> None:
+        self.messages = self.once = 0
+        self.groups: dict[str, RemoteGroup] = {}
+
+
+class RemoteFilters:
+    """The filters of all other nodes. A set of nodes is an integer with one bit for each."""
+
+    def __init__(self) -> None:
+        self._by_filter: dict[str, RemoteFilter] = {}
+        self._tree: FilterTree[RemoteFilter] = FilterTree()
+
+    def __len__(self) -> int:
+        return len(self._by_filter)
+
+    def set(self, text: str, wanted: int, bit: int) -> None:
+        """Record what a node does with the messages that a filter matches; with 0, nothing more.
+
+        Args:
+            text: a valid filter, perhaps of a shared subscription.
+            wanted: a `Wanted`.
+            bit: the bit of the node.
+        """
+        group, wanted_filter = split_shared(text) or (None, text)
+        found = self._by_filter.get(wanted_filter)
+        if found is None:
+            if not wanted:
+                return
+            found = self._by_filter[wanted_filter] = RemoteFilter()
+            self._tree.set(wanted_filter, found)
+        if group is None:
+            found.messages = _with(found.messages, bit, wanted & Wanted.MESSAGES)
+            found.once = _with(found.once, bit, wanted & Wanted.ONCE)
+        else:
+            shared = found.groups.setdefault(text, RemoteGroup(text, group, wanted_filter))
+            shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)
+            shared.offline = _with(shared.offline, bit, wanted & Wanted.OFFLINE)
+            if not shared.connected | shared.offline:
+                del found.groups[text]
+        if not found.messages | found.once and not found.groups:
+            del self._by_filter[wanted_filter]
+            self._tree.remove(wanted_filter)
+
+    def match(self, name: bytes) -> Iterator[RemoteFilter]:
+        """Yield the filters that match a topic name."""
+        text = mqtt_name(name) if self._by_filter else None
+        if text is not None:
+            yield from self._tree.match(text)
+
+    def nodes(self, name: bytes) -> int:
+        """Return the bits of the nodes that want the messages to a topic."""
+        bits = 0
+        for one in self.match(name):
+            bits |= one.messages
+        return bits
+
+    def once(self, name: bytes) -> int:
+        """Return the bits of the nodes whose application handles the messages to a topic with `once`."""
+        bits = 0
+        for one in self.match(name):
+            bits |= one.once
+        return bits
+
+    def groups(self, name: bytes) -> list[RemoteGroup]:
+        """Return the shared subscriptions that match a topic."""
+        return [group for one in self.match(name) for group in one.groups.values()]
+
+    def group(self, text: str) -> RemoteGroup | None:
+        """Return the shared subscription with this text, if another node has it."""
+        _, wanted_filter = split_shared(text) or (None, text)
+        found = self._by_filter.get(wanted_filter)
+        return None if found is None else found.groups.get(text)
+
+
+def _with(bits: int, bit: int, is_set: int) -> int:
+    return bits | bit if is_set else bits & ~bit

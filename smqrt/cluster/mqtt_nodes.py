@@ -1,0 +1,361 @@
+"""MQTT clients of a hub in a cluster: filters, and messages with their attributes, over links of version 2.
+
+Nodes send each other their filters with wildcards. A node that has a topic which a filter of another node matches sends
+it the messages with the name of the topic, until that node has created the topic and announces its subscribers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import ceil, inf
+
+from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt.filters import mqtt_name, split_shared
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
+from smqrt.broker.outbox import Drop, ahead, run_in_background
+from smqrt.broker.state import TakeSession
+from smqrt.broker.topics import Topic
+from smqrt.cluster.leaving_nodes import AbsentNodes, HubMigration
+from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
+from smqrt.cluster.remote_node import RemoteNode
+from smqrt.cluster.state import ClusterState
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.settings.limits import Limit
+from smqrt.wire import cluster_mqtt, smq
+from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_mqtt import NEVER_MS, Wanted, WireMessages
+from smqrt.wire.cluster_packets import LinkType
+from smqrt.wire.mqtt.fields import is_topic_filter
+from smqrt.wire.mqtt.filter_tree import FilterTree
+
+MAX_FILTERS = 100_000
+"""The maximum number of filters of one node. With more, it gets all messages."""
+FILTER_BYTES = 400
+"""The approximate memory for a filter of another node, without its text."""
+PORTION_ITEMS = 64
+"""Filters that one background step of a snapshot sends."""
+FILTERS = Limit("cluster_filters", "", f"a node has more than {MAX_FILTERS} filters, and gets all messages from now on")
+Put = Callable[[bytes], object]
+
+
+class MqttNodes:
+    """The MQTT side of one hub's cluster; see `smqrt.broker.state.ClusterMqtt`.
+
+    Args:
+        state: the state that the parts of the cluster share.
+        migration: migrations of hubs.
+        lost: the lost nodes.
+
+    Attributes:
+        filters: the filters of other nodes.
+        retained_changed, take_session: see `ClusterMqtt`.
+    """
+
+    def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes) -> None:
+        self._state, self._migration, self._lost = state, migration, lost
+        self.filters = RemoteFilters()
+        self.retained_changed: Callable[[bytes], object] = lambda name: None
+        self.take_session: TakeSession = lambda client_id, user, is_clean: True
+        self._own: dict[str, int] = {}
+        """The filters that other nodes know of this hub."""
+        self._changed: dict[str, None] = {}
+        """Filters of other nodes that have changed since the routes were last checked."""
+        devices, handlers = state.broker.devices, state.broker.handler_filters
+        for text in [*(devices.texts() if devices is not None else ()), *(handlers or ())]:
+            self.filter_changed(text)
+
+    @property
+    def _broker(self) -> Broker:
+        return self._state.broker
+
+    def nodes(self) -> list[RemoteNode]:
+        """Return the nodes with links of version 2."""
+        return [node for node in self._state.remotes if node.send_queue.version >= cluster_mqtt.VERSION]
+
+    def asked(self) -> list[RemoteNode]:
+        """Return the nodes that may have sessions of MQTT clients, also those whose hub migrates."""
+        found = (*self._state.remotes, *self._migration.nodes)
+        return [node for node in found if node.has_mqtt and node is self._migration.present(node)]
+
+    def _nodes_with(self, bits: int) -> Iterable[RemoteNode]:
+        """Return the nodes of a set; messages are kept for those whose hub migrates."""
+        return dict.fromkeys(map(self._migration.present, self._state.nodes_with(bits, self._migration.nodes)))
+
+    # ---- filters of this hub
+
+    def filter_changed(self, text: str) -> None:
+        """See `ClusterMqtt`."""
+        wanted = self._wanted(text)
+        if wanted == self._own.get(text, 0):
+            return
+        if wanted:
+            self._own[text] = wanted
+        else:
+            del self._own[text]
+        if self._migration.awaits:  # a snapshot follows
+            return
+        for node in self.nodes():
+            node.send_queue.send(cluster_mqtt.filters([(text, wanted)]))
+            ahead[node.send_queue] = None  # before the client gets its answer, see `ClusterState.send_all`
+
+    def _wanted(self, text: str) -> int:
+        """Return what this hub does with messages that a filter matches, as a `Wanted`."""
+        devices, handlers = self._broker.devices, self._broker.handler_filters
+        group, filter_text = split_shared(text) or (None, text)
+        found = devices.filters.by_text.get(filter_text) if devices is not None else None
+        if group is not None:
+            shared = found.groups.get(group) if found is not None else None
+            if shared is None:
+                return 0
+            return Wanted.CONNECTED if shared.is_connected else Wanted.OFFLINE
+        wanted = 0
+        if found is not None and found.has_wildcard and found.members:
+            wanted = Wanted.MESSAGES
+        handler = handlers.get(text) if handlers is not None else None
+        if handler is not None:
+            wanted |= Wanted.MESSAGES | (Wanted.ONCE if handler.once else 0)
+        return wanted
+
+    def snapshot(self, node: RemoteNode) -> Iterator[None]:
+        """Send a node the filters of this hub, in portions."""
+        if node.send_queue.version < cluster_mqtt.VERSION:
+            return
+        if self._broker.devices is not None:
+            node.send_queue.send([bytes((LinkType.FILTERS,))])
+        if self._migration.awaits:
+            return
+        texts = list(self._own)
+        for at in range(0, len(texts), PORTION_ITEMS):
+            portion = [(text, self._own[text]) for text in texts[at : at + PORTION_ITEMS] if text in self._own]
+            node.send_queue.send(cluster_mqtt.filters(portion))
+            yield
+
+    # ---- filters of other nodes
+
+    def on_filters(self, node: RemoteNode, packet: bytes) -> None:
+        """Process a Filters packet."""
+        if len(packet) == 1:
+            node.has_mqtt = True
+        for text, wanted in cluster_mqtt.parse_filters(packet):
+            shared = split_shared(text)
+            if shared is None or not is_topic_filter(shared[1]):
+                raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a filter of another node is not valid")
+            is_known = text in node.filters
+            if wanted and not is_known:
+                if len(node.filters) >= MAX_FILTERS:
+                    FILTERS.refused(f"node {node.number}")
+                    text, wanted = "#", Wanted.MESSAGES
+                    node.is_wide = True
+                else:
+                    node.grow(FILTER_BYTES + len(text))
+            elif not wanted and is_known:
+                node.grow(-FILTER_BYTES - len(text))
+            self._set(node, text, wanted)
+
+    def _set(self, node: RemoteNode, text: str, wanted: int) -> None:
+        if wanted:
+            node.filters[text] = wanted
+        elif node.is_wide and text == "#":
+            return
+        else:
+            node.filters.pop(text, None)
+        self.filters.set(text, wanted, node.bit)
+        if not self._changed:
+            run_in_background(self._forget_routes())
+        self._changed[text] = None
+
+    def _forget_routes(self) -> Iterator[None]:
+        """Remove cached routes to the topics that changed filters match, in portions."""
+        yield  # more filters may follow in this turn
+        changed, self._changed = self._changed, {}
+        tree: FilterTree[None] = FilterTree()
+        for text in changed:
+            tree.set((split_shared(text) or (None, text))[1], None)
+        for topic in list(self._broker.topic_table.by_name.values()):
+            if (
+                topic.cached
+                and (name := mqtt_name(topic.name or b"")) is not None
+                and any(True for _ in tree.match(name))
+            ):
+                topic.forget_routes()
+            yield
+
+    def forget(self, node: RemoteNode) -> Iterator[None]:
+        """Remove the filters of a lost node, in portions."""
+        node.is_wide = False
+        for text in list(node.filters):
+            self._set(node, text, 0)
+            yield
+
+    # ---- what other nodes want
+
+    def wants(self, name: bytes) -> bool:
+        """See `ClusterMqtt`."""
+        state = self._state
+        if any(not node.synced for node in state.remotes):
+            return True
+        key = state.numbers.topic(name)
+        if state.interest.nodes(key) or (self._lost.nodes and self._lost.wanting(key, key[0])):
+            return True
+        return any(True for _ in self.filters.match(name))
+
+    def once(self, topic: Topic) -> int:
+        """Return the bits of the nodes whose application has a filter with `once` for a topic."""
+        return self.filters.once(topic.name or b"") if len(self.filters) else 0
+
+    # ---- messages to other nodes
+
+    def put(self, node: RemoteNode, topic: Topic, public: int, plain: Put | None) -> Put:
+        """Return a function that sends batches to a node.
+
+        Args:
+            node: the node.
+            topic: the topic of the batches.
+            public: the ETID that other nodes use for the publisher.
+            plain: sends a batch without attributes; None for a node that does not know the topic yet.
+        """
+        queue, name = node.send_queue, topic.name or b""
+
+        def send(batch: bytes) -> None:
+            if plain is not None and not isinstance(batch, MqttBatch):
+                plain(batch)
+            else:
+                queue.put(self._packed(name, batch, public))
+
+        return send
+
+    def _packed(self, name: bytes, batch: bytes, public: int, group: str = "") -> bytes:
+        frames = wire.rewritten(bytes(batch), 0, public)
+        if not isinstance(batch, MqttBatch):
+            return cluster_mqtt.messages(WireMessages(name, group.encode(), frames))
+        left_ms = left_ms_of(batch.expires_s, self._broker.clock())
+        properties, large = batch.properties, batch.large
+        return cluster_mqtt.messages(
+            WireMessages(name, group.encode(), frames, True, batch.qos, batch.retain, properties, left_ms, large)
+        )
+
+    def send_large(self, topic: Topic, batch: MqttBatch) -> tuple[int, int]:
+        """See `ClusterMqtt`."""
+        state, name = self._state, topic.name or b""
+        public = state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
+        bits = state.interest.nodes(state.key_of(topic)) | self.filters.nodes(name)
+        sent = missed = 0
+        for node in self._nodes_with(bits):
+            if node.send_queue.version >= cluster_mqtt.VERSION:
+                node.send_queue.put(self._packed(name, batch, public))
+                sent += 1
+            else:
+                missed += 1
+        put = self.group_put(topic)
+        if put is not None:
+            put(batch)
+        return sent, missed
+
+    # ---- shared subscriptions: the node of the publisher chooses the client, or the node of the client
+
+    def group_put(self, topic: Topic) -> Put | None:
+        """Return a function that sends batches to clients of shared subscriptions that only other nodes have.
+
+        `Devices` decides about those that this hub has too.
+        """
+        if not len(self.filters):
+            return None
+        name = topic.name or b""
+        groups = self.filters.groups(name)
+        if not groups:
+            return None
+
+        def send(batch: bytes) -> None:
+            devices = self._broker.devices
+            for group in groups:
+                if devices is None or not devices.has_group(group.filter, group.name):
+                    self._send_to_group(group, name, batch, group.connected or group.offline)
+
+        return send
+
+    def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
+        """See `ClusterMqtt`."""
+        group = self.filters.group(text)
+        return group is not None and self._send_to_group(group, name, batch, group.connected)
+
+    def _send_to_group(self, group: RemoteGroup, name: bytes, batch: bytes, bits: int) -> bool:
+        nodes = [node for node in self._nodes_with(bits) if not node.gone]
+        if not nodes:
+            return False
+        group.turn += 1
+        public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
+        nodes[group.turn % len(nodes)].send_queue.put(self._packed(name, batch, public, group.text))
+        return True
+
+    # ---- messages of other nodes
+
+    def on_part(self, node: RemoteNode, packet: bytes) -> None:
+        """Process a Part packet."""
+        if len(node.parts) + len(packet) > cluster_mqtt.MAX_BODY_BYTES:
+            raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, "a message of another node is too large")
+        node.parts += packet[1:]
+
+    def body(self, node: RemoteNode, rest: bytes) -> bytes:
+        """Return the parts so far and the rest of a body."""
+        if not node.parts:
+            return rest
+        found = bytes(node.parts) + rest
+        node.parts = bytearray()
+        return found
+
+    def on_messages(self, node: RemoteNode, packet: bytes) -> None:
+        """Process a Messages packet."""
+        found = cluster_mqtt.parse_messages(self.body(node, packet[3:]))
+        broker, count = self._broker, smq.count_frames(found.frames)
+        topic = self._wanted_topic(found.name)
+        if topic is None:
+            broker.stats.drop(Drop.UNROUTED, count)
+            return
+        batch = self._unpacked(
+            found, wire.rewritten(found.frames, topic.id, int.from_bytes(found.frames[smq.PTID], "big"))
+        )
+        if found.group:
+            if broker.devices is None:
+                broker.stats.drop(Drop.UNROUTED, count)
+            else:
+                broker.devices.put(batch)
+        elif found.large is not None and isinstance(batch, MqttBatch):
+            if broker.devices is not None:
+                broker.devices.deliver_large(topic, batch)
+        else:
+            if count > 1:
+                node.count_batch(topic.key, count - 1)
+            (node.routes.get(topic.key) or node.resolve(topic.key)).deliver(batch)
+
+    def _wanted_topic(self, name: bytes) -> Topic | None:
+        """Return the topic with this name; it is created if a filter matches it."""
+        broker = self._broker
+        topic = broker.topic_table.by_name.get(name)
+        if topic is not None:
+            return topic
+        devices, handlers = broker.devices, broker.handler_filters
+        if not (devices is not None and devices.wants(name)) and not (handlers is not None and handlers.wants(name)):
+            return None
+        if reached := broker.limits.of_all(broker.topic_table, name):
+            broker.refuse(None, reached)
+            return None
+        return broker.topic_table.named(name)
+
+    def _unpacked(self, found: WireMessages, frames: bytes) -> bytes:
+        group = found.group.decode("utf-8", "replace")
+        if not found.is_mqtt:
+            return ArrivedBatch.of(frames, group) if group else frames
+        expires_s = expires_s_of(found.left_ms, self._broker.clock())
+        batch = mqtt_batch(frames, found.qos, found.retain, found.properties, expires_s)
+        batch.large, batch.group = found.large, group
+        return batch
+
+
+def left_ms_of(expires_s: float, now_s: float) -> int:
+    """Return the time until a message expires, in ms, or `NEVER_MS`."""
+    return NEVER_MS if expires_s == inf else max(ceil((expires_s - now_s) * 1000), 0)
+
+
+def expires_s_of(left_ms: int, now_s: float) -> float:
+    """Return when a message expires; the inverse of `left_ms_of`."""
+    return NO_EXPIRY_S if left_ms == NEVER_MS else now_s + left_ms / 1000

@@ -1,0 +1,244 @@
+"""Sessions of MQTT clients that connect to another node: subscriptions and messages come along (help: mqtt-hub)."""
+
+from __future__ import annotations
+
+import pytest
+
+from smqrt.auth.identity import Identity, Method
+from smqrt.broker.mqtt.messages import Message
+from smqrt.cluster import mqtt_sessions
+from smqrt.wire.mqtt.fields import PacketType
+from smqrt.wire.mqtt.packets import (
+    ConnectPacket,
+    PacketSplitter,
+    PublishPacket,
+    SubscribePacket,
+    Subscription,
+    decode_publish,
+    encode,
+)
+from tests.broker.mqtt.memory_devices import MemoryDevice
+from tests.cluster.mqtt_hubs import MqttCluster
+
+KEPT = {"sessionexpiryinterval": 3600}
+
+
+class Device:
+    """An MQTT 5 client that connects to a node.
+
+    Attributes:
+        is_kept: whether the node has said that there is a session.
+        closed_with: the reason code of the node's DISCONNECT; None before it.
+    """
+
+    def __init__(
+        self, cluster: MqttCluster, at: int, client_id: str, clean: bool = False, user: str | None = None
+    ) -> None:
+        self.cluster = cluster
+        self.inner = MemoryDevice(cluster.hubs[at])  # type: ignore[arg-type]
+        if user is not None:
+            self.inner.session.identity = Identity(user, method=Method.NONE)
+        self.is_kept: bool | None = None
+        self.closed_with: int | None = None
+        self.payloads: list[bytes] = []
+        self.numbers: list[int] = []
+        self._splitter = PacketSplitter(1 << 24)
+        self.send(ConnectPacket(5, client_id, clean, 0, KEPT))
+
+    def send(self, packet: object) -> None:
+        self.inner.feed(encode(packet, 5))  # type: ignore[arg-type]
+        self.settle()
+
+    def settle(self) -> None:
+        """Let everything arrive."""
+        self.cluster.settle()
+        self._splitter.feed(self.inner.take())
+        while (packet := self._splitter.next()) is not None:
+            first, body = packet
+            kind = first >> 4
+            if kind == PacketType.CONNACK:
+                self.is_kept = None if body[1] else bool(body[0])
+            elif kind == PacketType.DISCONNECT:
+                self.closed_with = body[0] if body else 0
+            elif kind == PacketType.PUBLISH:
+                message = decode_publish(first, body, 5)
+                self.payloads.append(message.payload)
+                if message.qos:
+                    self.numbers.append(message.packet_identifier)
+
+    def take(self) -> list[bytes]:
+        self.settle()
+        found, self.payloads = self.payloads, []
+        return found
+
+    def subscribe(self, *filters: str) -> Device:
+        self.send(SubscribePacket(1, [Subscription(one, 1) for one in filters]))
+        return self
+
+    def lost(self) -> None:
+        self.inner.lost()
+        self.settle()
+
+
+def test_a_session_moves_with_its_subscriptions_and_messages() -> None:
+    cluster = MqttCluster(3)
+    device = Device(cluster, 0, "sensor").subscribe("cmd/+", "state")
+    assert device.is_kept is False
+    cluster.publish(1, b"cmd/a", b"in flight", qos=1)
+    assert device.take() == [b"in flight"]  # not acknowledged
+    device.lost()
+    cluster.publish(1, b"cmd/a", b"waiting", qos=1)
+    again = Device(cluster, 2, "sensor")
+    assert again.is_kept is True
+    assert again.take() == [b"in flight", b"waiting"]
+    assert again.numbers[0] == device.numbers[0], "sent again under its number"
+    for at in range(3):
+        cluster.publish(at, b"cmd/b", b"from %d" % at, qos=1)
+        cluster.publish(at, b"state", b"s%d" % at, qos=1)
+    assert again.take() == [b"from 0", b"s0", b"from 1", b"s1", b"from 2", b"s2"]
+    assert [list(hub.devices.sessions) for hub in cluster.hubs] == [[], [], ["sensor"]]
+    assert not any(cluster.hubs[at].devices.filters.by_text for at in (0, 1))
+    assert cluster.hubs[0].devices.waiting_bytes == 0
+
+
+def test_the_old_connection_is_closed_as_taken_over() -> None:
+    cluster = MqttCluster()
+    device = Device(cluster, 0, "x" * 300).subscribe("a")
+    again = Device(cluster, 1, "x" * 300)
+    device.settle()
+    assert device.closed_with == 0x8E
+    assert again.is_kept is True
+    cluster.publish(0, b"a", b"1", qos=1)
+    assert again.take() == [b"1"]
+
+
+def test_qos_2_continues_at_the_other_node() -> None:
+    cluster = MqttCluster()
+    device = Device(cluster, 0, "d")
+    device.send(PublishPacket("t", b"x", 4, 7))
+    assert cluster.hubs[0].devices.sessions["d"].unreleased == {7}
+    Device(cluster, 1, "d")
+    assert cluster.hubs[1].devices.sessions["d"].unreleased == {7}
+
+
+def test_a_clean_start_ends_the_session_elsewhere() -> None:
+    cluster = MqttCluster()
+    Device(cluster, 0, "d").subscribe("a/#").lost()
+    again = Device(cluster, 1, "d", clean=True)
+    assert again.is_kept is False
+    assert not cluster.hubs[0].devices.sessions
+    assert not cluster.publish(0, b"a/b", b"x")
+
+
+def test_messages_that_arrive_during_the_move_follow() -> None:
+    cluster = MqttCluster()
+    Device(cluster, 0, "d").subscribe("a").lost()
+    again = MemoryDevice(cluster.hubs[1])  # type: ignore[arg-type]
+    again.feed(encode(ConnectPacket(5, "d", False, 0, KEPT), 5))
+    cluster.network.settle(lambda: bool(cluster.members[0].sessions._leaving))
+    assert "d" in cluster.members[0].sessions._leaving
+    cluster.hubs[0].devices.sessions["d"].enqueue(Message(b"a", b"meanwhile", 1))
+    cluster.settle()
+    assert b"meanwhile" in again.take()
+    assert not cluster.members[0].sessions._leaving
+    assert not cluster.hubs[0].devices.sessions
+
+
+def test_many_waiting_messages_follow_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mqtt_sessions, "PORTION_BYTES", 2000)
+    cluster = MqttCluster()
+    cluster.hubs[0].now_s = 1000.0
+    Device(cluster, 0, "d").subscribe("a").lost()
+    for number in range(100):
+        message = Message(b"a", b"%d" % number, 1, expires_s=1000.5 if number % 2 else 1060.0)
+        cluster.hubs[0].devices.sessions["d"].enqueue(message)
+    cluster.hubs[0].now_s = 1001.0  # the clock of the other node is at 0
+    again = Device(cluster, 1, "d")
+    for _ in range(10):
+        for number in again.numbers:
+            again.inner.session.acknowledged(number, PacketType.PUBACK)
+        again.numbers = []
+        again.settle()
+    assert again.take() == [b"%d" % number for number in range(0, 100, 2)]
+    assert not cluster.hubs[0].devices.sessions
+    assert cluster.hubs[0].devices.waiting_bytes == 0
+
+
+def test_another_users_session_is_not_taken() -> None:
+    cluster = MqttCluster()
+    first = Device(cluster, 0, "d", user="eve").subscribe("a")
+    other = Device(cluster, 1, "d", user="mallory")
+    assert other.is_kept is None
+    assert other.inner.session.closed
+    first.settle()
+    assert first.closed_with is None
+    first.lost()
+    assert Device(cluster, 1, "d", user="mallory").inner.session.closed
+    assert Device(cluster, 1, "d", user="eve").is_kept is True
+
+
+def test_a_node_that_does_not_answer_is_skipped() -> None:
+    cluster = MqttCluster()
+    Device(cluster, 0, "d").subscribe("a").lost()
+    cluster.network.swallow(cluster.link(0, 1))
+    again = Device(cluster, 1, "d")
+    assert not again.inner.take()
+    cluster.hubs[1].tick(mqtt_sessions.ANSWER_S)
+    again.settle()
+    assert again.is_kept is False
+    cluster.network.pass_time(10)
+    cluster.heal(0, 1)
+    assert not cluster.hubs[0].devices.sessions, "the older session has ended"
+
+
+def test_a_node_that_is_lost_is_not_waited_for() -> None:
+    cluster = MqttCluster()
+    again = MemoryDevice(cluster.hubs[1])  # type: ignore[arg-type]
+    again.feed(encode(ConnectPacket(5, "d", False, 0, KEPT), 5))
+    cluster.cut(0, 1)
+    assert again.take()[:1] == b"\x20"
+
+
+def test_after_a_partition_the_younger_session_stays() -> None:
+    cluster = MqttCluster()
+    cluster.cut(0, 1)
+    older = Device(cluster, 0, "d").subscribe("old")
+    cluster.network.now_s += 1
+    younger = Device(cluster, 1, "d").subscribe("new")
+    cluster.heal(0, 1)
+    older.settle()
+    younger.settle()
+    assert (older.closed_with, younger.closed_with) == (0x8E, None)
+    assert [list(hub.devices.sessions) for hub in cluster.hubs] == [[], ["d"]]
+    cluster.publish(0, b"new", b"x", qos=1)
+    assert younger.take() == [b"x"]
+
+
+def test_of_two_sessions_without_a_connection_the_younger_one_is_taken() -> None:
+    cluster = MqttCluster(3)
+    cluster.cut(0, 1)
+    for hub in cluster.hubs:
+        hub.now_s = 100.0
+    Device(cluster, 0, "d").subscribe("older").lost()
+    for hub in cluster.hubs:
+        hub.now_s = 200.0
+    cluster.cut(0, 2)
+    Device(cluster, 1, "d").subscribe("younger").lost()
+    cluster.heal(0, 1)
+    cluster.heal(0, 2)
+    Device(cluster, 2, "d")
+    assert list(cluster.hubs[2].devices.sessions["d"].subscriptions) == ["younger"]
+    assert not cluster.hubs[0].devices.sessions
+    assert not cluster.hubs[1].devices.sessions
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_clients_of_nodes_of_the_last_release(at: int) -> None:
+    """Their sessions stay where they are; connections are taken over as those of SMQ clients."""
+    cluster = MqttCluster(versions={1: (1, 1)})
+    device = Device(cluster, at, "d").subscribe("a")
+    again = Device(cluster, 1 - at, "d")
+    device.settle()
+    assert device.closed_with == 0x8E
+    assert again.is_kept is False
+    assert "d" in cluster.hubs[at].devices.sessions
