@@ -421,6 +421,8 @@ class GuardedRoute:
         allowed = allowed or b""
         if allowed and type(batch) is not bytes and type(allowed) is bytes:  # see `smqrt.broker.mqtt.messages`
             allowed = batch.like(allowed)  # type: ignore[attr-defined]
+        if allowed and type(batch) is not bytes:
+            batch.accepted()  # type: ignore[attr-defined]
         if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)

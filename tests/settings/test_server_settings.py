@@ -113,6 +113,7 @@ def test_a_hub_takes_its_options_in_python() -> None:
         "ondrop",
         "onmsg",
         "onnode",
+        "onmqttgap",
         "log",
     ]
     others = {"options", "journal", *callbacks}

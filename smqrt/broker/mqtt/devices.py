@@ -14,6 +14,7 @@ from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
@@ -68,6 +69,7 @@ class Devices(Outbox):
     __slots__ = (
         "__weakref__",
         "_by_topic",
+        "_gaps",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
@@ -94,6 +96,7 @@ class Devices(Outbox):
         self.limits = settings or MqttSettings()
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
+        self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.waiting_bytes = 0
@@ -380,6 +383,7 @@ class Devices(Outbox):
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)
+        self._gaps.lost(device.client_id)
         QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
 
     # ---- backpressure: publishers with QoS 1 and 2 wait for connected clients whose queues fill

@@ -37,8 +37,10 @@ class MqttBatch(bytes):
         large: the payload of a message that does not fit a frame; None for others. The frame has no payload then.
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
+        on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
     """
 
+    on_accepted: Callable[[], object] | None = None
     drops: list[Drop] | None = None
     large: bytes | None = None
     packets: bytes = b""
@@ -51,8 +53,13 @@ class MqttBatch(bytes):
     def like(self, frames: bytes) -> MqttBatch:
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
-        found.drops, found.large = self.drops, self.large
+        found.drops, found.large, found.on_accepted = self.drops, self.large, self.on_accepted
         return found
+
+    def accepted(self) -> None:
+        """Note that `onpublish` has accepted the message."""
+        if self.on_accepted is not None:
+            self.on_accepted()
 
     def dropped(self, reason: Drop) -> None:
         """Note that messages do not reach anybody."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from smqrt.broker.mqtt.filters import FilterTable, Options
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, packed_identifier
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch, packed_identifier
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, MqttSettings
@@ -56,29 +56,38 @@ class RetainedMessages:
             if known is not None:
                 self.forget(known)
             return True
-        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
-        limit = RETAINED if known is None and len(self.by_name) >= self._limits.retained else None
-        if limit is None and self.size_bytes + growth > self._limits.retained_bytes:
-            limit = RETAINED_MEMORY
+        limit = self.reached(message)
         if limit is not None:
             limit.refused(f"the topic {ascii(name[:64])[1:]}")
             return False
         self.by_name[name] = message
-        self.size_bytes += growth
+        self.size_bytes += message.size_bytes - (known.size_bytes if known is not None else 0)
         self._on_change(name)
         return True
 
+    def reached(self, message: Message) -> Limit | None:
+        """Return the limit that forbids to keep a message; None when it can be kept, or deletes one."""
+        if not message.payload:
+            return None
+        known = self.by_name.get(message.name)
+        if known is None and len(self.by_name) >= self._limits.retained:
+            return RETAINED
+        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
+        return RETAINED_MEMORY if self.size_bytes + growth > self._limits.retained_bytes else None
+
     def forget(self, message: Message) -> None:
+        """Delete a retained message."""
         del self.by_name[message.name]
         self.size_bytes -= message.size_bytes
         self._on_change(message.name)
 
     def frame(self, topic: Topic) -> bytes:
-        """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
+        """Return the retained message of a topic for an SMQ subscriber, or for a handler; empty without one."""
         found = self.by_name.get(topic.name or b"")
         if found is None or found.expires_s <= self._broker.clock() or len(found.payload) > smq.MAX_PAYLOAD_BYTES:
             return b""
-        return smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
+        frame = smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
+        return mqtt_batch(frame, found.qos, True, found.properties, found.expires_s)
 
     def matching(self, text: str, options: Options) -> Iterator[Message | None]:
         """Return the retained messages for a new subscription; they are looked up while they are sent.
