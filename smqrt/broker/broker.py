@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from smqrt.broker.handler_filters import HandlerFilters
 from smqrt.broker.mqtt.application import PublishOptions, batch_of, checked_options
+from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
 from smqrt.broker.topics import HubLimits, NameStore, SubTopics, Topic, Topics
@@ -417,6 +418,20 @@ class Broker(BrokerNames):
         frame = smq.publish_frame(tid, sender, stid, data)
         batch = batch_of(self.devices, found, frame, checked, self.hooks.onpublish is not None)
         return self.server.publish(tid, sender, batch)
+
+    @property
+    def retained(self) -> RetainedMessages:
+        """The retained messages of MQTT clients.
+
+        Raises:
+            ArgumentError: this hub accepts no MQTT clients.
+            ClosedError: the hub is closed.
+        """
+        self._check_open()
+        if self.devices is None:
+            raise ArgumentError("retained: this hub accepts no MQTT clients; create it with the option mqtt")
+        found: RetainedMessages = self.devices.retained
+        return found
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
         """Send to one client on behalf of another; return false unless both are connected, or the server itself."""

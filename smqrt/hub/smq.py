@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from smqrt.broker.mqtt.application import MqttAttributes, MqttPayload, PublishOptions
+from smqrt.broker.mqtt.application import MqttAttributes, MqttPayload, PublishOptions, attributes_of
 from smqrt.broker.server_client import Handler
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.cluster.engines.process_cluster import cluster
@@ -47,6 +47,7 @@ from smqrt.hub.peer import (
     text_of,
 )
 from smqrt.journal.writer import HubJournal, JournalWriter
+from smqrt.loop.scheduling import Turn
 from smqrt.process import current_process
 from smqrt.settings.limits import LineLimit
 from smqrt.settings.option_types import function as function_rule
@@ -111,6 +112,10 @@ class NameMethods:
         return text_names(self._broker.subtopics())
 
 
+def _filter_of(filter: object) -> str:
+    return as_text("filter", filter).decode("utf-8", "surrogateescape")
+
+
 class _DisconnectObserver:
     """Ends requests to a client when it disconnects."""
 
@@ -171,6 +176,34 @@ class MessageMethods(NameMethods):
             None if subtopic is None else as_destination("subtopic", subtopic),
             None if ptid is None else as_number("ptid", ptid),
         )
+
+    def retained(self, filter: str = "") -> Iterator[tuple[Name, bytes, MqttAttributes]]:
+        """Iterate over topic, payload and attributes of the retained messages. Yields to the event loop.
+
+        Args:
+            filter: a topic filter, such as "house/+/temp"; an empty one matches all messages.
+
+        Raises:
+            ArgumentError: this hub accepts no MQTT clients, or `filter` is not a filter.
+            ClosedError: the hub is closed.
+        """
+        kept, turn = self._broker.retained, Turn()
+        for name in kept.names(_filter_of(filter)):
+            turn.yield_if_due()
+            message = kept.by_name.get(name) if name is not None else None
+            if message is not None:  # another greenlet may have deleted it
+                yield text_of(message.name), message.payload, attributes_of(message, self._broker.clock())
+
+    def deleteretained(self, filter: str) -> int:
+        """Delete the retained messages that match a filter, and return their number. Yields to the event loop.
+
+        Raises as `retained`.
+        """
+        count, turn = 0, Turn()
+        for number in self._broker.retained.delete(_filter_of(filter)):
+            count += number
+            turn.yield_if_due()
+        return count
 
     def publish_threadsafe(
         self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
@@ -254,8 +287,7 @@ class MessageMethods(NameMethods):
         if filter is not None:
             if topic is not None:
                 raise ArgumentError("topic: subscribe to a topic or to a filter, not to both")
-            text = as_text("filter", filter).decode("utf-8", "surrogateescape")
-            self._broker.subscribe_filter(text, handler, sub, bool(once))
+            self._broker.subscribe_filter(_filter_of(filter), handler, sub, bool(once))
             return 0
         return self._broker.subscribe(as_destination("topic", topic), handler, sub, bool(once))
 

@@ -77,10 +77,14 @@ class MqttPayload(bytes):
         Args:
             now_s: the time on the clock of the broker.
         """
-        batch = self.batch
-        expiry_s = None if batch.expires_s == NO_EXPIRY_S else max(batch.expires_s - now_s, 0.0)
-        properties = unpack_properties(batch.properties, 0, len(batch.properties), PacketType.PUBLISH)
-        return MqttAttributes(batch.qos, batch.retain, expiry_s, properties)
+        return attributes_of(self.batch, now_s)
+
+
+def attributes_of(message: MqttBatch | Message, now_s: float) -> MqttAttributes:
+    """Return the attributes of a message, at the time `now_s` on the clock of the broker."""
+    expiry_s = None if message.expires_s == NO_EXPIRY_S else max(message.expires_s - now_s, 0.0)
+    properties = unpack_properties(message.properties, 0, len(message.properties), PacketType.PUBLISH)
+    return MqttAttributes(message.qos, message.retain, expiry_s, properties)
 
 
 def mqtt_payload(data: bytes, batch: MqttBatch) -> MqttPayload:

@@ -342,6 +342,16 @@ class MqttClient(SubscribingClient):
             self._send_reason(lambda properties: encode(DisconnectPacket(code, properties), 5), text)
         self.version = 4
 
+    def kick(self, text: str = "") -> None:
+        """Disconnect the client by order of an operator; its will is published, and its session may be kept.
+
+        Args:
+            text: the reason string for MQTT 5.
+        """
+        if self.state is SessionState.CONNECTED:
+            self._send_disconnect(Reason.ADMINISTRATIVE_ACTION, text)
+        self.disconnect(CloseReason.SHUTDOWN, None, "by an operator")
+
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """See `Session.disconnect`; the session of the client may be kept, and its will is published."""
         device, state = self.device, self.state

@@ -10,11 +10,30 @@ from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
+from smqrt.wire.mqtt.fields import check_filter
 
 NAMES_PER_STEP = 200
 """Names that are compared with a filter at once."""
 RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
 RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
+
+
+def name_matcher(text: str) -> Callable[[bytes], bool]:
+    """Return a function that tells whether a topic name matches a filter; an empty one matches all names.
+
+    Raises:
+        ArgumentError: `text` is not a filter.
+    """
+    if not text:
+        return lambda name: True
+    check_filter(text)
+    if "+" not in text and "#" not in text:
+        wanted = text.encode()
+        return lambda name: name == wanted
+    table = FilterTable()
+    table.named(text)
+    fixed = text.partition("+")[0].partition("#")[0].rstrip("/").encode()
+    return lambda name: name.startswith(fixed) and table.match(name) is not None
 
 
 class RetainedMessages:
@@ -88,6 +107,45 @@ class RetainedMessages:
             return b""
         frame = smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
         return mqtt_batch(frame, found.qos, True, found.properties, found.expires_s)
+
+    def names(self, text: str) -> Iterator[bytes | None]:
+        """Return the names of the present retained messages that match a filter, in portions.
+
+        Args:
+            text: the filter; an empty one matches all.
+
+        Yields:
+            a name; None after many names, so that others have their turn.
+
+        Raises:
+            ArgumentError: `text` is not a filter.
+        """
+        matches, now_s = name_matcher(text), self._broker.clock()
+        for count, name in enumerate(list(self.by_name), 1):
+            found = self.by_name.get(name)
+            if found is not None and found.expires_s > now_s and matches(name):
+                yield name
+            if not count % NAMES_PER_STEP:
+                yield None
+
+    def delete(self, text: str) -> Iterator[int]:
+        """Delete the retained messages that match a filter, in portions.
+
+        Args:
+            text: the filter.
+
+        Yields:
+            the number of messages that this portion has deleted, 0 or 1.
+
+        Raises:
+            ArgumentError: `text` is not a filter.
+        """
+        check_filter(text)  # an empty one would match all
+        for name in self.names(text):
+            found = self.by_name.get(name) if name is not None else None
+            if found is not None:
+                self.forget(found)
+            yield int(found is not None)
 
     def matching(self, text: str, options: Options) -> Iterator[Message | None]:
         """Return the retained messages for a new subscription; they are looked up while they are sent.

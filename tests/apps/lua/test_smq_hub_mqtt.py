@@ -172,3 +172,27 @@ def test_onmqttgap(lua: Callable[[str], LuaSite], client: Callable[[MqttLua], Pa
         assert site.site.calls == [(b"client-0", 3, b"mqtt:client-0", True)]
     finally:
         apply_mqtt(before)
+
+
+def test_retained_messages_of_lua(mqtt_lua: Callable[..., MqttLua]) -> None:
+    lua = mqtt_lua()
+    lua.site.run("""
+      for _, topic in ipairs {"house/a", "house/b", "garden"} do
+        smq:publish(topic, topic, {retain = true, qos = 2, properties = {colour = {"red", "blue"}}})
+      end
+      for topic, data, mqtt in smq:retained "house/+" do
+        if topic == "house/a" then smq:publish("", "house/b", {retain = true}) end -- deleted while they are listed
+        record(topic, data, mqtt.qos, mqtt.retain, mqtt.properties.colour[2])
+      end
+      local count = 0
+      for _ in smq:retained() do count = count + 1 end
+      record(count, smq:deleteretained "house/#", smq:deleteretained "house/#", pcall(smq.deleteretained, smq, ""))""")
+    first, (count, deleted, again, is_right, error) = lua.site.calls
+    assert first == (b"house/a", b"house/a", 2, True, b"blue")
+    assert (count, deleted, again, is_right) == (2, 1, 0, False)
+    assert b"topic" in error
+
+
+def test_retained_messages_need_mqtt(lua: Callable[[], LuaSite]) -> None:
+    answer = lua().run("record(pcall(smq.retained, smq))")
+    assert b"this hub accepts no MQTT clients; create it with the option mqtt" in answer[1]

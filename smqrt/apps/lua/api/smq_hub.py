@@ -26,7 +26,7 @@ from smqrt.apps.lua.socket_handles import PeerHandle
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.application import MqttPayload, PublishOptions
+from smqrt.broker.mqtt.application import MqttPayload, PublishOptions, attributes_of
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
@@ -35,6 +35,7 @@ from smqrt.hub.peer import peer_of, text_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.loop.greenlets import ErrorLimit
+from smqrt.loop.scheduling import Turn
 from smqrt.process import current_process
 from smqrt.settings.option_types import make, options_of
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
@@ -508,6 +509,31 @@ class HubBinding:
         options = PublishOptions(qos, retain, expiry_s, loaded)
         return self.of(number).publish_mqtt(data, topic, options, subtopic, ptid)
 
+    def retained_names(self, number: int, topic_filter: bytes) -> bytes:
+        """Return length and name of the topics with a retained message that match a filter, in one string; blocks."""
+        turn, parts = Turn(), list[bytes]()
+        for name in self.of(number).retained.names(topic_filter.decode("utf-8", "surrogateescape")):
+            if name is not None:
+                parts.append(len(name).to_bytes(4, "big") + name)
+            turn.yield_if_due()
+        return b"".join(parts)
+
+    def retained_message(self, number: int, name: bytes) -> LuaValues | None:
+        """Return payload and attributes of a retained message; None when it was deleted meanwhile."""
+        broker = self.of(number)
+        message = broker.retained.by_name.get(name)
+        if message is None:
+            return None
+        return message.payload, bridge.dump(attributes_of(message, broker.clock())._asdict())
+
+    def delete_retained(self, number: int, topic_filter: bytes) -> int:
+        """Delete the retained messages that match a filter, and return their number; blocks."""
+        turn, count = Turn(), 0
+        for deleted in self.of(number).retained.delete(topic_filter.decode("utf-8", "surrogateescape")):
+            count += deleted
+            turn.yield_if_due()
+        return count
+
     def accepts_mqtt(self, number: int) -> bool:
         """Return whether a broker accepts MQTT clients."""
         return self.of(number).devices is not None
@@ -595,7 +621,7 @@ _RESULTS: dict[Kind, Callable[[Any, Any], LuaValue | LuaValues]] = {
 }
 """Conversions of results that are not plain values: functions of the owner of the broker and the result."""
 _CLIENT_FUNCTIONS = "on_forget peer peer_topics peer_dropped peer_user origin session socket"
-_BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs publish_mqtt accepts_mqtt"
+_BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs publish_mqtt accepts_mqtt retained_message"
 _IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua code has no threads
 
 
@@ -619,6 +645,7 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     functions["method"] = _declaration
     functions["log_error"] = lambda name, message: _log_error(from_utf8(name), from_utf8(message))
     blocking: dict[str, Function] = {"connect": binding.connect, "close": binding.close}
+    blocking |= {"retained_names": binding.retained_names, "delete_retained": binding.delete_retained}
     # Callbacks of a hub created in Python may block, so no Lua may be on the C stack when they are called.
     blocking |= {f"python_{method.name}": binding.bound(method) for method in _IN_LUA}
     blocking |= {"python_subscribe": binding.subscribe, "python_deliver_default": binding.deliver_default}

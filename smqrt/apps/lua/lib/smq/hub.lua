@@ -450,13 +450,31 @@ end
 function smq.subscribe(self, topic, op) return subscribe(self, topic, op, py.subscribe, py.deliver_default) end
 function python.subscribe(self, topic, op) return subscribe(self, topic, op, py.python_subscribe, py.python_deliver_default) end
 
+-- syntax: for topic, data, attributes in smq:retained([filter]) do ... end    the names are read first; blocks
+function smq.retained(self, filter)
+  local number, load = handle(self), core.table_codec.load
+  local names, at, name = py.retained_names(number, arg.optional(arg.string, filter, "", 1, "retained")), 1, nil
+  return function()
+    while at <= #names do
+      name, at = unpack(">s4", names, at)
+      local data, attributes = py.retained_message(number, name)
+      if data then return name, data, load(attributes) end
+    end
+  end
+end
+
+-- syntax: smq:deleteretained(filter)    -> number of deleted messages; blocks
+function smq.deleteretained(self, filter)
+  return py.delete_retained(handle(self), arg.string(filter, 1, "deleteretained"))
+end
+
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
 function smq.journal(self)
   local list = table.pack(py.journal(handle(self)))
   return list[1] and table_of_pairs(table.unpack(list, 1, list.n))
 end
 
-for _, fname in ipairs {"sock2peer", "close", "journal"} do python[fname] = smq[fname] end
+for _, fname in ipairs {"sock2peer", "close", "journal", "retained", "deleteretained"} do python[fname] = smq[fname] end
 
 -- The Lua object of a hub that Python created, by its integer.
 function core.python_hub(number)
