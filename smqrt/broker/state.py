@@ -325,6 +325,9 @@ class BrokerTrace(Protocol):
     def is_about(self, peer: BrokerPeer) -> bool:
         """Whether `peer` is the traced client."""
 
+    def add(self, event: str, **fields: object) -> None:
+        """Add an event, or count it as missed when too many wait."""
+
     def packet(self, client: BrokerPeer, packet: bytes) -> None:
         """Record a packet other than Publish."""
 

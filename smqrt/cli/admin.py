@@ -373,14 +373,19 @@ def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: in
 
 def trace_line(event: dict[str, Any]) -> str:
     """Return an event of a trace as a line of text."""
-    client = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
+    client = ("to " if event.get("sent") else "") + (printable(str(event.get("uid", ""))) or str(event.get("etid", "")))
     time_of_day = event.get("time", "")[11:23]  # of an ISO time, with milliseconds
     parts = [time_of_day, f"{event['event']:11}", client]
     if "topic" in event:
         parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
+    parts += [f"{name} {event[name]}" for name in ("id", "qos", "version", "will") if name in event]
+    if "keepalive_s" in event:
+        parts.append(f"keep-alive {event['keepalive_s']} s")
     if "bytes" in event:
         parts.append(f"{event['bytes']} bytes")
-    parts += [str(event[name]) for name in ("reason", "detail", "info", "events") if event.get(name)]
+    parts += [
+        str(event[name]) for name in ("flags", "code", "codes", "reason", "detail", "info", "events") if event.get(name)
+    ]
     if "payload" in event:
         parts.append(json_line(event["payload"]))
     return printable("  ".join(filter(None, parts)))

@@ -335,6 +335,8 @@ def mqtt(devices: Devices) -> Snapshot:
         "retained": len(devices.retained.by_name),
         "retained_bytes": devices.retained.size_bytes,
         "filters": len(devices.filters.by_text),
+        "unnamed_topics": devices.unnamed_topics,
+        "hidden_failures": devices.hidden_failures,
     }
 
 

@@ -16,6 +16,7 @@ from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.mqtt.session import is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
+from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox
 from smqrt.broker.sessions import SessionState
 from smqrt.broker.state import BrokerState
@@ -116,6 +117,8 @@ class MqttClient(SubscribingClient):
         """
         if self.collect(first, body):
             return False
+        if self.broker.traces and self.device is not None:  # with traces nothing is collected
+            trace_packet(self, first, body)
         if len(body) == 2 and first in _SHORT_ANSWERS and body != b"\0\0" and self.device is not None:
             _SHORT_ANSWERS[first](self, body[0] << 8 | body[1])
             return False
@@ -160,6 +163,9 @@ class MqttClient(SubscribingClient):
         self.is_new_id = not packet.client_identifier
         self.client_id = packet.client_identifier or self._new_id()
         self.uid = uid_of(self.client_id)
+        if self.broker.traces:
+            self.apply_traces()
+            trace_decoded(self, PacketType.CONNECT, packet, False)
         self._check_connect(packet)
         if self.peer_limit_bytes and len(encode(self._connack(packet, False), 5)) > self.peer_limit_bytes:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than CONNACK")
@@ -329,6 +335,18 @@ class MqttClient(SubscribingClient):
             device.will = None
         self.version = 4  # the server sends no DISCONNECT
         self.disconnect(CloseReason.CLIENT_DISCONNECT)
+
+    # ---- traces
+
+    def apply_traces(self) -> None:
+        """Record the packets that are sent from now on, if a trace is about this client."""
+        is_traced = any(trace.is_about(self) for trace in self.broker.traces)
+        self.mqtt_outbox = TracedOutbox(self) if is_traced else self.outbox
+
+    def forget_routes(self) -> None:
+        """See `Session.forget_routes`; a trace may have begun or ended."""
+        super().forget_routes()
+        self.apply_traces()
 
     # ---- the end
 

@@ -64,6 +64,9 @@ class Devices(Outbox):
         changed_names: names of retained messages that have changed since they were saved.
         changed_sessions: ids of sessions that have changed since they were saved.
         on_changed: called at a change, with true for a session; None when nothing is saved.
+        unnamed_topics: topics that MQTT can't name; they do not exist for MQTT clients.
+        hidden_failures: messages of MQTT 3.1 and 3.1.1 clients that the hub has not accepted, and has acknowledged all
+            the same: these versions have no acknowledgement with a reason.
     """
 
     __slots__ = (
@@ -80,12 +83,14 @@ class Devices(Outbox):
         "changed_names",
         "changed_sessions",
         "filters",
+        "hidden_failures",
         "limits",
         "offline",
         "on_changed",
         "pack",
         "retained",
         "sessions",
+        "unnamed_topics",
         "waiting_bytes",
     )
 
@@ -109,6 +114,9 @@ class Devices(Outbox):
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._is_delivering = self._is_sweeping = self._is_notifying = False
+        self.unnamed_topics = self.hidden_failures = 0
+        if broker.topic_table.by_name:
+            run_in_background(self._count_unnamed())
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
         broker.devices = self
@@ -117,9 +125,18 @@ class Devices(Outbox):
     # ---- topics and filters
 
     def _on_topic(self, topic: Topic) -> None:
-        """Subscribe to a new topic that filters match."""
+        """Subscribe to a new topic that filters match, or count it when MQTT can't name it."""
         assert topic.name is not None
-        self._set(topic, self.filters.match(topic.name))
+        found = self.filters.match(topic.name)
+        self._set(topic, found)
+        if found is None and mqtt_name(topic.name) is None:
+            self.unnamed_topics += 1
+
+    def _count_unnamed(self) -> Iterator[None]:
+        """Count the topics from before this object that MQTT can't name, in portions: a file may have many."""
+        for name in list(self.broker.topic_table.by_name):
+            self.unnamed_topics += mqtt_name(name) is None
+            yield
 
     def _set(self, topic: Topic, found: FilterSet | None) -> None:
         known = self._by_topic.get(topic)
