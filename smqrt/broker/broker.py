@@ -13,6 +13,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from smqrt.broker.handler_filters import HandlerFilters
+from smqrt.broker.mqtt.application import PublishOptions, batch_of, checked_options
+from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
 from smqrt.broker.topics import HubLimits, NameStore, SubTopics, Topic, Topics
@@ -394,6 +396,42 @@ class Broker(BrokerNames):
         stid = 0 if subtopic is None else self._subtopic(subtopic)
         sender = self.server.etid if ptid is None else _checked_id("ptid", ptid)
         return self.server.publish(tid, sender, smq.publish_frame(tid, sender, stid, data))
+
+    def publish_mqtt(
+        self, data: bytes, topic: Name, options: PublishOptions, subtopic: Name | None = None, ptid: int | None = None
+    ) -> int:
+        """Publish as `publish`, with the QoS, retain flag, expiry and properties that MQTT clients get.
+
+        Raises:
+            ArgumentError: as `publish`; this hub accepts no MQTT clients, an option is invalid, or a limit of retained
+                messages is reached.
+        """
+        self._check_open()
+        check_size(data)
+        checked = checked_options(self.devices, options)  # before a topic is created
+        if checked is None:
+            return self.publish(data, topic, subtopic, ptid)
+        found = self._topic(_checked_id("topic", topic) if isinstance(topic, int) else topic)
+        tid = topic if isinstance(topic, int) else found.id  # type: ignore[union-attr]  # a name has a topic
+        stid = 0 if subtopic is None else self._subtopic(subtopic)
+        sender = self.server.etid if ptid is None else _checked_id("ptid", ptid)
+        frame = smq.publish_frame(tid, sender, stid, data)
+        batch = batch_of(self.devices, found, frame, checked, self.hooks.onpublish is not None)
+        return self.server.publish(tid, sender, batch)
+
+    @property
+    def retained(self) -> RetainedMessages:
+        """The retained messages of MQTT clients.
+
+        Raises:
+            ArgumentError: this hub accepts no MQTT clients.
+            ClosedError: the hub is closed.
+        """
+        self._check_open()
+        if self.devices is None:
+            raise ArgumentError("retained: this hub accepts no MQTT clients; create it with the option mqtt")
+        found: RetainedMessages = self.devices.retained
+        return found
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
         """Send to one client on behalf of another; return false unless both are connected, or the server itself."""

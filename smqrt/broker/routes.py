@@ -127,6 +127,8 @@ class Trace:
     def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
         """Record a batch that a client, or the server, published to one destination."""
         table = self.broker.subtopic_table
+        qos = getattr(batch, "qos", None)  # see `smqrt.broker.mqtt.messages`
+        more: dict[str, object] = {} if qos is None else {"qos": qos}
         shown = list(islice(smq.frames(batch), MAX_FRAMES_SHOWN))
         for frame in shown:
             _, _, stid, payload = smq.unpack_publish(frame)
@@ -137,6 +139,7 @@ class Trace:
                 topic=_topic_field(topic, batch[3:7]),
                 subtopic=None if not stid else text(subtopic) if subtopic is not None else stid,
                 subscribers=topic.subscribers if topic is not None else 0,
+                **more,
                 bytes=len(payload),
                 payload=text(payload, MAX_PAYLOAD_SHOWN_BYTES),
             )
@@ -421,6 +424,8 @@ class GuardedRoute:
         allowed = allowed or b""
         if allowed and type(batch) is not bytes and type(allowed) is bytes:  # see `smqrt.broker.mqtt.messages`
             allowed = batch.like(allowed)  # type: ignore[attr-defined]
+        if allowed and type(batch) is not bytes:
+            batch.accepted()  # type: ignore[attr-defined]
         if len(allowed) < len(batch):  # the hook only removes whole frames
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)

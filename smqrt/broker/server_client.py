@@ -13,6 +13,8 @@ from typing import Any
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.application import mqtt_payload
+from smqrt.broker.mqtt.messages import MqttBatch
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination, traced
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -265,9 +267,9 @@ class ServerClient(Outbox):
         while self._unread:
             batch = self._unread.popleft()
             origin = batch.origin if isinstance(batch, Arrived) else None
-            large: bytes | None = getattr(batch, "large", None)  # see `MqttBatch`
+            mqtt = batch if isinstance(batch, MqttBatch) else None
             for frame in smq.frames(batch):
-                self._dispatch(frame, origin, large)
+                self._dispatch(frame, origin, mqtt)
                 yield
         self.behind = False
         held, self._held = self._held, []
@@ -281,9 +283,10 @@ class ServerClient(Outbox):
         self._held.append(peer)
         return True
 
-    def _dispatch(self, frame: bytes, origin: object, large: bytes | None = None) -> None:
+    def _dispatch(self, frame: bytes, origin: object, mqtt: MqttBatch | None = None) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)
-        data = data if large is None else large
+        if mqtt is not None:
+            data = mqtt_payload(data if mqtt.large is None else mqtt.large, mqtt)
         if tid == self.etid and self.answers(data, ptid, stid):
             return
         is_sent_here = tid in self._once_topics

@@ -139,6 +139,8 @@ class Hooks:
     """`(batch, tid, ptid, peer)` for messages without a subscriber."""
     onnode: Callable[[int, str, str], object] | None = None
     """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
+    onmqttgap: Callable[[str, int, Any], object] | None = None
+    """`(client_id, count, client)`: messages of an MQTT session were lost; the client is None without a connection."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
     """`(peer, text)` for the operator's log; None when the line is not about one peer."""
 
@@ -379,6 +381,9 @@ class BrokerTrace(Protocol):
 
     def is_about(self, peer: BrokerPeer) -> bool:
         """Whether `peer` is the traced client."""
+
+    def add(self, event: str, **fields: object) -> None:
+        """Add an event, or count it as missed when too many wait."""
 
     def packet(self, client: BrokerPeer, packet: bytes) -> None:
         """Record a packet other than Publish."""

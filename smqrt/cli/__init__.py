@@ -32,6 +32,8 @@ _COMMANDS = {
     "top": ("smqrt.cli.admin", "top", "Show the load of a running server, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
+    "retained": ("smqrt.cli.mqtt", "retained", "List and delete retained messages of MQTT clients."),
+    "sessions": ("smqrt.cli.mqtt", "sessions", "List, disconnect and delete sessions of MQTT clients."),
     "cluster": ("smqrt.cli.admin", "cluster", "Show, drain and plan the nodes of a cluster."),
     "trace": ("smqrt.cli.admin", "trace", "Show the events of a client or a topic, live."),
     "dashboard": ("smqrt.cli.admin", "dashboard", "Print a Grafana dashboard."),

@@ -224,11 +224,12 @@ _TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
 _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
 _RIGHT_ALIGNED = {
     "connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
-    "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost",
+    "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost", "in flight", "qos",
+    "bytes",
 }  # fmt: skip
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-_limit = click.option(
+limit_option = click.option(
     "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of rows."
 )
 _HUB_HELP = "Number of the hub; required when there are several."
@@ -294,7 +295,7 @@ def list_servers(as_json: bool) -> None:
     type=click.Choice(["dropped", "queued_bytes", "subscriptions", "newest"]),
     help="Sort by this, in descending order.",
 )
-@_limit
+@limit_option
 @json_option
 def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the clients of a running server."""
@@ -312,7 +313,7 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
         for one in listing["items"]
     ]  # fmt: skip
     print_table(_PEER_COLUMNS, rows)
-    _print_remainder(listing)
+    print_remainder(listing)
 
 
 @click.command(cls=InterruptibleCommand)
@@ -320,7 +321,7 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
 @click.option("--hub", type=int, help=_HUB_HELP)
 @click.option("--search", default="", help="Only topics whose name contains this text.")
 @click.option("--sort", type=click.Choice(["subscribers"]), help="Sort by this, in descending order.")
-@_limit
+@limit_option
 @json_option
 def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the topics of a hub."""
@@ -336,10 +337,11 @@ def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, 
             click.echo(json_line(one))
         return
     print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in listing["items"]])
-    _print_remainder(listing)
+    print_remainder(listing)
 
 
-def _print_remainder(listing: dict[str, Any]) -> None:
+def print_remainder(listing: dict[str, Any]) -> None:
+    """Print on standard error how many items of a list are not shown."""
     if listing["total"] > len(listing["items"]):
         click.echo(f"{len(listing['items'])} of {listing['total']} shown; see more with --limit or --search.", err=True)
 
@@ -371,14 +373,19 @@ def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: in
 
 def trace_line(event: dict[str, Any]) -> str:
     """Return an event of a trace as a line of text."""
-    client = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
+    client = ("to " if event.get("sent") else "") + (printable(str(event.get("uid", ""))) or str(event.get("etid", "")))
     time_of_day = event.get("time", "")[11:23]  # of an ISO time, with milliseconds
     parts = [time_of_day, f"{event['event']:11}", client]
     if "topic" in event:
         parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
+    parts += [f"{name} {event[name]}" for name in ("id", "qos", "version", "will") if name in event]
+    if "keepalive_s" in event:
+        parts.append(f"keep-alive {event['keepalive_s']} s")
     if "bytes" in event:
         parts.append(f"{event['bytes']} bytes")
-    parts += [str(event[name]) for name in ("reason", "detail", "info", "events") if event.get(name)]
+    parts += [
+        str(event[name]) for name in ("flags", "code", "codes", "reason", "detail", "info", "events") if event.get(name)
+    ]
     if "payload" in event:
         parts.append(json_line(event["payload"]))
     return printable("  ".join(filter(None, parts)))

@@ -38,6 +38,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError
 from smqrt.mqtt import Delivery, MqttClient, MqttCloseReason
 from smqrt.printable import printable
+from smqrt.wire.mqtt.fields import NUMBERS
 
 _READ_BYTES = 65536  # of standard input at a time
 _INTERRUPTED = 130  # exit code of shells after Ctrl-C
@@ -87,6 +88,16 @@ def _mqtt_options(command: _Command) -> _Command:
 @click.option("--subtopic", help="Name of the sub-topic.")
 @_id
 @click.option("--retain", is_flag=True, help="MQTT: retain the message for later subscribers.")
+@click.option(
+    "--expiry", metavar="SECONDS", type=click.IntRange(1, 0xFFFFFFFF), help="MQTT 5: seconds until the message expires."
+)
+@click.option(
+    "--property",
+    "properties",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="MQTT 5: a property, such as contenttype=text/plain; other names are user properties. Repeatable.",
+)
 @_mqtt_options
 @connection_options
 def pub(
@@ -95,6 +106,8 @@ def pub(
     subtopic: str | None,
     is_id: bool,
     retain: bool,
+    expiry: int | None,
+    properties: tuple[str, ...],
     qos: str | None,
     mqtt: str | None,
     data: str | None,
@@ -120,9 +133,12 @@ def pub(
     messages = _paced(_messages(data, file, repeat), every)
     if is_mqtt(url):
         _reject_options("SMQ", subtopic=subtopic, id=is_id)
-        publish_mqtt(url, topic, messages, int(qos or 0), retain, mqtt or "5", **connection)
+        if mqtt == "3.1.1" and (expiry or properties):
+            raise click.UsageError("--expiry and --property need MQTT 5")
+        given = _properties(properties, expiry)
+        publish_mqtt(url, topic, messages, int(qos or 0), retain, mqtt or "5", given, **connection)
         return
-    _reject_options("MQTT", qos=qos, mqtt=mqtt, retain=retain)
+    _reject_options("MQTT", qos=qos, mqtt=mqtt, retain=retain, expiry=expiry, property=properties)
     destination = topic_of(topic, is_id)
     with open_client(url, **connection) as client:
         for message in messages:
@@ -131,6 +147,24 @@ def pub(
             raise failure(client.end)
     if client.dropped:
         raise RejectedByBroker(f"the broker rejected {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
+
+
+def _properties(given: tuple[str, ...], expiry_s: int | None) -> dict[str, object]:
+    """Return the properties of the options --property and --expiry."""
+    found: dict[str, object] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--property {one}: NAME=VALUE is needed, such as contenttype=text/plain")
+        number = int(value) if name in NUMBERS and value.isascii() and value.isdigit() else value
+        known = found.get(name)
+        if known is None:
+            found[name] = number
+        else:
+            found[name] = [*known, number] if isinstance(known, list) else [known, number]
+    if expiry_s is not None:
+        found["messageexpiryinterval"] = expiry_s
+    return found
 
 
 def _reject_options(kind: str, **options: Any) -> None:
@@ -370,6 +404,7 @@ def publish_mqtt(
     qos: int,
     retain: bool,
     version: str,
+    properties: Mapping[str, object],
     **connection: Unpack[ConnectionOptions],
 ) -> None:
     """Publish `lines` to a topic.
@@ -380,7 +415,7 @@ def publish_mqtt(
     with _delivery_errors(), _open_mqtt(url, lambda *_: False, version, **connection) as client:
         recent: list[Delivery] = []
         for line in lines:
-            recent.append(_usage_checked(client.publish, topic, line, qos, retain))
+            recent.append(_usage_checked(client.publish, topic, line, qos, retain, properties))
             if len(recent) >= _MQTT_BACKLOG:
                 _flush_mqtt(client, topic, recent)
         _flush_mqtt(client, topic, recent)

@@ -6,6 +6,7 @@ Topic names are `str` or `bytes` and come back as `str`, or as `bytes` when they
 `bytes`; `smqrt.smq.messages.payload` converts those that are sent. Callbacks may use blocking calls of gevent.
 """
 
+from smqrt.broker.mqtt.application import MqttAttributes
 from smqrt.hub.callbacks import (
     Authenticate,
     Log,
@@ -13,6 +14,8 @@ from smqrt.hub.callbacks import (
     OnCloseWithReason,
     OnConnect,
     OnMessage,
+    OnMessageWithAttributes,
+    OnMqttGap,
     OnNode,
     OnPublish,
     PermitSubtop,
@@ -27,10 +30,13 @@ __all__ = [
     "Info",
     "Log",
     "Message",
+    "MqttAttributes",
     "OnClose",
     "OnCloseWithReason",
     "OnConnect",
     "OnMessage",
+    "OnMessageWithAttributes",
+    "OnMqttGap",
     "OnNode",
     "OnPublish",
     "Peer",

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from gevent import get_hub
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.application import MqttAttributes
 from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, as_text, info_of, is_number, peer_of, text_of
@@ -103,11 +104,25 @@ class OnMessage(Protocol):
         """The result is ignored."""
 
 
+class OnMessageWithAttributes(Protocol):
+    """Called with a message to the server, and with the attributes of a message of an MQTT client."""
+
+    def __call__(self, data: CallbackValue, ptid: int, tid: int, subtid: int, mqtt: MqttAttributes | None, /) -> object:
+        """The result is ignored. `mqtt` is None for messages of SMQ."""
+
+
 class OnNode(Protocol):
     """Called when another node of the cluster joins, is lost, returns or leaves."""
 
     def __call__(self, node: int, event: str, why: str, /) -> object:
         """The result is ignored. `event` is "joined", "lost", "back" or "left"."""
+
+
+class OnMqttGap(Protocol):
+    """Called when messages of the session of an MQTT client were lost because too many waited."""
+
+    def __call__(self, client_id: str, lost: int, peer: Peer | None, /) -> object:
+        """The result is ignored. `peer` is None while the client is not connected."""
 
 
 class Log(Protocol):
@@ -157,6 +172,18 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
         return onclose is not None and bool(signature(onclose).bind(*range(5)))
     except (TypeError, ValueError):  # ValueError: a built-in function without a signature
         return False
+
+
+def takes_five(onmsg: Callable[..., object]) -> bool:
+    """Return whether a handler has a fifth argument, the attributes of messages of MQTT clients.
+
+    A function with `*arguments` does not count: it gets the documented four.
+    """
+    try:
+        kinds = [one.kind for one in signature(onmsg).parameters.values()]
+    except (TypeError, ValueError):  # ValueError: a built-in function without a signature
+        return False
+    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds) >= 5
 
 
 class Guard:
@@ -235,6 +262,9 @@ class CallbackHooks:
             "onclose": self._onclose,
             "onpublish": self._onpublish,
             "ondrop": self._ondrop,
+            "onmqttgap": lambda client_id, count, client: self._call(
+                "onmqttgap", client_id, count, None if client is None else peer_of(client)
+            ),
             "onnode": lambda number, event, why: self._call("onnode", number, event, why),
         }
         return Hooks(log=self._log, **{name: hook for name, hook in adapters.items() if name in self._callbacks})

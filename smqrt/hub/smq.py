@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from smqrt.broker.mqtt.application import MqttAttributes, MqttPayload, PublishOptions, attributes_of
 from smqrt.broker.server_client import Handler
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.cluster.engines.process_cluster import cluster
@@ -22,12 +23,15 @@ from smqrt.hub.callbacks import (
     OnCloseWithReason,
     OnConnect,
     OnMessage,
+    OnMessageWithAttributes,
+    OnMqttGap,
     OnNode,
     OnPublish,
     PermitSubtop,
     PermitTop,
     calling_line,
     renamed,
+    takes_five,
 )
 from smqrt.hub.peer import (
     Name,
@@ -44,6 +48,7 @@ from smqrt.hub.peer import (
     text_of,
 )
 from smqrt.journal.writer import HubJournal, JournalWriter
+from smqrt.loop.scheduling import Turn
 from smqrt.process import current_process
 from smqrt.settings.limits import LineLimit
 from smqrt.settings.option_types import function as function_rule
@@ -108,6 +113,10 @@ class NameMethods:
         return text_names(self._broker.subtopics())
 
 
+def _filter_of(filter: object) -> str:
+    return as_text("filter", filter).decode("utf-8", "surrogateescape")
+
+
 class _DisconnectObserver:
     """Ends requests to a client when it disconnects."""
 
@@ -125,12 +134,42 @@ class MessageMethods(NameMethods):
     _guard: Guard
     _requests: Requests
 
-    def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
+    def publish(
+        self,
+        data: Payload,
+        topic: Topic,
+        subtopic: Topic | None = None,
+        ptid: int | None = None,
+        *,
+        qos: int | None = None,
+        retain: bool = False,
+        expiry: float | None = None,
+        properties: Mapping[str, object] | None = None,
+    ) -> int:
         """Publish to a topic name, an id, an ETID or `"self"`, and return the length of the server's publish queue.
 
+        The last four arguments are for MQTT clients (help: mqtt-hub).
+
+        Args:
+            data, topic, subtopic, ptid: the message, its topic and sub-topic, and a publisher other than the server.
+            qos: 0, 1 or 2; None for the setting `mqtt.smq_qos`.
+            retain: whether later subscribers get the message too.
+            expiry: seconds until the message expires; None for never.
+            properties: properties of MQTT 5 by their names in lower case, such as "contenttype"; other names are user
+                properties.
+
         Raises:
-            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong type.
+            ArgumentError: data over 0xFFF0 bytes, an argument of the wrong type, or arguments for MQTT clients at a hub
+                that accepts none.
         """
+        if qos is not None or retain or expiry is not None or properties is not None:
+            return self._broker.publish_mqtt(
+                payload(data),
+                as_destination("topic", topic),
+                PublishOptions(qos, bool(retain), expiry, properties),
+                None if subtopic is None else as_destination("subtopic", subtopic),
+                None if ptid is None else as_number("ptid", ptid),
+            )
         # Values that need no conversion are passed on without a call, because this runs for every message.
         return self._broker.publish(
             data if data.__class__ is bytes else payload(data),
@@ -138,6 +177,34 @@ class MessageMethods(NameMethods):
             None if subtopic is None else as_destination("subtopic", subtopic),
             None if ptid is None else as_number("ptid", ptid),
         )
+
+    def retained(self, filter: str = "") -> Iterator[tuple[Name, bytes, MqttAttributes]]:
+        """Iterate over topic, payload and attributes of the retained messages. Yields to the event loop.
+
+        Args:
+            filter: a topic filter, such as "house/+/temp"; an empty one matches all messages.
+
+        Raises:
+            ArgumentError: this hub accepts no MQTT clients, or `filter` is not a filter.
+            ClosedError: the hub is closed.
+        """
+        kept, turn = self._broker.retained, Turn()
+        for name in kept.names(_filter_of(filter)):
+            turn.yield_if_due()
+            message = kept.by_name.get(name) if name is not None else None
+            if message is not None:  # another greenlet may have deleted it
+                yield text_of(message.name), message.payload, attributes_of(message, self._broker.clock())
+
+    def deleteretained(self, filter: str) -> int:
+        """Delete the retained messages that match a filter, and return their number. Yields to the event loop.
+
+        Raises as `retained`.
+        """
+        count, turn = 0, Turn()
+        for number in self._broker.retained.delete(_filter_of(filter)):
+            count += number
+            turn.yield_if_due()
+        return count
 
     def publish_threadsafe(
         self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
@@ -184,7 +251,7 @@ class MessageMethods(NameMethods):
     def subscribe(
         self,
         topic: Topic | None = None,
-        onmsg: OnMessage | Mapping[str, Any] | None = None,
+        onmsg: OnMessage | OnMessageWithAttributes | Mapping[str, Any] | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
         once: bool = False,
@@ -194,9 +261,10 @@ class MessageMethods(NameMethods):
 
         Args:
             topic: name, id, or `"self"` for the ETID of the server; None with `filter`.
-            onmsg: `f(data, ptid, tid, subtid)`; by default the global handler gets the messages. Or a dict of this and
-                the following arguments, like Lua's option table: `{"onmsg": f, "json": True}`. Other arguments replace
-                its entries. Unknown entries are logged.
+            onmsg: `f(data, ptid, tid, subtid)`; by default the global handler gets the messages. A function with five
+                arguments also gets `MqttAttributes`, or None for a message of SMQ. Or a dict of this and the following
+                arguments, like Lua's option table: `{"onmsg": f, "json": True}`. Other arguments replace its entries.
+                Unknown entries are logged.
             subtopic: only messages with this sub-topic; by default those without a handler for their sub-topic.
             json: decode the payload. Invalid JSON goes to the global handler, as bytes.
             once: of several workers or nodes that subscribe with `once`, one handles each message.
@@ -220,16 +288,18 @@ class MessageMethods(NameMethods):
         if filter is not None:
             if topic is not None:
                 raise ArgumentError("topic: subscribe to a topic or to a filter, not to both")
-            text = as_text("filter", filter).decode("utf-8", "surrogateescape")
-            self._broker.subscribe_filter(text, handler, sub, bool(once))
+            self._broker.subscribe_filter(_filter_of(filter), handler, sub, bool(once))
             return 0
         return self._broker.subscribe(as_destination("topic", topic), handler, sub, bool(once))
 
     def _handler(self, function: Callable[..., object], json: bool = False) -> Handler:
         json_errors = LineLimit()  # clients can send invalid JSON at any rate
+        takes_attributes, clock = takes_five(function), self._broker.clock
 
         def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
             value: object = data
+            if data.__class__ is not bytes:  # `MqttPayload`; the global handler below needs it
+                value = bytes(data)
             if json:
                 try:
                     value = json_value(data)
@@ -237,6 +307,9 @@ class MessageMethods(NameMethods):
                     json_errors.warn(f"a message to {tid} is not JSON; it is delivered to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
                     return None
+            if takes_attributes:
+                attributes = data.attributes(clock()) if isinstance(data, MqttPayload) else None
+                return self._guard.call("onmsg", function, value, ptid, tid, stid, attributes)
             return self._guard.call("onmsg", function, value, ptid, tid, stid)
 
         return handle
@@ -258,8 +331,8 @@ class MessageMethods(NameMethods):
         """
 
         def register(function: OnMessageObject) -> OnMessageObject:
-            def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> object:
-                return function(Message(data, ptid, tid, subtid, topic, self._reply))
+            def onmsg(data: bytes, ptid: int, tid: int, subtid: int, mqtt: MqttAttributes | None) -> object:
+                return function(Message(data, ptid, tid, subtid, topic, self._reply, mqtt))
 
             as_function("function", function)
             self.subscribe(topic, onmsg, subtopic, once=once)
@@ -301,7 +374,7 @@ class MessageMethods(NameMethods):
         self._broker.unsubscribe(as_destination("topic", topic))
 
     @renamed(function="onmsg")
-    def onmsg(self, onmsg: OnMessage | None) -> None:
+    def onmsg(self, onmsg: OnMessage | OnMessageWithAttributes | None) -> None:
         """Set the global message handler `f(data, ptid, tid, subtid)`; None removes it."""
         self._broker.onmsg(None if onmsg is None else self._handler(as_function("onmsg", onmsg)))
 
@@ -352,8 +425,9 @@ def create(
     onclose: OnClose | OnCloseWithReason | None = None,
     onpublish: OnPublish | None = None,
     ondrop: OnPublish | None = None,
-    onmsg: OnMessage | None = None,
+    onmsg: OnMessage | OnMessageWithAttributes | None = None,
     onnode: OnNode | None = None,
+    onmqttgap: OnMqttGap | None = None,
     log: Log | None = None,
     keepidle: int | None = None,
     keepintv: int | None = None,
@@ -394,6 +468,8 @@ def create(
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages without a receiver.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
         onnode: `f(node, event, why)`; another node of the cluster has "joined", is "lost", is "back", or has "left".
+        onmqttgap: `f(client_id, lost, peer)`; so many messages of an MQTT session were lost because too many waited;
+            `peer` is None while the client is not connected.
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).
@@ -412,7 +488,7 @@ def create(
     callbacks = {
         "authenticate": authenticate, "mqttauth": mqttauth, "permittop": permittop, "permitfilter": permitfilter,
         "permitsubtop": permitsubtop, "onconnect": onconnect, "onclose": onclose, "onpublish": onpublish,
-        "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
+        "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "onmqttgap": onmqttgap, "log": log,
     }  # fmt: skip
     settings = {
         "keepidle": keepidle, "keepintv": keepintv, "readtmo": readtmo, "queuesize": queuesize, "budget": budget,

@@ -8,9 +8,11 @@ from functools import partial
 from time import thread_time
 from typing import Any, NamedTuple
 
+from smqrt.broker.mqtt.application import PublishOptions
+from smqrt.broker.mqtt.client import MqttClient
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, SmqrtError
 from smqrt.http.headers import HttpError
-from smqrt.operations import snapshots, topic_listener
+from smqrt.operations import mqtt_clients, snapshots, topic_listener
 from smqrt.operations.api_pages import LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
@@ -70,6 +72,12 @@ def handle(parts: Parts, segments: Sequence[str], arguments: Arguments, body: Bo
             return restart(parts, name)
         case ["hubs", number, "publish"]:
             return publish(parts, whole("hub", number), body)
+        case ["hubs", number, "mqtt-sessions", "disconnect"]:
+            return mqtt_clients.disconnect_session(whole("hub", number), body)
+        case ["hubs", number, "mqtt-sessions", "delete"]:
+            return mqtt_clients.end_session(whole("hub", number), body)
+        case ["hubs", number, "mqtt-retained", "delete"]:
+            return mqtt_clients.delete_retained(whole("hub", number), body)
         case ["drain"]:
             return drain(parts, body)
     raise HttpError(404, "There is nothing to do at this address.")
@@ -109,7 +117,10 @@ def disconnect(parts: Parts, name: str, options: dict[str, object] | None = None
         raise ArgumentError(f"text: a string of at most {MAX_NAME_BYTES} bytes is needed")
     session = snapshots.session_of(name)
     log.info("client %s: disconnect requested by an operator", name)
-    session.disconnect(CloseReason.SHUTDOWN, text.encode() if isinstance(text, str) else None, "by an operator")
+    if isinstance(session, MqttClient):
+        session.kick(text or "")
+    else:
+        session.disconnect(CloseReason.SHUTDOWN, None if text is None else text.encode(), "by an operator")
     return {"id": name, "disconnected": True}
 
 
@@ -141,20 +152,30 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> Snapshot:
     Args:
         parts: the parts of this process.
         hub: the number of the hub.
-        message: `topic`, a name or a number; `data`, a string; optionally `subtopic`, a name or a number.
+        message: `topic`, a name or a number; `data`, a string; optionally `subtopic`, a name or a number, and for MQTT
+            clients `qos`, `retain`, `expiry` in seconds and `properties`, see `smqrt.hub.smq.MessageMethods.publish`.
 
     Raises:
         ArgumentError: there is no such hub, or a value is invalid.
         ClosedError: the hub is closed.
     """
-    known(message, ("topic", "data", "subtopic"))
+    known(message, ("topic", "data", "subtopic", "qos", "retain", "expiry", "properties"))
     topic, data, subtopic = message.get("topic"), message.get("data", ""), message.get("subtopic")
     if not isinstance(data, str):
         raise ArgumentError("data: a string is needed; send JSON as a string")
     name = _destination("topic", topic)
     if name is None:
         raise ArgumentError("topic: a name or a number is needed")
-    waiting = snapshots.broker_of(hub).publish(data.encode(), name, _destination("subtopic", subtopic))
+    broker, sub = snapshots.broker_of(hub), _destination("subtopic", subtopic)
+    qos: Any = message.get("qos")  # `publish_mqtt` checks these values
+    retain, expiry, properties = (message.get(key) for key in ("retain", "expiry", "properties"))
+    if not isinstance(retain, bool | None):
+        raise ArgumentError("retain: true or false is needed")
+    options = PublishOptions(qos, bool(retain), expiry, properties)  # type: ignore[arg-type]
+    if options == PublishOptions():
+        waiting = broker.publish(data.encode(), name, sub)
+    else:
+        waiting = broker.publish_mqtt(data.encode(), name, options, sub)
     return {"hub": hub, "topic": topic, "bytes": len(data.encode()), "waiting": waiting}
 
 
@@ -218,14 +239,24 @@ def _topics(parts: Parts, arguments: Arguments) -> Answer:
     return snapshots.topics(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
 
 
-def _mqtt_sessions(parts: Parts, arguments: Arguments) -> Answer:
-    known(arguments, ("hub", "after", "limit", "search"))
+def _required_hub(arguments: Arguments, path: str) -> int:
     hub = _hub_of(arguments)
     if hub is None:
-        raise ArgumentError(
-            "hub: an argument is needed, such as /api/v1/mqtt-sessions?hub=1; /api/v1/hubs lists the hubs"
-        )
-    return snapshots.mqtt_sessions(parts, hub, arguments.get("after"), limit_of(arguments), arguments.get("search", ""))
+        raise ArgumentError(f"hub: an argument is needed, such as /api/v1/{path}?hub=1; /api/v1/hubs lists the hubs")
+    return hub
+
+
+def _mqtt_sessions(parts: Parts, arguments: Arguments) -> Answer:
+    known(arguments, ("hub", "after", "limit", "search", "state"))
+    hub = _required_hub(arguments, "mqtt-sessions")
+    search, state = arguments.get("search", ""), arguments.get("state", "offline")
+    return mqtt_clients.sessions(hub, arguments.get("after"), limit_of(arguments), search, state)
+
+
+def _mqtt_retained(parts: Parts, arguments: Arguments) -> Answer:
+    known(arguments, ("hub", "after", "limit", "filter"))
+    hub = _required_hub(arguments, "mqtt-retained")
+    return mqtt_clients.retained(hub, arguments.get("filter", ""), arguments.get("after"), limit_of(arguments))
 
 
 def _closed(parts: Parts, arguments: Arguments) -> Answer:
@@ -238,6 +269,7 @@ PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
     "peers": _peers,
     "topics": _topics,
     "mqtt-sessions": _mqtt_sessions,
+    "mqtt-retained": _mqtt_retained,
     "closed": _closed,
     "log": lambda parts, arguments: snapshots.log_rows(parts, limit_of(known(arguments, ("limit",)))),
     "traces": lambda parts, arguments: snapshots.traces(parts, limit_of(known(arguments, ("limit",)))),
@@ -567,7 +599,7 @@ def _worker_of(segments: Sequence[str], arguments: Arguments) -> int | None:
     match segments:
         case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
-        case ["peers"] | ["topics"] | ["mqtt-sessions"]:
+        case ["peers"] | ["topics"] | ["mqtt-sessions"] | ["mqtt-retained"]:
             number = arguments.get("hub", "")
         case _:
             number = ""

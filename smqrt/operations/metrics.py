@@ -380,6 +380,16 @@ FAMILIES = (
         "Failed commits of MQTT sessions and retained messages; each is repeated.",
         lambda devices: devices.ledger.failures if devices.ledger else 0,
     ),
+    _mqtt(
+        "smqrt_mqtt_unnamed_topics_total",
+        "Topics so far that MQTT can't name, and that its clients do not see.",
+        lambda devices: devices.unnamed_topics,
+    ),
+    _mqtt(
+        "smqrt_mqtt_hidden_failures_total",
+        "Messages of MQTT 3.1 and 3.1.1 clients that were acknowledged, but not accepted.",
+        lambda devices: devices.hidden_failures,
+    ),
     _hub_traffic(
         "smqrt_hub_messages_total", "Messages published here by clients and the server, each counted once.", "messages"
     ),

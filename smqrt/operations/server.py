@@ -317,8 +317,10 @@ class Api(Directory):
             segments = relpath.strip("/").split("/")
             if segments[0] != "v1":
                 raise HttpError(404, "The API is at /api/v1/.")
-            _check_method(request, "GET", "HEAD", "POST")
-            if request.method == "POST":
+            _check_method(request, "GET", "HEAD", "POST", "DELETE")
+            if request.method == "DELETE":
+                status, answer = self._all_workers.answer(*deletion(segments[1:], _arguments(request)))
+            elif request.method == "POST":
                 status, answer = self._all_workers.answer(segments[1:], {}, _body(request))
             else:
                 status, answer = self._all_workers.answer(segments[1:], _arguments(request))
@@ -356,6 +358,23 @@ def _check_method(request: Request, *methods: str) -> None:
     if request.method not in methods:
         allowed = ", ".join(methods)
         raise HttpError(405, f"{request.method} is not allowed for this address.", headers={"Allow": allowed})
+
+
+def deletion(segments: list[str], arguments: Arguments) -> tuple[list[str], Arguments, dict[str, object]]:
+    """Return the path, arguments and body of the POST that means the same as a DELETE.
+
+    Raises:
+        ArgumentError: the argument `hub` is missing.
+        HttpError: nothing can be deleted at this address.
+    """
+    if segments not in (["mqtt-retained"], ["mqtt-sessions"]):
+        raise HttpError(405, "DELETE is not allowed for this address.", headers={"Allow": "GET, HEAD, POST"})
+    if "hub" not in arguments:
+        raise ArgumentError(
+            f"hub: an argument is needed, such as /api/v1/{segments[0]}?hub=1; /api/v1/hubs lists the hubs"
+        )
+    body: dict[str, object] = {name: value for name, value in arguments.items() if name != "hub"}
+    return ["hubs", arguments["hub"], segments[0], "delete"], {}, body
 
 
 def _arguments(request: Request) -> Arguments:

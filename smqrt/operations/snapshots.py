@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
-from math import isinf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -336,6 +335,8 @@ def mqtt(devices: Devices) -> Snapshot:
         "retained": len(devices.retained.by_name),
         "retained_bytes": devices.retained.size_bytes,
         "filters": len(devices.filters.by_text),
+        "unnamed_topics": devices.unnamed_topics,
+        "hidden_failures": devices.hidden_failures,
     }
 
 
@@ -470,10 +471,11 @@ def _subscriptions(session: Session) -> int:
 
 def _mqtt_client(session: Session) -> Snapshot | None:
     device = _device(session)
-    return None if device is None else _mqtt_session(device)
+    return None if device is None else mqtt_session(device)
 
 
-def _mqtt_session(device: Device) -> Snapshot:
+def mqtt_session(device: Device) -> Snapshot:
+    """Return the session of an MQTT client with its queues."""
     return {
         "client_id": device.client_id,
         "version": _MQTT_VERSIONS[device.version],
@@ -530,42 +532,6 @@ def topic(hub: int, one: Topic) -> Snapshot:
         "name": text(one.name or b""),
         "subscribers": one.subscribers,
         "observers": len(one.observers),
-    }
-
-
-def mqtt_sessions(parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "") -> Snapshot:
-    """Return a page of the sessions without a connection of a hub's MQTT clients, ordered by client identifier.
-
-    Args:
-        parts: the server.
-        hub: the number of the hub.
-        after: the `after` of the previous page.
-        limit: items on the page, 1 to 1000.
-        search: only sessions whose client identifier or user contains this text.
-
-    Raises:
-        ArgumentError: there is no such hub, or an argument is invalid.
-    """
-    broker = broker_of(hub)
-    now_s, needle = broker.clock(), search.lower()
-    found = page(
-        list(broker.devices.offline) if broker.devices is not None else [],
-        lambda device: device.client_id.encode(),
-        None if after is None else after.encode(),
-        limit,
-        lambda device: needle in device.client_id.lower() or needle in (device.user or "").lower(),
-    )
-    return paged(found, lambda device: _offline_session(hub, device, now_s), text)
-
-
-def _offline_session(hub: int, device: Device, now_s: float) -> Snapshot:
-    ends_s = None if isinf(device.ends_s) else round(device.ends_s - now_s, 3)
-    return {
-        "hub": hub,
-        "user": device.user or "",
-        "subscriptions": len(device.subscriptions),
-        "ends_in_s": ends_s,
-        **_mqtt_session(device),
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from gevent.event import AsyncResult
 
+from smqrt.broker.mqtt.application import MqttAttributes
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -102,6 +103,7 @@ class Message:
         tid: the id of the topic, or the receiver's own ETID.
         subtid: the id of the sub-topic, 0 for none; the number of a request.
         topic: the topic as it was subscribed to; for an answer, the ETID that the request was sent to.
+        mqtt: QoS, retain flag, expiry and properties of a message of an MQTT client to a hub; None for others.
     """
 
     data: bytes
@@ -110,6 +112,7 @@ class Message:
     subtid: int
     topic: str | bytes | int
     _publish: Callable[[Any, int, int], object] = field(repr=False, compare=False)
+    mqtt: MqttAttributes | None = None
 
     @property
     def text(self) -> str:

@@ -42,7 +42,20 @@ HOSTILE = b"<img src=x onerror=\"document.title='owned'\">\xe2\x80\xaegnp.exe\x1
 OUTSIDE = """() => [document.documentElement, ...document.querySelectorAll("main *, td *")]
     .filter(one => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".unseen, .chart, .lines"))
     .map(one => one.outerHTML.slice(0, 200))"""
-VIEWS = ("overview", "peers", "topics", "messages", "applications", "journals", "clusters", "limits", "closes", "log")
+VIEWS = (
+    "overview",
+    "peers",
+    "topics",
+    "sessions",
+    "retained",
+    "messages",
+    "applications",
+    "journals",
+    "clusters",
+    "limits",
+    "closes",
+    "log",
+)
 
 
 class Shop:

@@ -177,6 +177,15 @@ def test_durations_have_their_two_largest_units() -> None:
     assert {seconds: duration_text(seconds) for seconds in durations} == durations
 
 
+def test_a_trace_line_of_an_mqtt_packet() -> None:
+    event = {"time": "2026-11-23T02:31:08.123456Z", "event": "PUBLISH", "uid": "mqtt:lamp", "topic": "a", "qos": 1}
+    event |= {"id": 7, "flags": "dup, retain", "bytes": 2, "payload": "21", "sent": True}
+    line = '02:31:08.123  PUBLISH      to mqtt:lamp  a  id 7  qos 1  2 bytes  dup, retain  "21"'
+    assert trace_line(event) == line
+    connect = {"event": "CONNECT", "uid": "mqtt:lamp", "version": "5", "keepalive_s": 30, "will": "gone"}
+    assert trace_line(connect) == "CONNECT      mqtt:lamp  version 5  will gone  keep-alive 30 s"
+
+
 def test_a_trace_line_has_what_its_event_has() -> None:
     event = {
         "event": "publish",

@@ -75,6 +75,26 @@ def test_a_retained_message_as_json(broker: Mosquitto) -> None:
     assert found == expected
 
 
+def test_expiry_and_properties(broker: Mosquitto) -> None:
+    url = f"mqtt://{broker.address}"
+    options = ["--property", "contenttype=text/plain", "--property", "payloadformatindicator=1", "--expiry", "60"]
+    colours = ["--property", "colour=red", "--property", "colour=blue=green"]
+    assert smqrt("pub", url, "cli/kept", "x", "--qos", "1", "--retain", *options, *colours).returncode == 0
+    shown = json.loads(smqrt("sub", url, "cli/kept", "--json", "--qos", "1", "--count", "1").stdout)
+    assert 0 < shown["properties"].pop("messageexpiryinterval") <= 60
+    assert shown["properties"] == {
+        "contenttype": "text/plain",
+        "payloadformatindicator": 1,
+        "colour": ["red", "blue=green"],
+    }
+    for arguments, error in (
+        (["--property", "x"], b"--property x: NAME=VALUE is needed, such as contenttype=text/plain"),
+        (["--property", "payloadformatindicator=2"], b"property 'payloadformatindicator' can't be 2"),
+        (["--expiry", "5", "--mqtt", "3.1.1"], b"--expiry and --property need MQTT 5"),
+    ):
+        assert error in smqrt("pub", url, "t", "x", *arguments).stderr
+
+
 def test_tls_and_credentials(tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
     passwords.touch(0o700)

@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 
 WRONG_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish"), 5),
-    **dict.fromkeys(("ondrop", "onmsg", "onnode", "log"), "text"),
+    **dict.fromkeys(("ondrop", "onmsg", "onnode", "onmqttgap", "log"), "text"),
     **dict.fromkeys(("keepidle", "keepintv"), 0),
     **dict.fromkeys(("readtmo", "queuesize"), -1),
     "budget": 1.5,

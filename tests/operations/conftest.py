@@ -9,6 +9,9 @@ import pytest
 
 from smqrt import hub
 from smqrt.smq.gevent_broker import GeventBroker
+from tests.support.sites import authority, make_site
+
+__all__ = ["authority", "make_site"]
 
 
 @pytest.fixture

@@ -388,6 +388,22 @@ def test_mqtt_sessions_come_in_pages(mqtt_server: Served) -> None:
     assert "hub: an argument is needed" in get(mqtt_server, "/api/v1/mqtt-sessions").text
 
 
+def test_retained_messages_and_sessions_are_deleted(mqtt_server: Served) -> None:
+    client = mqtt_client(mqtt_server, "deleter", 600, "deleted/#")
+    for number in range(3):
+        client.publish(f"deleted/{number}", "21", 1, retain=True).wait_for_publish(5)
+    leave(client)
+    (hub,) = api(mqtt_server, "hubs")
+    query, url = f"hub={hub['id']}&filter=deleted/%23", f"{mqtt_server.admin_url}/api/v1/"
+    assert [one["payload"] for one in api(mqtt_server, f"mqtt-retained?{query}")["items"]] == ["21"] * 3
+    answer = requests.delete(f"{url}mqtt-retained?{query}", timeout=10)
+    assert answer.json() == {"hub": hub["id"], "filter": "deleted/#", "deleted": 3}
+    session = f"{url}mqtt-sessions?hub={hub['id']}&client=deleter"
+    assert [requests.delete(session, timeout=10).status_code for _ in range(2)] == [200, 404]
+    for path, status in (("mqtt-retained", 400), ("topics?hub=1", 405), ("mqtt-retained?hub=x&filter=a", 400)):
+        assert requests.delete(url + path, timeout=10).status_code == status
+
+
 def test_metrics_of_mqtt_clients(mqtt_server: Served, served: Served) -> None:
     client = mqtt_client(mqtt_server, "measured", 600, "measured/#")
     client.publish("measured/a", "1", 1, retain=True).wait_for_publish(5)

@@ -114,6 +114,7 @@ def test_a_hub_takes_its_options_in_python() -> None:
         "ondrop",
         "onmsg",
         "onnode",
+        "onmqttgap",
         "log",
     ]
     others = {"options", "journal", *callbacks}

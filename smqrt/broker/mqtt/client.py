@@ -18,6 +18,7 @@ from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.mqtt.session import is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
+from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox, run_at_once
 from smqrt.broker.sessions import SessionState
 from smqrt.broker.state import BrokerState
@@ -122,6 +123,8 @@ class MqttClient(SubscribingClient):
         """
         if self.collect(first, body):
             return False
+        if self.broker.traces and self.device is not None:  # with traces nothing is collected
+            trace_packet(self, first, body)
         if len(body) == 2 and first in _SHORT_ANSWERS and body != b"\0\0" and self.device is not None:
             _SHORT_ANSWERS[first](self, body[0] << 8 | body[1])
             return False
@@ -166,6 +169,9 @@ class MqttClient(SubscribingClient):
         self.is_new_id = not packet.client_identifier
         self.client_id = packet.client_identifier or self._new_id()
         self.uid = uid_of(self.client_id)
+        if self.broker.traces:
+            self.apply_traces()
+            trace_decoded(self, PacketType.CONNECT, packet, False)
         self._check_connect(packet)
         if self.peer_limit_bytes and len(encode(self._connack(packet, False), 5)) > self.peer_limit_bytes:
             raise MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than CONNACK")
@@ -421,6 +427,18 @@ class MqttClient(SubscribingClient):
         self.version = 4  # the server sends no DISCONNECT
         self.disconnect(CloseReason.CLIENT_DISCONNECT)
 
+    # ---- traces
+
+    def apply_traces(self) -> None:
+        """Record the packets that are sent from now on, if a trace is about this client."""
+        is_traced = any(trace.is_about(self) for trace in self.broker.traces)
+        self.mqtt_outbox = TracedOutbox(self) if is_traced else self.outbox
+
+    def forget_routes(self) -> None:
+        """See `Session.forget_routes`; a trace may have begun or ended."""
+        super().forget_routes()
+        self.apply_traces()
+
     # ---- the end
 
     def keepalive_expired(self) -> None:
@@ -432,6 +450,16 @@ class MqttClient(SubscribingClient):
         if self.version == 5:
             self._send_reason(lambda properties: encode(DisconnectPacket(code, properties), 5), text)
         self.version = 4
+
+    def kick(self, text: str = "") -> None:
+        """Disconnect the client by order of an operator; its will is published, and its session may be kept.
+
+        Args:
+            text: the reason string for MQTT 5.
+        """
+        if self.state is SessionState.CONNECTED:
+            self._send_disconnect(Reason.ADMINISTRATIVE_ACTION, text)
+        self.disconnect(CloseReason.SHUTDOWN, None, "by an operator")
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """See `Session.disconnect`; the session of the client may be kept, and its will is published."""

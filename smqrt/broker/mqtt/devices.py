@@ -15,6 +15,7 @@ from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
+from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Barrier, Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
@@ -70,6 +71,9 @@ class Devices(Outbox):
         waiting_bytes: the memory of the messages that wait in all sessions, approximately.
         pack: see `Encoder`.
         ledger: the changes that are to be saved; None for a hub without `persist`.
+        unnamed_topics: topics that MQTT can't name; they do not exist for MQTT clients.
+        hidden_failures: messages of MQTT 3.1 and 3.1.1 clients that the hub has not accepted, and has acknowledged all
+            the same: these versions have no acknowledgement with a reason.
     """
 
     __slots__ = (
@@ -77,6 +81,7 @@ class Devices(Outbox):
         "_accepted",
         "_by_topic",
         "_delivered",
+        "_gaps",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
@@ -88,6 +93,7 @@ class Devices(Outbox):
         "counts",
         "filters",
         "handshake_s",
+        "hidden_failures",
         "ledger",
         "limits",
         "offline",
@@ -97,6 +103,7 @@ class Devices(Outbox):
         "sessions",
         "system",
         "take_overs",
+        "unnamed_topics",
         "waiting_bytes",
     )
 
@@ -108,6 +115,7 @@ class Devices(Outbox):
         self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
+        self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
@@ -124,6 +132,9 @@ class Devices(Outbox):
         self._accepted = self._delivered = 0  # batches, since the hub was created
         self._steps: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
+        self.unnamed_topics = self.hidden_failures = 0
+        if broker.topic_table.by_name:
+            run_in_background(self._count_unnamed())
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
         broker.devices = self
@@ -132,9 +143,18 @@ class Devices(Outbox):
     # ---- topics and filters
 
     def _on_topic(self, topic: Topic) -> None:
-        """Subscribe to a new topic that filters match."""
+        """Subscribe to a new topic that filters match, or count it when MQTT can't name it."""
         assert topic.name is not None
-        self._set(topic, self.filters.match(topic.name))
+        found = self.filters.match(topic.name)
+        self._set(topic, found)
+        if found is None and mqtt_name(topic.name) is None:
+            self.unnamed_topics += 1
+
+    def _count_unnamed(self) -> Iterator[None]:
+        """Count the topics from before this object that MQTT can't name, in portions: a file may have many."""
+        for name in list(self.broker.topic_table.by_name):
+            self.unnamed_topics += mqtt_name(name) is None
+            yield
 
     def _set(self, topic: Topic, found: FilterSet | None) -> None:
         known = self._by_topic.get(topic)
@@ -557,6 +577,7 @@ class Devices(Outbox):
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)
+        self._gaps.lost(device.client_id)
         QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
 
     # ---- backpressure: publishers with QoS 1 and 2 wait for connected clients whose queues fill

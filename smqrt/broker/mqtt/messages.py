@@ -62,9 +62,11 @@ class MqttBatch(ArrivedBatch):
         messages: the number of messages; 0 when it is unknown.
         received: the session of the publisher and the packet identifiers, which are saved together with the messages;
             None when nothing is saved, and with QoS 0 and 1.
+        on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
     """
 
     messages = 0
+    on_accepted: Callable[[], object] | None = None
     drops: list[Drop] | None = None
     large: bytes | None = None
     packets: bytes = b""
@@ -79,7 +81,13 @@ class MqttBatch(ArrivedBatch):
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
         found.drops, found.large, found.received, found.group = self.drops, self.large, self.received, self.group
+        found.on_accepted = self.on_accepted
         return found
+
+    def accepted(self) -> None:
+        """Note that `onpublish` has accepted the message."""
+        if self.on_accepted is not None:
+            self.on_accepted()
 
     def dropped(self, reason: Drop) -> None:
         """Note that messages do not reach anybody."""

@@ -236,6 +236,8 @@ class PublishingClient(MqttSession):
         device = self.device
         if device is None or self.closed or not numbers:
             return
+        if code >= FIRST_FAILURE and self.version < 5:
+            self.devices.hidden_failures += len(numbers)
         first = b"\x40" if qos == 1 else b"\x50"
         if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
             for number in numbers:
@@ -274,7 +276,7 @@ class PublishingClient(MqttSession):
         permitted = False if is_reserved(name) else self._permitted.get(name)
         if permitted is None:
             return self._ask_permission(name, first, body)
-        if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2):
+        if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2) and not self.broker.traces:
             # Behind the hook and the limits, the messages of a batch may have different answers.
             answers_differ = self.broker.hooks.onpublish is not None or self.broker.publish_limits is not None
             self.run_name, self._run_first = name, _NO_RUN if qos and answers_differ else first

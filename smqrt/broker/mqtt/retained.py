@@ -6,16 +6,35 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from smqrt.broker.mqtt.filters import FilterTable, Options
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, packed_identifier
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch, packed_identifier
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, MqttSettings
 from smqrt.wire import smq
+from smqrt.wire.mqtt.fields import check_filter
 
 NAMES_PER_STEP = 200
 """Names that are compared with a filter at once."""
 RETAINED = Limit("mqtt_retained", "mqtt.retained", "the hub's limit of retained messages is reached")
 RETAINED_MEMORY = Limit("mqtt_retained_bytes", "mqtt.retained_bytes", "the hub's limit of retained bytes is reached")
+
+
+def name_matcher(text: str) -> Callable[[bytes], bool]:
+    """Return a function that tells whether a topic name matches a filter; an empty one matches all names.
+
+    Raises:
+        ArgumentError: `text` is not a filter.
+    """
+    if not text:
+        return lambda name: True
+    check_filter(text)
+    if "+" not in text and "#" not in text:
+        wanted = text.encode()
+        return lambda name: name == wanted
+    table = FilterTable()
+    table.named(text)
+    fixed = text.partition("+")[0].partition("#")[0].rstrip("/").encode()
+    return lambda name: name.startswith(fixed) and table.match(name) is not None
 
 
 class RetainedMessages:
@@ -58,29 +77,79 @@ class RetainedMessages:
             if known is not None:
                 self.forget(known)
             return True
-        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
-        limit = RETAINED if known is None and len(self.by_name) >= self.limits.retained else None
-        if limit is None and self.size_bytes + growth > self.limits.retained_bytes:
-            limit = RETAINED_MEMORY
+        limit = self.reached(message)
         if limit is not None:
             limit.refused(f"the topic {ascii(name[:64])[1:]}")
             return False
         self.by_name[name] = message
-        self.size_bytes += growth
+        self.size_bytes += message.size_bytes - (known.size_bytes if known is not None else 0)
         self._on_change(name)
         return True
 
+    def reached(self, message: Message) -> Limit | None:
+        """Return the limit that forbids to keep a message; None when it can be kept, or deletes one."""
+        if not message.payload:
+            return None
+        known = self.by_name.get(message.name)
+        if known is None and len(self.by_name) >= self.limits.retained:
+            return RETAINED
+        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
+        return RETAINED_MEMORY if self.size_bytes + growth > self.limits.retained_bytes else None
+
     def forget(self, message: Message) -> None:
+        """Delete a retained message."""
         del self.by_name[message.name]
         self.size_bytes -= message.size_bytes
         self._on_change(message.name)
 
     def frame(self, topic: Topic) -> bytes:
-        """Return the retained message of a topic as a frame for an SMQ subscriber; empty without one."""
+        """Return the retained message of a topic for an SMQ subscriber, or for a handler; empty without one."""
         found = self.by_name.get(topic.name or b"")
         if found is None or found.expires_s <= self._broker.clock() or len(found.payload) > smq.MAX_PAYLOAD_BYTES:
             return b""
-        return smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
+        frame = smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
+        return mqtt_batch(frame, found.qos, True, found.properties, found.expires_s)
+
+    def names(self, text: str) -> Iterator[bytes | None]:
+        """Return the names of the present retained messages that match a filter, in portions.
+
+        Args:
+            text: the filter; an empty one matches all.
+
+        Yields:
+            a name; None after many names, so that others have their turn.
+
+        Raises:
+            ArgumentError: `text` is not a filter.
+        """
+        matches, now_s = name_matcher(text), self._broker.clock()
+        for count, name in enumerate(list(self.by_name), 1):
+            found = self.by_name.get(name)
+            if found is not None and found.expires_s > now_s and matches(name):
+                yield name
+            if not count % NAMES_PER_STEP:
+                yield None
+
+    def delete(self, text: str) -> Iterator[int]:
+        """Delete the retained messages that match a filter, in portions.
+
+        Args:
+            text: the filter.
+
+        Yields:
+            the number of messages that this portion has deleted, 0 or 1.
+
+        Raises:
+            ArgumentError: `text` is not a filter.
+        """
+        check_filter(text)  # an empty one would match all
+        for name in self.names(text):
+            found = self.by_name.get(name) if name is not None else None
+            if found is not None:
+                self.forget(found)
+                if self._broker.cluster is not None:
+                    self._broker.cluster.mqtt.retained_changed(found.name)
+            yield int(found is not None)
 
     def matching(self, text: str, options: Options) -> RetainedFeed:
         """Return the retained messages for a new subscription."""

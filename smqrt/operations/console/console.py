@@ -138,13 +138,16 @@ class Console:
     def pulse(self) -> Snapshot:
         """Return the figures that all pages receive each second."""
         sample = self.sample()
-        counts = {
+        counts: dict[str, float | None] = {
             "alerts": len(self._alerts(sample)),
             "peers": sample.now["peers"],
             "topics": sum(hub["topics"] for hub in merged_hubs(sample.hubs)),
             "apps_failed": sum(one["state"] == "failed" for one in sample.also["apps"]),
             "errors": sample.server["log_errors"],
         }
+        mqtt = [hub["mqtt"] for hub in sample.hubs if hub["mqtt"] is not None]
+        for name in ("sessions", "retained"):  # without MQTT clients, the pages are not in the navigation
+            counts[name] = sum(one[name] for one in mqtt) if mqtt else None
         now = {name: _rounded(value) for name, value in sample.now.items()}
         return {"now": now, "counts": counts, "point": self.point}
 

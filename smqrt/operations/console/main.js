@@ -7,6 +7,8 @@ import {Live} from "./live.js";
 import {overview} from "./views/overview.js";
 import {peers} from "./views/peers.js";
 import {topics} from "./views/topics.js";
+import {sessions} from "./views/sessions.js";
+import {retained} from "./views/retained.js";
 import {messages} from "./views/messages.js";
 import {applications} from "./views/applications.js";
 import {clusters} from "./views/clusters.js";
@@ -15,7 +17,7 @@ import {limits} from "./views/limits.js";
 import {closes} from "./views/closes.js";
 import {log} from "./views/log.js";
 
-const VIEWS = {overview, peers, topics, messages, applications, journals, clusters, limits, closes, log};
+const VIEWS = {overview, peers, topics, sessions, retained, messages, applications, journals, clusters, limits, closes, log};
 const TITLE = "smqrt console";
 
 const live = new Live(), history = new History(), main = find("main"), nav = find("nav"), menu = find("menu");
@@ -79,6 +81,7 @@ document.addEventListener("keydown", event => {
 const COUNTED = {alerts: "alert", apps_failed: "failed application", errors: "error"};
 
 live.listeners.add(({counts, point}) => {
+    for (const place of nav.querySelectorAll("[data-if]")) place.hidden = counts[place.dataset.if] === null;
     for (const place of nav.querySelectorAll("[data-count]")) setText(place, format.count(counts[place.dataset.count]));
     for (const place of nav.querySelectorAll("[data-badge]")) {
         const number = counts[place.dataset.badge];

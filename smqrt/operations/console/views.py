@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import gevent
 from gevent.event import Event
 
+from smqrt.broker.mqtt.retained import name_matcher
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, JournalError
 from smqrt.http.disk import ZipIo
 from smqrt.http.open_files import disks
@@ -29,6 +30,7 @@ from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.console import Console, workers_of
 from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
 from smqrt.operations.logs import MAX_KEPT
+from smqrt.operations.mqtt_clients import STATES
 from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
 from smqrt.smq.close_log import explanation_of
@@ -102,6 +104,8 @@ PAGE = 50
 """The number of clients on a page."""
 MAX_PEER_PAGES = 20
 MAX_TOPIC_ROWS = 100
+MAX_MQTT_ROWS = 100
+MAX_PAYLOAD_CHARS = 300
 MAX_CLOSES = 100
 MAX_READERS = 100
 MAX_LOG_ENTRIES = 60
@@ -298,6 +302,79 @@ class Topics(_Stateless):
         return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": total}
 
 
+class MqttList(_Stateless):
+    """A list of a hub with MQTT clients: its sessions, or its retained messages.
+
+    Args:
+        console: the console.
+        options: the options of the page.
+        path: the path of the list in the API.
+        arguments: arguments of the request beside hub and limit.
+        row: returns a row of the page for an item of the API.
+        key: the field that orders the rows.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        options: Options,
+        path: str,
+        arguments: dict[str, str],
+        row: Callable[[dict[str, Any]], Snapshot],
+        key: str,
+    ) -> None:
+        self._console, self._path, self._arguments, self._row, self._key = console, path, arguments, row, key
+        self._hub = _number(options, "hub")
+        self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
+
+    def _find(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
+        arguments = {"limit": str(MAX_MQTT_ROWS), **self._arguments}
+        results = self._console.server.get_many([((self._path,), {"hub": str(hub), **arguments}) for hub in hubs])
+        pages = list(filter(None, results.answers))
+        items = [
+            {"hub": hub, **one}
+            for hub, page in zip(hubs, results.answers, strict=True)
+            for one in (page or {"items": ()})["items"]
+        ]
+        rows = [self._row(one) for one in sorted(items, key=lambda one: str(one[self._key]))[:MAX_MQTT_ROWS]]
+        return {"rows": rows, "matching": sum(page["total"] for page in pages)}, results.cost_s
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        hubs = merged_hubs([hub for hub in self._console.sample().hubs if hub["mqtt"] is not None])
+        choices = hub_choices(hubs)
+        if not choices:
+            return {"hubs": [], "ids": [], "rows": [], "matching": 0}
+        by_number = {one: hub for hub in hubs for one in hub["ids"]}
+        hub = by_number.get(self._hub or 0) or by_number[choices[0]["id"]]
+        return {"hubs": choices, "hub": hub["id"], "ids": hub["ids"], **self._order.get(tuple(hub["ids"]))}
+
+
+def _sessions(console: Console, options: Options) -> View:
+    """Return the view of the sessions of MQTT clients."""
+
+    def row(one: dict[str, Any]) -> Snapshot:
+        return {**one, "key": f"{one['hub']}:{one['client_id']}", "name": shown_name(one["client_id"])}
+
+    state = _text(options, "state")
+    arguments = {"search": _text(options, "find"), "state": state if state in STATES else "all"}
+    return MqttList(console, options, "mqtt-sessions", arguments, row, "client_id")
+
+
+def _retained(console: Console, options: Options) -> View:
+    """Return the view of the retained messages. Raises ArgumentError for an invalid filter."""
+
+    def row(one: dict[str, Any]) -> Snapshot:
+        shown: Snapshot = {"name": shown_name(one["topic"]), "payload": printable(one["payload"][:MAX_PAYLOAD_CHARS])}
+        shown["cut"] = one["bytes"] > len(one["payload"]) or len(one["payload"]) > MAX_PAYLOAD_CHARS
+        properties = {shown_name(name): shown_name(str(value)) for name, value in one["properties"].items()}
+        return {**one, **shown, "key": f"{one['hub']}:{one['topic']}", "properties": properties}
+
+    wanted = _text(options, "find")
+    name_matcher(wanted)
+    return MqttList(console, options, "mqtt-retained", {"filter": wanted}, row, "topic")
+
+
 class Messages:
     """The messages of some topics of a hub."""
 
@@ -491,6 +568,8 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "peers": Peers,
     "peer": Peer,
     "topics": Topics,
+    "sessions": _sessions,
+    "retained": _retained,
     "messages": Messages,
     "applications": Applications,
     "journals": Journals,

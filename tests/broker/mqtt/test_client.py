@@ -11,10 +11,13 @@ import pytest
 
 from smqrt.broker.client_limits import recheck_clients
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.messages import mqtt_batch
-from smqrt.broker.outbox import flush_dirty
+from smqrt.broker.outbox import Drop, flush_dirty
 from smqrt.broker.state import Hooks
+from smqrt.broker.topics import PublishLimits
 from smqrt.errors import MqttError
+from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, Subscription, encode
 from tests.broker.memory_clients import settle
 from tests.broker.mqtt.memory_devices import DeviceHub, MemoryDevice
 from tests.conformance.mqtt_script import data_of
@@ -300,3 +303,40 @@ def test_the_end_of_a_session_with_many_filters() -> None:
 def test_like_keeps_the_attributes_of_a_batch() -> None:
     batch = mqtt_batch(b"x", 2, True, b"p", 5.0).like(b"y")
     assert (bytes(batch), batch.qos, batch.retain, batch.properties, batch.expires_s) == (b"y", 2, True, b"p", 5.0)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_failures_that_an_old_version_has_no_answer_for_are_counted(version: int) -> None:
+    hub = DeviceHub(Hooks(permittop=lambda name, is_sub, session: name != b"secret", onpublish=lambda batch, *_: b""))
+    device = hub.device()
+    device.feed(encode(ConnectPacket(version, "a"), version))
+    device.take()
+    for number, (topic, qos) in enumerate((("secret", 1), ("swallowed", 2), ("secret", 0)), 1):
+        device.feed(encode(PublishPacket(topic, b"x", qos << 1, number if qos else 0), version))
+    answers = device.take()
+    if version == 5:
+        assert (answers, hub.devices.hidden_failures) == (b"\x40\3\0\1\x87\x50\3\0\2\x83", 0)
+    else:
+        assert (answers, hub.devices.hidden_failures) == (b"\x40\2\0\1\x50\2\0\2", 2)
+
+
+def test_messages_over_the_rate_of_an_old_version_are_counted() -> None:
+    hub = DeviceHub()
+    hub.broker.publish_limits = PublishLimits(1, policy="drop")
+    device, listener = hub.device(), hub.device()
+    for one, name in ((device, "a"), (listener, "b")):
+        one.feed(encode(ConnectPacket(4, name), 4))
+    listener.feed(encode(SubscribePacket(1, [Subscription("t")]), 4))
+    for number in (1, 2, 3):
+        device.feed(encode(PublishPacket("t", b"x", 2, number), 4))
+    assert hub.devices.hidden_failures == hub.broker.stats.drops[Drop.OVER_RATE] == 2
+
+
+def test_topics_that_mqtt_cannot_name_are_counted() -> None:
+    hub = DeviceHub()
+    for name in (b"a", b"a+b", b"\xff", b"a/#", b"a+b", b""):
+        hub.broker.create(name)
+    assert hub.devices.unnamed_topics == 4
+    later = Devices(hub.broker)
+    settle()
+    assert later.unnamed_topics == 4

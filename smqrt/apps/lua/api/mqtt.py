@@ -191,7 +191,7 @@ class MqttBinding:
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
-        chosen["properties"] = _properties(chosen.pop("properties", {}))
+        chosen["properties"] = mqtt_properties(chosen.pop("properties", {}))
         if "will" in chosen:
             chosen["will"] = _will(chosen["will"])
         return chosen
@@ -281,7 +281,7 @@ class MqttBinding:
         client = self._clients.get(number)
         if client is None:
             return False
-        props = _properties(bridge.load(properties)) if properties else None
+        props = mqtt_properties(bridge.load(properties)) if properties else None
         try:
             item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
         except QueueFullError:
@@ -313,7 +313,7 @@ class MqttBinding:
             nolocal=nolocal,
             retainaspublished=retainaspublished,
             retainhandling=retainhandling,
-            properties=_properties(bridge.load(properties)) if properties else None,
+            properties=mqtt_properties(bridge.load(properties)) if properties else None,
         )
 
     def _ask(self, number: int, method: Callable[..., bool], *arguments: object, **options: object) -> LuaResult:
@@ -332,7 +332,7 @@ class MqttBinding:
             MqttClient.unsubscribe,
             topic.decode("utf-8", "surrogateescape"),
             self._optional(number, "ack", onunsuback),
-            _properties(bridge.load(properties)) if properties else None,
+            mqtt_properties(bridge.load(properties)) if properties else None,
         )
 
     def setwill(self, number: int, will: bytes | None) -> None:
@@ -383,7 +383,7 @@ class MqttBinding:
 _SOON_S = 0.0001  # replaces a delay of 0 seconds, which Python would take for False: no reconnect
 
 
-def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
+def mqtt_properties(table: dict[bytes, Any]) -> dict[str, Any]:
     """Return the properties of a table that was unpacked; lists keep their order."""
     found: dict[str, Any] = {}
     for key, value in table.items():
@@ -402,7 +402,7 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     if "topic" in will:
         will["topic"] = will["topic"].decode("utf-8", "surrogateescape")
     if "properties" in will:
-        will["properties"] = _properties(will["properties"])
+        will["properties"] = mqtt_properties(will["properties"])
     return will
 
 

@@ -19,12 +19,14 @@ import gevent
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.activities import Outcome
 from smqrt.apps.lua.api.exchange import Exchanges
+from smqrt.apps.lua.api.mqtt import mqtt_properties
 from smqrt.apps.lua.api.sockets import SocketBinding
 from smqrt.apps.lua.bridge import Function, LuaError, LuaValue, LuaValues, from_utf8, methods
 from smqrt.apps.lua.socket_handles import PeerHandle
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.application import MqttPayload, PublishOptions, attributes_of
 from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
@@ -34,6 +36,7 @@ from smqrt.hub.peer import peer_of, text_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.loop.greenlets import ErrorLimit
+from smqrt.loop.scheduling import Turn
 from smqrt.process import current_process
 from smqrt.settings.option_types import make, options_of
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
@@ -300,6 +303,10 @@ class LuaBroker:
     def _onnode(self, number: int, event: str, reason: str) -> Any:
         return self._ask("onnode", (), number, event.encode(), bridge.utf8(reason))
 
+    def _onmqttgap(self, client_id: str, count: int, session: BrokerPeer | None) -> Any:
+        number = None if session is None else self._clients.handle(session)
+        return self._ask("onmqttgap", (), client_id.encode(), count, number)
+
     def _log(self, session: BrokerPeer | None, text: str) -> None:
         if "log" not in self._refs:
             log.debug("%s", text)
@@ -494,15 +501,79 @@ class HubBinding:
             return 0
         return broker.subscribe(topic, callback, subtopic, once)
 
+    def publish_mqtt(
+        self,
+        number: int,
+        data: bytes,
+        topic: bytes | int,
+        subtopic: bytes | int | None,
+        ptid: int | None,
+        qos: int | None,
+        retain: bool,
+        expiry_s: float | None,
+        properties: bytes | None,
+    ) -> int:
+        """See `Broker.publish_mqtt`; `properties` is a packed table."""
+        loaded = None if properties is None else mqtt_properties(bridge.load(properties))
+        options = PublishOptions(qos, retain, expiry_s, loaded)
+        return self.of(number).publish_mqtt(data, topic, options, subtopic, ptid)
+
+    def retained_names(self, number: int, topic_filter: bytes) -> bytes:
+        """Return length and name of the topics with a retained message that match a filter, in one string; blocks."""
+        turn, parts = Turn(), list[bytes]()
+        for name in self.of(number).retained.names(topic_filter.decode("utf-8", "surrogateescape")):
+            if name is not None:
+                parts.append(len(name).to_bytes(4, "big") + name)
+            turn.yield_if_due()
+        return b"".join(parts)
+
+    def retained_message(self, number: int, name: bytes) -> LuaValues | None:
+        """Return payload and attributes of a retained message; None when it was deleted meanwhile."""
+        broker = self.of(number)
+        message = broker.retained.by_name.get(name)
+        if message is None:
+            return None
+        return message.payload, bridge.dump(attributes_of(message, broker.clock())._asdict())
+
+    def delete_retained(self, number: int, topic_filter: bytes) -> int:
+        """Delete the retained messages that match a filter, and return their number; blocks."""
+        turn, count = Turn(), 0
+        for deleted in self.of(number).retained.delete(topic_filter.decode("utf-8", "surrogateescape")):
+            count += deleted
+            turn.yield_if_due()
+        return count
+
+    def accepts_mqtt(self, number: int) -> bool:
+        """Return whether a broker accepts MQTT clients."""
+        return self.of(number).devices is not None
+
     def _callback(self, number: int, ref: int | None, name: str) -> Callable[..., Any] | None:
         if not ref:
             return None
         owner = self._brokers[number]
         vm, function, logged_name = self._vm, LuaFunction(self._vm, ref), name + owner.label
+        if name == "onmsg" and owner.broker.devices is not None:
+            return self._mqtt_callback(owner, function, logged_name)
         if isinstance(owner, LuaBroker):
             return lambda *arguments: ask(vm, function.ref, logged_name, (), *arguments)
         hub = owner
         return lambda *arguments: () if hub.is_over else ask(vm, function.ref, logged_name, (), *arguments)
+
+    def _mqtt_callback(
+        self, owner: LuaBroker | PythonHub, function: LuaFunction, logged_name: str
+    ) -> Callable[..., Any]:
+        """Return a handler that gets the attributes of messages of MQTT clients as a packed table."""
+        clock, vm = owner.broker.clock, self._vm
+
+        def call(data: bytes, *numbers: int) -> Any:
+            if isinstance(owner, PythonHub) and owner.is_over:
+                return ()
+            if not isinstance(data, MqttPayload):
+                return ask(vm, function.ref, logged_name, (), data, *numbers)
+            attributes = bridge.dump(data.attributes(clock())._asdict())
+            return ask(vm, function.ref, logged_name, (), bytes(data), *numbers, attributes)
+
+        return call
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Deliver a message to the global handler."""
@@ -559,7 +630,7 @@ _RESULTS: dict[Kind, Callable[[Any, Any], LuaValue | LuaValues]] = {
 }
 """Conversions of results that are not plain values: functions of the owner of the broker and the result."""
 _CLIENT_FUNCTIONS = "on_forget peer peer_topics peer_dropped peer_user origin session socket"
-_BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs"
+_BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs publish_mqtt accepts_mqtt retained_message"
 _IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua code has no threads
 
 
@@ -583,9 +654,11 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     functions["method"] = _declaration
     functions["log_error"] = lambda name, message: _log_error(from_utf8(name), from_utf8(message))
     blocking: dict[str, Function] = {"connect": binding.connect, "close": binding.close}
+    blocking |= {"retained_names": binding.retained_names, "delete_retained": binding.delete_retained}
     # Callbacks of a hub created in Python may block, so no Lua may be on the C stack when they are called.
     blocking |= {f"python_{method.name}": binding.bound(method) for method in _IN_LUA}
     blocking |= {"python_subscribe": binding.subscribe, "python_deliver_default": binding.deliver_default}
+    blocking["python_publish_mqtt"] = binding.publish_mqtt
     vm.namespace("smq.hub", functions, blocking)
     services.hubs = binding
     return binding

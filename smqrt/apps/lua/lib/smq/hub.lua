@@ -228,6 +228,10 @@ function adapters.onnode(onnode)
   return function(number, event, why) onnode(number, event, why) end
 end
 
+function adapters.onmqttgap(onmqttgap)
+  return function(id, lost, number) onmqttgap(id, lost, number and peer_of(number)) end
+end
+
 function adapters.log(log)
   return function(number, text)
     local peer = number and peer_of(number)
@@ -251,6 +255,13 @@ class.__gc = function(self)
   if handles[self] then py.release(handles[self]) end
 end
 python_class.__gc = class.__gc
+
+-- Log the keys of a table of options that are not options.
+local function warn_of_unknown(op, known, what)
+  for key in pairs(op) do
+    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
+  end
+end
 
 -- ---- methods that the table in smqrt/broker/broker.py declares
 
@@ -329,10 +340,34 @@ local function declare(methods, call, fname, result, ...)
   methods[fname] = bind[#arguments](converted, fname, table.unpack(arguments))
 end
 
+-- The functions of an application's publish: `smq:publish(data, topic [, subtopic [, ptid]])`, or with a table of options
+-- for MQTT clients in place of the sub-topic.
+local publish_options = {subtopic = true, ptid = true, qos = true, retain = true, expiry = true, properties = true}
+local optional_destination, optional_number = optional(destination), optional(arg.integer)
+
+local function publisher(call, call_mqtt)
+  return function(self, data, topic, subtopic, ptid)
+    if type(subtopic) ~= "table" then
+      return call(handle(self), core.payload(data, 1, "publish"), destination(topic, 2, "publish"),
+        optional_destination(subtopic, 3, "publish"), optional_number(ptid, 4, "publish"))
+    end
+    local op = subtopic
+    warn_of_unknown(op, publish_options, "smq.publish")
+    local properties = op.properties ~= nil and core.table_codec.dump(arg.table(op.properties, "3.properties", "publish")) or nil
+    return call_mqtt(handle(self), core.payload(data, 1, "publish"), destination(topic, 2, "publish"),
+      optional_destination(op.subtopic, "3.subtopic", "publish"), optional_number(op.ptid, "3.ptid", "publish"),
+      optional_number(op.qos, "3.qos", "publish"), op.retain and true or false,
+      arg.optional(arg.number, op.expiry, nil, "3.expiry", "publish"), properties)
+  end
+end
+
 for fname in py.methods():gmatch "%S+" do
   declare(smq, py[fname], fname, py.method(fname))
   declare(python, py["python_" .. fname], fname, py.method(fname))
 end
+
+smq.publish = publisher(py.publish, py.publish_mqtt)
+python.publish = publisher(py.python_publish, py.python_publish_mqtt)
 
 -- ---- methods that differ from those in Python
 
@@ -371,7 +406,7 @@ function smq.close(self) py.close(handle(self)) end
 -- A callback that calls onmsg with decoded JSON, or the global handler with the data unchanged when it is not JSON.
 local function decoding(number, onmsg, deliver_default)
   local logged_s -- one line per second, so that publishers cannot fill the log
-  return function(data, ptid, tid, subtid)
+  return function(data, ptid, tid, subtid, attributes)
     local value = core.json_value(data)
     if value == nil then
       local now_s = os.time()
@@ -382,17 +417,29 @@ local function decoding(number, onmsg, deliver_default)
       deliver_default(number, data, ptid, tid, subtid)
     else
       if value == ba.json.null then value = nil end
-      onmsg(value, ptid, tid, subtid)
+      if attributes then onmsg(value, ptid, tid, subtid, attributes) else onmsg(value, ptid, tid, subtid) end
     end
   end
 end
 
--- Log the keys of a table of options that are not options.
-local function warn_of_unknown(op, known, what)
-  for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
+-- A callback that calls onmsg with the attributes of a message of an MQTT client as a table, at a hub that accepts these clients.
+local function with_attributes(number, onmsg)
+  if not py.accepts_mqtt(number) then return onmsg end
+  local load = core.table_codec.load
+  return function(data, ptid, tid, subtid, attributes)
+    if attributes then onmsg(data, ptid, tid, subtid, load(attributes)) else onmsg(data, ptid, tid, subtid) end
   end
 end
+
+-- syntax: smq:onmsg(onmsg(data, ptid, tid, subtid [, attributes]))
+local function global_handler(call)
+  return function(self, onmsg)
+    local number = handle(self)
+    onmsg = arg.optional(arg["function"], onmsg, nil, 1, "onmsg")
+    call(number, onmsg and ref(with_attributes(number, onmsg)))
+  end
+end
+smq.onmsg, python.onmsg = global_handler(py.onmsg), global_handler(py.python_onmsg)
 
 local subscribe_options = {onmsg = true, subtopic = true, json = true, once = true, filter = true}
 
@@ -409,11 +456,29 @@ local function subscribe(self, topic, op, call, deliver_default)
   if filter and target then core.raise "bad argument #1 to 'subscribe' (subscribe to a topic or to a filter, not to both)" end
   local subtopic = arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f, deliver_default) end
-  return call(number, target, f and ref(f), subtopic, not not op.once, filter)
+  return call(number, target, f and ref(with_attributes(number, f)), subtopic, not not op.once, filter)
 end
 
 function smq.subscribe(self, topic, op) return subscribe(self, topic, op, py.subscribe, py.deliver_default) end
 function python.subscribe(self, topic, op) return subscribe(self, topic, op, py.python_subscribe, py.python_deliver_default) end
+
+-- syntax: for topic, data, attributes in smq:retained([filter]) do ... end    the names are read first; blocks
+function smq.retained(self, filter)
+  local number, load = handle(self), core.table_codec.load
+  local names, at, name = py.retained_names(number, arg.optional(arg.string, filter, "", 1, "retained")), 1, nil
+  return function()
+    while at <= #names do
+      name, at = unpack(">s4", names, at)
+      local data, attributes = py.retained_message(number, name)
+      if data then return name, data, load(attributes) end
+    end
+  end
+end
+
+-- syntax: smq:deleteretained(filter)    -> number of deleted messages; blocks
+function smq.deleteretained(self, filter)
+  return py.delete_retained(handle(self), arg.string(filter, 1, "deleteretained"))
+end
 
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
 function smq.journal(self)
@@ -421,7 +486,7 @@ function smq.journal(self)
   return list[1] and table_of_pairs(table.unpack(list, 1, list.n))
 end
 
-for _, fname in ipairs {"sock2peer", "close", "journal"} do python[fname] = smq[fname] end
+for _, fname in ipairs {"sock2peer", "close", "journal", "retained", "deleteretained"} do python[fname] = smq[fname] end
 
 -- The Lua object of a hub that Python created, by its integer.
 function core.python_hub(number)
@@ -437,7 +502,7 @@ local values = {
   "cluster", "observe", "mqtt",
 }
 local callbacks = {
-  "authenticate", "mqttauth", "permittop", "permitfilter", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log",
+  "authenticate", "mqttauth", "permittop", "permitfilter", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "onmqttgap", "log",
 }
 
 local function add(list, key, value)

@@ -1,0 +1,70 @@
+"""Reports of lost messages of sessions: the hook `onmqttgap`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.device import ConnectedClient, Device
+from smqrt.broker.outbox import run_in_background
+from smqrt.broker.state import BrokerState
+from smqrt.settings.limits import LineLimit
+
+INTERVAL_S = 1.0
+"""The time from the first lost message to the report, which has all of them."""
+MAX_WAITING = 10_000
+"""Sessions with a report that waits, while the hook has not returned; further ones are not reported."""
+
+_UNREPORTED = LineLimit()
+
+
+class GapReports:
+    """Calls `onmqttgap` for the sessions that have lost messages, one after the other, at most once a second for each.
+
+    Args:
+        broker: the hub.
+        sessions: its sessions by client id.
+    """
+
+    __slots__ = ("_broker", "_counts", "_is_due", "_sessions")
+
+    def __init__(self, broker: BrokerState, sessions: dict[str, Device]) -> None:
+        self._broker, self._sessions = broker, sessions
+        self._counts: dict[str, int] = {}
+        self._is_due = False
+
+    def lost(self, client_id: str) -> None:
+        """Count a lost message of a session, and report it soon; do nothing without the hook."""
+        if self._broker.hooks.onmqttgap is None:
+            return
+        if client_id not in self._counts and len(self._counts) >= MAX_WAITING:
+            _UNREPORTED.warn("onmqttgap is too slow: lost messages of more than 10,000 sessions are not reported")
+            return
+        self._counts[client_id] = self._counts.get(client_id, 0) + 1
+        self._report_later()
+
+    def _report_later(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._broker.call_later(INTERVAL_S, self._report)
+
+    def _report(self) -> None:
+        counts, self._counts = self._counts, {}
+        run_in_background(self._call(iter(counts.items())))
+
+    def _call(self, counts: Iterator[tuple[str, int]]) -> Iterator[None]:
+        """Call the hook for each session; continue after its answer when it is late."""
+        for client_id, count in counts:
+            hook = self._broker.hooks.onmqttgap
+            if hook is None or self._broker.closed:
+                break
+            device = self._sessions.get(client_id)
+            client: ConnectedClient | None = device.client if device is not None else None
+            answer = hook(client_id, count, client)
+            if isinstance(answer, Deferred) and not answer.done:
+                answer.then(lambda value, error: run_in_background(self._call(counts)))
+                return
+            yield
+        self._is_due = False
+        if self._counts:
+            self._report_later()
