@@ -50,6 +50,12 @@ SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions 
 QUEUED = Limit("mqtt_queued", "mqtt.queued_messages", "the queue of a session is full, and its oldest message is lost")
 
 
+class _Mark(bytes):
+    """Place between batches that wait for delivery; it is reached when those before it are delivered."""
+
+    is_reached = False
+
+
 class Devices(Outbox):
     """The MQTT clients of one hub, and the outbox that gets the messages to them.
 
@@ -75,9 +81,7 @@ class Devices(Outbox):
 
     __slots__ = (
         "__weakref__",
-        "_accepted",
         "_by_topic",
-        "_delivered",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
@@ -126,7 +130,6 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._accepted = self._delivered = 0  # batches, since the hub was created
         self._steps: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
@@ -335,7 +338,6 @@ class Devices(Outbox):
             else:
                 self._unsent.append(batch)
                 self._unsent_bytes += len(batch) + BATCH_BYTES
-                self._accepted += 1
         if not self._is_delivering:
             self._is_delivering = True
             self._steps = self._deliver_all()
@@ -349,8 +351,10 @@ class Devices(Outbox):
             return
         was_delivering = self._is_delivering
         self._accept_queue()
-        until = self._accepted
-        while self._delivered < until and self._is_delivering:
+        mark = _Mark()
+        self._unsent.append(mark)
+        self._unsent_bytes += BATCH_BYTES
+        while not mark.is_reached and self._is_delivering:
             next(self._steps, None)
             yield
         if self._is_delivering and not was_delivering:  # batches of other clients have followed
@@ -368,15 +372,17 @@ class Devices(Outbox):
                 batch = self._unsent.popleft()
                 self._unsent_bytes -= len(batch) + BATCH_BYTES
                 topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-                if topic is not None and topic.name is None:
+                if topic is None:
+                    if isinstance(batch, _Mark):
+                        batch.is_reached = True
+                    yield
+                elif topic.name is None:
                     self._send_to_one(topic, batch)
-                elif topic is not None and (found := self._by_topic.get(topic)) is not None:
-                    yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
-                self._delivered += 1
-                yield  # with no batch half delivered, see `deliver_published`
+                    yield
+                elif (found := self._by_topic.get(topic)) is not None:
+                    yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
         finally:  # also after an error: the next batch starts again
             self._is_delivering = False
-            self._delivered = self._accepted - len(self._unsent)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
@@ -388,13 +394,14 @@ class Devices(Outbox):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch = found.deliveries, _any_device, run.batch
+        deliveries, may_read, batch, counts = found.deliveries, _any_device, run.batch, self.counts
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, found)
             deliveries, may_read = readers.deliveries, readers.has
-        size = len(batch)
+        size, copies = len(batch), len(deliveries)
         messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
-        self.counts.deliver(messages, size, len(deliveries))
+        counts.delivered += messages * copies
+        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
         for one in deliveries:
             one.device.deliver(run, one)
             yield
