@@ -283,6 +283,9 @@ class MqttSettings:
         20, whole(1, 32767), "Messages with QoS 1 and 2 in flight, in each direction of a connection."
     )
     aliases: int = option(10, whole(0, 0xFFFF), "Topic aliases of a client.")
+    aliases_out: int = option(
+        10, whole(0, 0xFFFF), "Topic aliases of the hub for a client that takes as many; 0: the hub sends none."
+    )
     filters: int = option(1000, whole(1), "Topic filters of a client; beyond, SUBACK 0x97.")
     levels: int = option(128, whole(1), "Levels of a topic name or filter.")
     user_properties: int = option(64, whole(0, 1000), "User properties of a packet.")

@@ -146,7 +146,7 @@ class MqttConnection(RawConnection):
             batch = mqtt_batch(partitioned[:written], 0)
             batch.packets, batch.version = chars[at:end], session.codec
             at = end
-            session.devices.counts.packets += count
+            session.counts.packets += count
             if session.publish_frames(topic, batch, count, []):
                 self.pause()
         return at
@@ -205,7 +205,7 @@ class MqttConnection(RawConnection):
                     until_s = until_s or data_path.defer_at_s()
                     is_late = time() >= until_s or session.is_row_full
         finally:
-            session.devices.counts.packets += count
+            session.counts.packets += count
         if session.publish_collected():
             self.pause()
         elif is_late and not self.life.over:

@@ -29,7 +29,7 @@ from tests.support.waiting import let_others_run, wait_until
 
 MakeSite = Callable[..., Site]
 REBUILT = {
-    MqttSession: {"mqtt_outbox": "the new connection", "skips_resume": "no hook is asked"},
+    MqttSession: {"counts": "the other hub's", "mqtt_outbox": "the new connection", "skips_resume": "no hook is asked"},
     PublishingClient: {
         "_numbers": "messages of a row are published before",
         "_payloads": "the same",
@@ -69,7 +69,7 @@ REBUILT = {
 MOVED = {
     MqttSession: {"client_id", "device", "version"},
     PublishingClient: {"aliases"},
-    SubscribingClient: {"peer_limit_bytes", "window"},
+    SubscribingClient: {"aliases_out", "max_aliases_out", "peer_limit_bytes", "window"},
     MqttClient: {"exchange", "keepalive_s"},
     Device: {
         "_unsent", "client_id", "dropped", "expiry_s", "feeds", "in_flight", "last_number", "subscriptions",
@@ -334,3 +334,18 @@ def test_a_re_authentication_continues_at_the_new_hub(make: MakeSite) -> None:
     move(site, other)
     client.send(data_of("f0: 18 { 15 'X' 16 'right' } / f0: 19 { 15 'X' }", 5))
     expect(client, "f0: 00 { 15 'X' } / f0: 00 { 15 'X' }")
+
+
+def test_topic_aliases_of_the_hub_stay_valid(make: MakeSite) -> None:
+    site, other = make(), make()
+    name = "house/kitchen/temperature"
+    reader, writer = connected(site, "reader", connect="10: M V 02 00 00 { 22 00 05 } '{}'"), connected(site, "writer")
+    reader.send(data_of(f"82: 00 01 P '{name}' 01", 5))
+    expect(reader, "90: 00 01 P 01")
+    for number in (1, 2):
+        writer.send(data_of(f"32: '{name}' 00 0{number} P ~x", 5))
+        expect(writer, f"40: 00 0{number}")
+        shown = f"'{name}'" if number == 1 else "00 00"
+        expect(reader, f"32: {shown} 00 0{number} {{ 23 00 01 }} ~x")
+        if number == 1:
+            move(site, other)

@@ -13,12 +13,15 @@ from smqrt.auth.identity import Identity
 from smqrt.broker import client_limits
 from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import USER_CONNECTIONS
+from smqrt.server.mqtt import take_mqtt
 from smqrt.settings import limits as limit_settings
 from smqrt.settings.limits import Bucket, LimitSettings, apply_limits
 from smqrt.transport import admission
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.support.device import KINDS, TLS, WSS, Site, bounded, expect_clean, publish
+from tests.conformance.mqtt_script import data_of, packets_of
+from tests.conformance.test_mqtt_hub import Client
+from tests.support.device import KINDS, RAW, TLS, WS, WSS, Site, bounded, expect_clean, publish
 from tests.support.waiting import wait_until
 
 Set = Callable[..., None]
@@ -220,6 +223,30 @@ def test_so_many_come_in_a_second(
         site.open(kind).start()
     limit = admission.CONNECT_RATE if name == "connect_rate" else admission.CONNECT_RATE_PER_ADDRESS
     assert limit.count == 1
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_so_many_mqtt_clients_come_in_a_second(
+    make_site: Callable[..., Site], limits: Set, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    site = make_site(mqtt=True)
+    site.server.take_mqtt = take_mqtt
+    site.address()
+    limits(connect_rate_per_address=0.5)
+    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
+
+    def connect(name: str) -> None:
+        client = Client(site, kind, "mqtt")
+        client.send(data_of(f"C {name}", 5))
+        got = client.receive()
+        assert got is not None
+        assert [got] == packets_of("A", 5)
+
+    for number in range(5):
+        connect(f"c{number}")
+    with pytest.raises((OSError, AssertionError)):
+        connect("late")
+    assert admission.CONNECT_RATE_PER_ADDRESS.count == 1
 
 
 def test_ten_thousand_clients_may_come_back_at_once() -> None:

@@ -169,5 +169,5 @@ class Exchange:
         if client.is_too_large(packet):
             client.fail_mqtt(MqttError(Reason.PACKET_TOO_LARGE, "the maximum packet size is smaller than AUTH"))
             return
-        client.devices.counts.answers += 1
+        client.counts.answers += 1
         client.mqtt_outbox.send_packet(packet)

@@ -328,6 +328,9 @@ class MqttClient(SubscribingClient):
         self.window = self.devices.limits.receive_maximum
         if packet.version == 5:
             self.window = min(number_of(packet.properties, "receivemaximum", 0xFFFF), self.window)
+            if not self.peer_limit_bytes:  # a packet that introduces an alias must not be left out
+                aliases = number_of(packet.properties, "topicaliasmaximum", 0)
+                self.max_aliases_out = min(aliases, self.devices.limits.aliases_out)
         self.keepalive_s = (self._server_keepalive_s(packet) or packet.keepalive_s) * KEEPALIVE_FACTOR
         answer = self._connack(packet, is_kept)
         data = encode(answer, self.version)
@@ -337,7 +340,7 @@ class MqttClient(SubscribingClient):
             data = data if self.is_too_large(longer) else longer
         self.mqtt_outbox.send_packet(data)
         self.outbox.settled()
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         self.devices.count_connected()
         if is_kept and self.identity is not None:  # rights may have changed since the last connection
             run_at_once(self.recheck_filters(), self.broker.clock)
@@ -410,7 +413,7 @@ class MqttClient(SubscribingClient):
 
     def _on_pingreq(self, first: int, body: bytes) -> None:
         decode_ping(first, body, self.codec)
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         self.mqtt_outbox.send_packet(PINGRESP)
 
     def _on_disconnect(self, first: int, body: bytes) -> None:

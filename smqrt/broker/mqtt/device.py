@@ -65,6 +65,13 @@ class ConnectedClient(Protocol):
         """Send PUBLISH packets with QoS 1 or 2."""
 
     @property
+    def max_aliases_out(self) -> int:
+        """The number of topic aliases that the client takes."""
+
+    def alias_of(self, name: bytes) -> int:
+        """Return the topic alias for a message with QoS 1 or 2 that is sent now, see `Message.parts`."""
+
+    @property
     def peer_limit_bytes(self) -> int:
         """The largest packet that the client takes; 0 for any."""
 
@@ -201,7 +208,8 @@ class Device:
                     if rows.must_wait(number):
                         rows.ledger.hold_message(self, client, number)
                         continue
-                before, after = message.parts(self.version, now_s)
+                alias = client.alias_of(message.name) if client.max_aliases_out else 0
+                before, after = message.parts(self.version, now_s, alias)
                 packets.append(before + number.to_bytes(2) + after)
             if packets:
                 client.send_encoded(b"".join(packets))

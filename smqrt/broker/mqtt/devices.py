@@ -6,23 +6,22 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from weakref import ref
 
+from smqrt.broker.mqtt.delivery import DeliveryQueue
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.gaps import GapReports
-from smqrt.broker.mqtt.ledger import Barrier, Ledger
+from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
-from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
+from smqrt.broker.outbox import Drop, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
@@ -31,13 +30,9 @@ from smqrt.wire import smq
 from smqrt.wire.kernels import mqtt_packets, packed_in_python
 from smqrt.wire.mqtt.fields import PacketType, pack_properties
 
-DELIVERY_S = 0.004
-"""Time for deliveries at once; the rest follows in the next turns."""
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
-MAX_UNSENT_BYTES, BATCH_BYTES = 64 << 20, 200
-"""Memory of the batches that wait for delivery, when publishers are faster; further ones are lost and counted."""
 MAX_TIMER_S = 10.0
 """The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
 EXPIRY_CHECKS_PER_STEP = 200
@@ -52,7 +47,7 @@ SESSIONS = Limit("mqtt_sessions", "mqtt.sessions", "the hub's limit of sessions 
 QUEUED = Limit("mqtt_queued", "mqtt.queued_messages", "the queue of a session is full, and its oldest message is lost")
 
 
-class Devices(Outbox):
+class Devices(DeliveryQueue):
     """The MQTT clients of one hub, and the outbox that gets the messages to them.
 
     Args:
@@ -78,18 +73,11 @@ class Devices(Outbox):
 
     __slots__ = (
         "__weakref__",
-        "_accepted",
         "_by_topic",
-        "_delivered",
         "_gaps",
-        "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
         "_pressed",
-        "_steps",
-        "_unsent",
-        "_unsent_bytes",
-        "broker",
         "counts",
         "filters",
         "handshake_s",
@@ -108,9 +96,7 @@ class Devices(Outbox):
     )
 
     def __init__(self, broker: BrokerState, settings: MqttSettings | None = None) -> None:
-        super().__init__()
-        self.budget_bytes = 1 << 62  # each connection has a budget of its own
-        self.broker = broker
+        super().__init__(broker)
         self.limits = settings or MqttSettings()
         self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
@@ -127,11 +113,7 @@ class Devices(Outbox):
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
         self._pressed: dict[Device, list[BrokerPeer]] = {}
-        self._unsent: deque[bytes] = deque()
-        self._unsent_bytes = 0
-        self._accepted = self._delivered = 0  # batches, since the hub was created
-        self._steps: Iterator[None] = iter(())
-        self._is_delivering = self._is_sweeping = self._is_notifying = False
+        self._is_sweeping = self._is_notifying = False
         self.unnamed_topics = self.hidden_failures = 0
         if broker.topic_table.by_name:
             run_in_background(self._count_unnamed())
@@ -338,77 +320,18 @@ class Devices(Outbox):
 
     # ---- messages to MQTT clients
 
-    def flush(self) -> None:
-        """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
-        was_delivering = self._is_delivering
-        self._accept_queue()
-        if not was_delivering:
-            clock, steps = self.broker.clock, self._steps
-            until_s = clock() + DELIVERY_S
-            while self._is_delivering and clock() < until_s:
-                deque(islice(steps, 8), maxlen=0)
-            if self._is_delivering:
-                run_in_background(steps)
-
-    def _accept_queue(self) -> None:
-        batches, self.queue = self.queue, []
-        for batch in batches:
-            if batch and self._unsent_bytes > MAX_UNSENT_BYTES:  # barriers are empty
-                self.broker.stats.drop(Drop.OVER_GLOBAL_BUDGET, smq.count_frames(batch))
-            else:
-                self._unsent.append(batch)
-                self._unsent_bytes += len(batch) + BATCH_BYTES
-                self._accepted += 1
-        if not self._is_delivering:
-            self._is_delivering = True
-            self._steps = self._deliver_all()
-
-    def deliver_published(self) -> Iterator[None]:
-        """Deliver what was published so far, in portions: subscriptions are about to change.
-
-        Without this, UNSUBSCRIBE would overtake messages of the same turn.
-        """
-        if not self.queue and not self._is_delivering:
-            return
-        was_delivering = self._is_delivering
-        self._accept_queue()
-        until = self._accepted
-        while self._delivered < until and self._is_delivering:
-            next(self._steps, None)
+    def deliver_batch(self, batch: bytes) -> Iterator[None]:
+        """See `DeliveryQueue`."""
+        topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+        if topic is None:  # it was removed
             yield
-        if self._is_delivering and not was_delivering:  # batches of other clients have followed
-            run_in_background(self._steps)
-
-    def deliver_now(self) -> None:
-        """Deliver all batches at once: the clients are frozen, and what they have sent must be in their sessions."""
-        self.flush()
-        if self._is_delivering:
-            deque(self._steps, maxlen=0)
-
-    def _deliver_all(self) -> Iterator[None]:
-        try:
-            while self._unsent:
-                batch = self._unsent.popleft()
-                self._unsent_bytes -= len(batch) + BATCH_BYTES
-                topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-                if isinstance(batch, Barrier):
-                    batch.reached()
-                elif topic is not None and topic.name is None:
-                    self._send_to_one(topic, batch)
-                elif topic is not None and (found := self._by_topic.get(topic)) is not None:
-                    yield from self.deliver_run(self.run(topic.name or b"", topic.key, batch), found)
-                    if self.ledger is not None and found.is_saved:
-                        self._save_received(batch)
-                self._delivered += 1
-                yield  # with no batch half delivered, see `deliver_published`
-        finally:  # also after an error: the next batch starts again
-            self._is_delivering = False
-            self._delivered = self._accepted - len(self._unsent)
-
-    @property
-    def is_delivering(self) -> bool:
-        """Whether batches wait for delivery, or one is delivered in part."""
-        return self._is_delivering or bool(self.queue or self._unsent)
+        elif topic.name is None:
+            self._send_to_one(topic, batch)
+            yield
+        elif (found := self._by_topic.get(topic)) is not None:
+            yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
+            if self.ledger is not None and found.is_saved:
+                self._save_received(batch)
 
     def is_saved(self, batch: bytes) -> bool:
         """Return whether a session that is saved gets the messages of a batch."""
@@ -436,13 +359,14 @@ class Devices(Outbox):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch = found.deliveries, _any_device, run.batch
+        deliveries, may_read, batch, counts = found.deliveries, _any_device, run.batch, self.counts
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, found)
             deliveries, may_read = readers.deliveries, readers.has
-        size = len(batch)
+        size, copies = len(batch), len(deliveries)
         messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
-        self.counts.deliver(messages, size, len(deliveries))
+        counts.delivered += messages * copies
+        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
         group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
             for one in deliveries:

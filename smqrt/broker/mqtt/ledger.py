@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.messages import Mark, Message
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import ConnectedClient, Device
@@ -189,10 +189,8 @@ class SessionRows:
         self.received.clear()
 
 
-class Barrier(bytes):
+class Barrier(Mark):
     """A place among the batches of `Devices`: the messages before it have been delivered when it is reached.
-
-    It is empty, so that no topic has it.
 
     Attributes:
         ledger: see `Ledger`.

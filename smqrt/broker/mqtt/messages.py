@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _U16, _U32 = Struct(">H"), Struct(">I")
 _EXPIRY = b"\x02"  # the property "message expiry interval"
 DUP = 0x08
+_ALIAS = b"\x23"  # the property "topic alias"
+_NO_NAME = b"\0\0"
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
 NO_EXPIRY_S = float("inf")
 
@@ -95,6 +97,16 @@ class MqttBatch(ArrivedBatch):
             self.drops.append(reason)
 
 
+class Mark(bytes):
+    """A place among the batches that wait for delivery. It is empty, so that no topic has it."""
+
+    is_reached = False
+
+    def reached(self) -> None:
+        """Note that all batches before it are delivered."""
+        self.is_reached = True
+
+
 def mqtt_batch(
     frames: bytes, qos: int, retain: bool = False, properties: bytes = b"", expires_s: float = NO_EXPIRY_S
 ) -> MqttBatch:
@@ -142,25 +154,33 @@ class Message:
         """The size of name, payload and properties."""
         return len(self.name) + len(self.payload) + len(self.properties)
 
-    def packet(self, version: int, number: int, is_dup: bool, now_s: float) -> bytes:
-        """Return the PUBLISH packet with the packet identifier `number`."""
-        before, after = self.parts(version, now_s)
+    def packet(self, version: int, number: int, is_dup: bool, now_s: float, alias: int = 0) -> bytes:
+        """Return the PUBLISH packet with the packet identifier `number`; see `parts`."""
+        before, after = self.parts(version, now_s, alias)
         if is_dup:
             before = bytes((before[0] | DUP,)) + before[1:]
         return before + _U16.pack(number) + after if self.qos else before + after
 
-    def parts(self, version: int, now_s: float) -> tuple[bytes, bytes]:
-        """Return what is before the packet identifier, and what is after it."""
+    def parts(self, version: int, now_s: float, alias: int = 0) -> tuple[bytes, bytes]:
+        """Return what is before the packet identifier, and what is after it.
+
+        Args:
+            version: the version of the subscriber.
+            now_s: the time.
+            alias: twice the topic alias, and 1 more if the packet has no name; 0 without an alias.
+        """
         version = 5 if version == 5 else 4
-        known = self._parts.get(version) if self._parts is not None else None
+        key = version | alias << 3
+        known = self._parts.get(key) if self._parts is not None else None
         if known is not None:
             return known
-        block = property_block(self.properties, self.expires_s, self.identifiers, now_s) if version == 5 else b""
-        name = _U16.pack(len(self.name)) + self.name
+        identifiers = self.identifiers + packed_alias(alias >> 1)
+        block = property_block(self.properties, self.expires_s, identifiers, now_s) if version == 5 else b""
+        name = _NO_NAME if alias & 1 else _U16.pack(len(self.name)) + self.name
         size = len(name) + 2 * bool(self.qos) + len(block) + len(self.payload)
         found = bytes((0x30 | self.qos << 1 | self.retain,)) + varint(size) + name, block + self.payload
         if self.expires_s == NO_EXPIRY_S:  # the time that is left changes
-            self._parts = {**(self._parts or {}), version: found}
+            self._parts = {**(self._parts or {}), key: found}
         return found
 
 
@@ -175,6 +195,11 @@ def property_block(properties: bytes, expires_s: float, identifiers: bytes, now_
 def packed_identifier(number: int) -> bytes:
     """Return a subscription identifier as a packed property; 0 means none."""
     return _IDENTIFIER + varint(number) if number else b""
+
+
+def packed_alias(number: int) -> bytes:
+    """Return a topic alias as a packed property; 0 means none."""
+    return _ALIAS + _U16.pack(number) if number else b""
 
 
 class Encoder(Protocol):
@@ -246,6 +271,14 @@ class Run:
             batch = self.batch.like(frame) if isinstance(self.batch, MqttBatch) else frame
             yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one message that fits a frame."""
+        batch = self.batch
+        if len(batch) != batch[0] << 8 | batch[1]:
+            return False
+        return not isinstance(batch, MqttBatch) or batch.large is None
+
     def packets(self, version: int, retain: bool, identifiers: bytes) -> bytes:
         """Return the PUBLISH packets with QoS 0."""
         version = 5 if version == 5 else 4
@@ -257,8 +290,16 @@ class Run:
             found = self._packets[version, retain, identifiers] = self._encoded(version, retain, identifiers)
         return found
 
-    def _encoded(self, version: int, retain: bool, identifiers: bytes) -> bytes:
-        first, name = 0x30 | retain, _U16.pack(len(self.name)) + self.name
+    def aliased(self, alias: int, retain: bool, identifiers: bytes) -> bytes:
+        """Return the packets of MQTT 5 with a topic alias instead of the name."""
+        identifiers += packed_alias(alias)
+        found = self._packets.get((5, retain, identifiers))
+        if found is None:
+            found = self._packets[5, retain, identifiers] = self._encoded(5, retain, identifiers, _NO_NAME)
+        return found
+
+    def _encoded(self, version: int, retain: bool, identifiers: bytes, name: bytes = b"") -> bytes:
+        first, name = 0x30 | retain, name or _U16.pack(len(self.name)) + self.name
         if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             (large,) = self.messages(0, retain, identifiers)
             return large.packet(version, 0, False, self.now_s)

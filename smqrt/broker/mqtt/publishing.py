@@ -177,8 +177,8 @@ class PublishingClient(MqttSession):
         topic = self.devices.topic_for(self.run_name)
         if topic is None and self.broker.publish_limits is None:
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
-            self.devices.counts.published += len(payloads)
-            self.devices.counts.published_bytes += sum(map(len, payloads))
+            self.counts.published += len(payloads)
+            self.counts.published_bytes += sum(map(len, payloads))
             self._send_answers(qos, numbers, Reason.NO_MATCHING_SUBSCRIBERS)
             return False
         key = topic.key if topic is not None else NO_TOPIC
@@ -198,7 +198,9 @@ class PublishingClient(MqttSession):
         if count > 1:
             self.count_batch(topic.key if topic is not None else NO_TOPIC, count - 1)
         batch.messages = count
-        self.devices.counts.publish(count, len(batch))
+        counts = self.counts
+        counts.published += count
+        counts.published_bytes += len(batch) - count * smq.PUBLISH_HEADER_BYTES
         if numbers:
             batch.drops = []
             if batch.qos == 2:
@@ -242,7 +244,7 @@ class PublishingClient(MqttSession):
         if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
             for number in numbers:
                 device.expect_release(number[0] << 8 | number[1])
-        self.devices.counts.answers += len(numbers)
+        self.counts.answers += len(numbers)
         size, end = (b"\3", bytes((code,))) if code and self.version == 5 else (b"\2", b"")
         data, ledger = b"".join([first + size + number + end for number in numbers]), self.devices.ledger
         if ledger is None:
@@ -324,8 +326,8 @@ class PublishingClient(MqttSession):
             self.broker.stats.drop(Drop.DENIED, 1)
             self._acknowledge(message, Reason.NOT_AUTHORIZED)
             return False
-        self.devices.counts.published += 1
-        self.devices.counts.published_bytes += len(message.payload)
+        self.counts.published += 1
+        self.counts.published_bytes += len(message.payload)
         properties, expires_s = self._forwarded(message)
         kept = Message(name, message.payload, message.qos, True, properties, expires_s) if message.retain else None
         numbers = [message.packet_identifier.to_bytes(2)] if message.qos else []
@@ -410,7 +412,7 @@ class PublishingClient(MqttSession):
         """Handle PUBREL: send PUBCOMP, when the packet identifier is removed from the `persist` file."""
         device = self.device
         assert device is not None
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         was_saved = device.rows is not None and device.rows.release(number)
         code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)

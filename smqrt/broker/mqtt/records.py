@@ -105,6 +105,8 @@ def client_record(client: MqttClient) -> Record:
         "limit": client.peer_limit_bytes,
         "keepalive_s": client.keepalive_s,
         "exchange": None if client.exchange is None else client.exchange.record(),
+        "aliases_out": [list(one) for one in client.aliases_out.items()],
+        "max_aliases_out": client.max_aliases_out,
         "aliases": [[number, name] for number, name in client.aliases.items()],
     }
 
@@ -130,6 +132,9 @@ def join(broker: Broker, outbox: Outbox, record: Record, found: Record, rights: 
     client.client_id, client.version = found["session"]["id"], found["version"]
     client.window, client.peer_limit_bytes = found["window"], found["limit"]
     client.keepalive_s, client.aliases = found["keepalive_s"], dict(found["aliases"])
+    client.max_aliases_out = found.get("max_aliases_out", 0)  # older versions have none
+    if found.get("aliases_out"):
+        client.aliases_out = dict(found["aliases_out"])
     client.device = device = restore_session(devices, found["session"])
     devices.offline.pop(device)
     device.identity = client.identity

@@ -41,18 +41,20 @@ class MqttSession(Session):
         origin: the request that opened the connection, see `smqrt.smq.handshake.Origin`.
 
     Attributes:
+        counts: the counters of the hub.
         device: its session; None before it is accepted.
         version: 3, 4 or 5; 0 before CONNECT.
         client_id: the client id.
         skips_resume: whether the next `resume` of the outbox is to be ignored.
     """
 
-    __slots__ = ("client_id", "device", "mqtt_outbox", "skips_resume", "version")
+    __slots__ = ("client_id", "counts", "device", "mqtt_outbox", "skips_resume", "version")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
         self.mqtt_outbox: Any = outbox
         self.device: Device | None = None
+        self.counts = self.devices.counts
         self.version = 0
         self.client_id = ""
         self.skips_resume = False

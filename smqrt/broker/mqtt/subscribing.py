@@ -27,6 +27,10 @@ from smqrt.wire.mqtt.packets import (
 )
 
 MAX_QOS = 2
+ALIAS_NAME_BYTES = 24
+"""Shorter names get no alias: with its property of 3 bytes it saves too little."""
+_NO_ALIASES: dict[bytes, int] = {}
+"""Shared by clients without any; never written to."""
 MAX_WILDCARDS = 2000
 """The wildcards `+` in all filters of a client. Looking up a new topic takes 3 ms when as many match its beginning."""
 
@@ -38,17 +42,20 @@ class SubscribingClient(PublishingClient):
         broker, outbox, seed, origin: see `MqttSession`.
 
     Attributes:
+        aliases_out: topic aliases of messages to the client, by topic.
+        max_aliases_out: the number of these that it takes.
         is_subscribing: whether SUBSCRIBE or UNSUBSCRIBE is being handled; the client is not read meanwhile.
         peer_limit_bytes: the largest packet that the client takes; 0 without a limit.
         window: messages that may be in flight to the client.
     """
 
-    __slots__ = ("_is_paused", "is_subscribing", "peer_limit_bytes", "window")
+    __slots__ = ("_is_paused", "aliases_out", "is_subscribing", "max_aliases_out", "peer_limit_bytes", "window")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
         self.is_subscribing = self._is_paused = False
-        self.peer_limit_bytes = self.window = 0
+        self.peer_limit_bytes = self.window = self.max_aliases_out = 0
+        self.aliases_out: dict[bytes, int] = _NO_ALIASES
 
     # ---- SUBSCRIBE and UNSUBSCRIBE
 
@@ -130,7 +137,7 @@ class SubscribingClient(PublishingClient):
         """Send SUBACK or UNSUBACK, and continue to read."""
         if self.closed or self.device is None:
             return
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         answer = SubscribeAnswer(kind, packet.packet_identifier, bytes(codes))
         self.send_when_saved(encode(answer, self.codec), self.device.rows is not None)
         self.is_subscribing = False
@@ -239,7 +246,7 @@ class SubscribingClient(PublishingClient):
         """Handle PUBREC without a failure: send PUBREL."""
         device = self.device
         assert device is not None
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         is_known, rows = device.received(number), device.rows
         if is_known and rows is not None and rows.must_wait(number):
             rows.ledger.hold_message(device, self, number)
@@ -251,6 +258,9 @@ class SubscribingClient(PublishingClient):
 
     def send_run(self, run: Run, retain: bool, identifiers: bytes) -> None:
         """Send messages with QoS 0."""
+        if self.aliases_out and (alias := self.aliases_out.get(run.name)) and run.is_single:
+            self.mqtt_outbox.send_packets(run.aliased(alias, retain, identifiers), run.key)
+            return
         data = run.packets(self.version, retain, identifiers)
         if not self.peer_limit_bytes or len(data) <= self.peer_limit_bytes:
             self.mqtt_outbox.send_packets(data, run.key)
@@ -262,7 +272,8 @@ class SubscribingClient(PublishingClient):
 
     def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
         """Send a message; return false when the client does not take packets of this size."""
-        data = message.packet(self.version, number, is_dup, self.broker.clock())
+        alias = self.alias_of(message.name) if message.qos and self.max_aliases_out else 0
+        data = message.packet(self.version, number, is_dup, self.broker.clock(), alias)
         if self.peer_limit_bytes and len(data) > self.peer_limit_bytes:
             return False
         if message.qos:
@@ -275,9 +286,27 @@ class SubscribingClient(PublishingClient):
         """Send PUBLISH packets with QoS 1 or 2."""
         self.mqtt_outbox.send_packet(packets)
 
+    def alias_of(self, name: bytes) -> int:
+        """Return the topic alias for a message with QoS 1 or 2 that is sent now, see `Message.parts`.
+
+        Only such messages introduce an alias: those with QoS 0 may be dropped, and the client would not know it.
+        """
+        if len(name) < ALIAS_NAME_BYTES:
+            return 0
+        number = self.aliases_out.get(name)
+        if number is not None:
+            return number << 1 | 1
+        number = len(self.aliases_out) + 1
+        if number > self.max_aliases_out:
+            return 0
+        if self.aliases_out is _NO_ALIASES:
+            self.aliases_out = {}
+        self.aliases_out[name] = number
+        return number << 1
+
     def send_release(self, number: int) -> None:
         """Send PUBREL."""
-        self.devices.counts.answers += 1
+        self.counts.answers += 1
         self.mqtt_outbox.send_packet(encode_acknowledgement(PacketType.PUBREL, number, self.codec))
 
     @property

@@ -78,16 +78,6 @@ class Counts:
         self.packets = self.answers = self.published = self.published_bytes = self.delivered = self.delivered_bytes = 0
         self.expired = self.max_connected = self.received_bytes = self.sent_bytes = 0
 
-    def deliver(self, messages: int, size: int, copies: int) -> None:
-        """Count frames of `size` bytes together for `copies` clients."""
-        self.delivered += messages * copies
-        self.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
-
-    def publish(self, messages: int, size: int) -> None:
-        """Count frames of `size` bytes together from a client."""
-        self.published += messages
-        self.published_bytes += size - messages * smq.PUBLISH_HEADER_BYTES
-
 
 class SystemTopics:
     """The `$SYS` topics of one hub.
