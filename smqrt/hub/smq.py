@@ -140,7 +140,6 @@ class MessageMethods(NameMethods):
         topic: Topic,
         subtopic: Topic | None = None,
         ptid: int | None = None,
-        *,
         qos: int | None = None,
         retain: bool = False,
         expiry: float | None = None,
@@ -170,7 +169,8 @@ class MessageMethods(NameMethods):
                 None if subtopic is None else as_destination("subtopic", subtopic),
                 None if ptid is None else as_number("ptid", ptid),
             )
-        # Values that need no conversion are passed on without a call, because this runs for every message.
+        # Values that need no conversion are passed on without a call, because this runs for every message. The
+        # arguments for MQTT are not keyword-only, because Python looks up the defaults of such in a dict.
         return self._broker.publish(
             data if data.__class__ is bytes else payload(data),
             topic if topic.__class__ is int else as_destination("topic", topic),

@@ -207,6 +207,9 @@ def test_an_action_goes_to_the_worker_of_its_hub() -> None:
     words = ["peers", "1000001.5", "disconnect"]
     assert together.answer(words, {}, {}) == (404, {"error": "gone"})
     assert workers.asked == [(1, {"do": "act", "words": words, "body": {}})]
+    words, body = ["hubs", "1000001", "mqtt-retained", "delete"], {"filter": "#"}
+    assert together.answer(words, {}, body) == (404, {"error": "gone"})
+    assert workers.asked.pop() == (1, {"do": "act", "words": words, "body": body})
     with pytest.raises(HttpError, match="Worker 2 does not answer") as error:
         together.answer(["hubs", "2000001", "publish"], {}, {})
     assert error.value.status == 503
