@@ -51,6 +51,7 @@ def restore_session(devices: Devices, record: Record) -> None:
     for text, *options in record["subscriptions"]:
         for _ in devices.subscribe(device, text, Options(*options)):
             pass
+    devices.session_changed(device)
 
 
 def session_record(device: Device) -> Record:
