@@ -182,6 +182,7 @@ class SqliteMqtt:
             gevent.spawn(self._write).join(CLOSE_S)
         if self._is_writing or self._failure_logged or self._ledger.dirty:
             log.error("persist: %s: closed with unsaved MQTT sessions or messages", self._names.path)
+        self._names.is_hanging |= self._is_writing
         self._ledger.detach()
         unfinished.discard(self)
 

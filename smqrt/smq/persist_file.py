@@ -94,6 +94,7 @@ class SqliteNames:
         connection: the open database; once the hub exists, it is used only in the thread of `disk`.
         disk: the thread of the commits.
         at_close: functions to call before the file is closed.
+        is_hanging: whether a commit of one of these has not ended within `CLOSE_S`.
 
     Raises:
         ArgumentError: the file can't be opened, is not a `persist` file, or another hub uses it.
@@ -125,6 +126,7 @@ class SqliteNames:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
         self.disk = DedicatedThreads()
         self.at_close: list[Callable[[], None]] = []
+        self.is_hanging = False
         self._rows: list[NameRow] = []
         self._unsaved: dict[tuple[str, bytes], Deferred[None]] = {}
         self._writer: gevent.Greenlet[..., None] | None = None
@@ -226,7 +228,7 @@ class SqliteNames:
         self._rows.clear()
         for pending in list(self._unsaved.values()):
             pending.reject(NotSavedError(f"{self.path} was closed"))
-        if self._writer is None:  # otherwise a thread still uses the connection
+        if self._writer is None and not self.is_hanging:  # otherwise a thread still uses the connection
             self.disk.close()
             self.connection.close()
         self._lock.close()
@@ -440,6 +442,7 @@ class SqliteValues:
         if self._is_writing or self._failure_logged:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
             log.error("persist: %s: closed with %d unsaved last values", self._names.path, count)
+        self._names.is_hanging |= self._is_writing
         unfinished.discard(self)
 
 

@@ -123,7 +123,7 @@ def test_a_crash_at_each_step(first: int) -> None:
         world.finish()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(40), 110, 134, 393])
 def test_many_crashes_in_a_random_order(seed: int) -> None:
     random = Random(seed)
     world = World()

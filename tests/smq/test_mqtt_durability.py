@@ -110,6 +110,24 @@ def test_qos_2_is_sent_when_its_identifier_is_saved() -> None:
     assert again.ear.got == [packet(0x62, b"\0\1")] or world.hub.devices.sessions["s"].in_flight == {1: None}
 
 
+def test_pubcomp_waits_also_for_a_repeated_pubrel() -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"t", 2)
+    publisher = world.client(b"p", clean=False)
+    publisher.feed(publish(b"t", b"x", 1, 0x34))
+    world.write()
+    assert publisher.take() == packet(0x50, b"\0\1")
+    publisher.feed(packet(0x62, b"\0\1"))
+    publisher.lost()
+    again = world.client(b"p", clean=False)
+    again.feed(packet(0x62, b"\0\1"))
+    assert again.take() == b""
+    world.write()
+    assert again.take() == packet(0x70, b"\0\1")
+    again.feed(packet(0x62, b"\0\1"))
+    assert again.take() == packet(0x70, b"\0\1")
+
+
 def test_what_is_complete_before_the_commit_is_never_written() -> None:
     world = DurableWorld()
     subscriber = world.sleeper(b"s", b"t", 1)

@@ -20,12 +20,14 @@ from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import record_of
 from smqrt.errors import ArgumentError
+from smqrt.loop import threads
 from smqrt.server.mqtt import take_mqtt
+from smqrt.settings.limits import MqttSettings
 from smqrt.smq import gevent_broker, mqtt_file, mqtt_tables
 from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
-from tests.support.device import Site
+from tests.support.device import Site, bounded
 from tests.support.mqtt_reference import packet
 from tests.support.waiting import wait_until
 
@@ -223,6 +225,49 @@ def test_a_hub_whose_disk_fails_closes(
     site.smq.close()
     assert time.monotonic() - began_s < mqtt_file.CLOSE_S
     assert "closed with unsaved MQTT sessions or messages" in caplog.text
+
+
+def test_a_hub_whose_disk_hangs_closes(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqtt_file, "CLOSE_S", 0.1)
+    hangs, began = threads.new_lock(), []
+    hangs.acquire()
+
+    def hang(*arguments: object) -> None:
+        began.append(1)
+        hangs.acquire()
+
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+    monkeypatch.setattr(mqtt_tables, "write", hang)
+    try:
+        filled(site)
+        client(site, b"publisher").feed(packet(0x32, b"\0\7house/t\0\1x"))
+        wait_until(lambda: began, "the commit")
+        with bounded():
+            site.smq.close()
+        assert "closed with unsaved MQTT sessions or messages" in caplog.text
+    finally:
+        hangs.release()
+
+
+@pytest.mark.parametrize(("sync", "is_relaxed"), [("publish", True), ("always", False), ("interval", False)])
+def test_the_setting_sync(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, is_relaxed: bool
+) -> None:
+    monkeypatch.setattr(gevent_broker, "current_mqtt", lambda: MqttSettings(sync=sync))
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"))
+    statements: list[str] = []
+    site.state.store.connection.set_trace_callback(statements.append)
+    filled(site)
+    publisher = client(site, b"publisher")
+    publisher.feed(packet(0x32, b"\0\7house/t\0\1x"))
+    assert publisher.ear.got == ([packet(0x40, b"\0\1")] if sync == "interval" else [])
+    wait_until(lambda: publisher.ear.got, "the acknowledgement")
+    wait_until(lambda: any("mqtt_queue" in one for one in statements), "the commit")
+    relaxed = "PRAGMA synchronous=NORMAL"
+    assert (relaxed in statements) is is_relaxed
+    wait_until(lambda: statements.count(relaxed) == statements.count("PRAGMA synchronous=FULL"), "names are synced")
 
 
 def test_a_file_is_opened_again_by_the_same_hub(make_site: MakeSite, tmp_path: Path) -> None:

@@ -513,10 +513,11 @@ class Devices(DeliveryQueue):
         if device.is_pressed or device.is_stuck or device.client is None:
             return
         device.is_pressed = True
-        self._pressed[device] = []
+        waiting: list[BrokerPeer] = []
+        self._pressed[device] = waiting
 
         def expire() -> None:
-            if device.is_pressed:
+            if self._pressed.get(device) is waiting:  # not a later one
                 device.is_stuck = True
                 self._resume_publishers(device)
 

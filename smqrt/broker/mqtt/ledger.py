@@ -21,6 +21,8 @@ WAITING, SENT, RELEASING, RECEIVED = range(4)
 the packet identifier of a received message with QoS 2 that waits for PUBREL."""
 MAX_HELD = 1000
 """Acknowledgements of one client that wait for the disk; then the client is not read until half of them are sent."""
+MAX_RELEASED = 64
+"""Removed packet identifiers of a session that are remembered, apart from those that are still in the file."""
 KEYS_PER_STEP = 50
 
 
@@ -125,13 +127,14 @@ class SessionRows:
         number: the number of the session in the file.
     """
 
-    __slots__ = ("ledger", "number", "received", "sent", "waiting")
+    __slots__ = ("ledger", "number", "received", "released", "sent", "waiting")
 
     def __init__(self, ledger: Ledger, number: int) -> None:
         self.ledger, self.number = ledger, number
         self.waiting: deque[Row] = deque()
         self.sent: dict[int, Row] = {}
         self.received: dict[int, Row] = {}
+        self.released: dict[int, Row] = {}  # perhaps still in the file
 
     def keep(self, message: Message) -> None:
         """Add a message that waits."""
@@ -167,18 +170,25 @@ class SessionRows:
             self.received[packet] = self.ledger.add_row(self.number, RECEIVED, packet, None)
 
     def release(self, packet: int) -> bool:
-        """Remove the packet identifier of a received message; return whether it has a row."""
+        """Remove the packet identifier of a received message; return whether PUBCOMP waits until the disk has done so.
+
+        Also that for a repeated PUBREL waits: the client may use the identifier again then.
+        """
         row = self.received.pop(packet, None)
         if row is not None:
             self.ledger.remove_row(row)
-        return row is not None
+            if len(self.released) >= MAX_RELEASED:
+                self.released = {one: last for one, last in self.released.items() if self.ledger.is_unsaved(last)}
+            self.released[packet] = row
+        last = self.released.get(packet)
+        return last is not None and self.ledger.is_unsaved(last)
 
     def must_wait(self, packet: int) -> bool:
         """Return whether a message in flight can't be sent yet: with QoS 2, the disk has to know its identifier."""
         row = self.sent[packet]
         if not self.ledger.waits or (row.message is not None and row.message.qos < 2):
             return False
-        return row in self.ledger.dirty or row.seq > self.ledger.saved
+        return self.ledger.is_unsaved(row)
 
     def forget(self) -> None:
         """Remove all rows: the session has ended, or is not kept any more."""
@@ -279,9 +289,14 @@ class Ledger:
         """Remove a row; one that is not in the file yet is never written."""
         row.is_gone = True
         if row.is_stored:
-            self.touch(row)
+            row.seq = self.touch(row)
         else:
             self.dirty.pop(row, None)
+            row.seq = 0
+
+    def is_unsaved(self, row: Row) -> bool:
+        """Return whether the file may have an earlier state of a row."""
+        return row in self.dirty or row.seq > self.saved
 
     def session_changed(self, device: Device) -> None:
         """Save a session if it is kept, or if it has a will; otherwise remove it from the file."""

@@ -444,3 +444,23 @@ def test_batches_that_wait_for_delivery_are_limited(monkeypatch: pytest.MonkeyPa
     assert 20 < got < 30
     assert got + hub.broker.stats.drops[Drop.OVER_GLOBAL_BUDGET] == 100
     assert hub.devices._unsent_bytes == 0
+
+
+def test_the_time_of_publishers_to_wait_begins_each_time() -> None:
+    hub = MqttHub(settings=MqttSettings(queued_messages=4))
+    device, receiver = hub.client("slow", "t", qos=1)
+    expirations = []
+    for _ in range(2):
+        receiver.has_room = False
+        hub.publish(b"t", b"1", b"2", b"3", qos=1)
+        assert device.is_pressed
+        expirations.append(hub.later[-1][1])
+        if len(expirations) == 1:
+            receiver.has_room = True
+            device.pump()
+            assert not device.is_pressed
+    first, second = expirations
+    first()  # type: ignore[operator]
+    assert not device.is_stuck
+    second()  # type: ignore[operator]
+    assert device.is_stuck
