@@ -64,6 +64,7 @@ def test_messages_and_connects_wait_for_a_hub_that_migrates(engine: Engine) -> N
     new = engine.place("new", prepare=with_mqtt)
     new.member.migration.expect()
     engine.until(lambda: new.member.remotes and all(one.synced for one in new.member.remotes), "it joins")
+    engine.settle()
     record = record_of(old.hub.devices)
     old.member.suspend()
     engine.until(lambda: writer.member.migration.nodes, "the node is gone")
