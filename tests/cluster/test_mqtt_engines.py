@@ -69,6 +69,9 @@ def test_messages_and_connects_wait_for_a_hub_that_migrates(engine: Engine) -> N
     engine.until(lambda: writer.member.migration.nodes, "the node is gone")
     taken = writer.member.sessions.take("d", None, False)
     assert isinstance(taken, Deferred)
+    (move,) = writer.member.sessions._moves.values()
+    assert len(move.waiting) == 2, "the old and the new process"
+    engine.until(lambda: len(move.waiting) == 1, "the answer of the new process, which has no sessions yet")
     restore(new.hub.devices, record)
     assert not taken.done
     new.member.succeed(old.member.number)
