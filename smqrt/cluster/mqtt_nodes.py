@@ -72,6 +72,11 @@ class MqttNodes:
         """Return the nodes with links of version 2."""
         return [node for node in self._state.remotes if node.send_queue.version >= cluster_mqtt.VERSION]
 
+    @property
+    def awaits_clients(self) -> bool:
+        """Whether this hub will take over the clients of another process."""
+        return self._migration.awaits
+
     def asked(self) -> list[RemoteNode]:
         """Return the nodes that may have sessions of MQTT clients, also those whose hub migrates."""
         found = (*self._state.remotes, *self._migration.nodes)

@@ -190,7 +190,9 @@ class SessionMoves:
         devices = self._state.broker.devices
         device = devices.sessions.get(request["id"]) if devices is not None else None
         answer: Json = {}
-        if device is None or device.ends_s <= self._state.broker.clock() or request["id"] in self._leaving:
+        # While the sessions of another process are expected, that one is asked, too.
+        is_elsewhere = request["id"] in self._leaving or self._nodes.awaits_clients
+        if device is None or is_elsewhere or device.ends_s <= self._state.broker.clock():
             pass
         elif device.user != request["user"]:
             answer["denied"] = True
