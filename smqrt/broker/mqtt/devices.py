@@ -358,16 +358,34 @@ class Devices(Outbox):
             for message in self.run(SELF, topic.key, batch).messages(1, False, b""):
                 device.enqueue(message)
 
-    def publish_large(self, topic: Topic, batch: MqttBatch) -> None:
-        """Publish a message that does not fit an SMQ packet: to MQTT clients and to handlers of the server.
+    def publish_large(self, topic: Topic, batch: MqttBatch, publisher: BrokerPeer) -> bool:
+        """Publish a message that does not fit an SMQ packet: to the journal, MQTT clients and handlers of the server.
 
         Others miss it. With `onpublish`, which gets packets of SMQ, nobody gets it.
+
+        Returns:
+            Whether the publisher has to wait for the journal.
         """
-        server, missed, size = self.broker.server, 0, len(batch.large or b"")
+        recorder = self.broker.recorder
         if self.broker.hooks.onpublish is not None:
             self.broker.stats.drop(Drop.SWALLOWED, 1)
             batch.dropped(Drop.SWALLOWED)
-            return
+            return False
+        topic.settle()
+        if recorder is None or not recorder.selects(topic):
+            if recorder is not None:
+                recorder.skipped(batch)
+            self._deliver_large(topic, batch)
+            return False
+        is_reached = topic.raw or topic.ws
+        (recorder.record_of(publisher) if is_reached else recorder.record_unrouted)(batch)
+        if recorder.waits_for_disk:
+            return recorder.send_later(lambda _: self._deliver_large(topic, batch), batch, publisher)
+        self._deliver_large(topic, batch)
+        return recorder.full and recorder.hold(publisher)
+
+    def _deliver_large(self, topic: Topic, batch: MqttBatch) -> None:
+        server, missed, size = self.broker.server, 0, len(batch.large or b"")
         topic.settle()
         self.broker.topic_table.traffic.add(1, size, 0)
         for outbox in topic.raw + topic.ws:

@@ -271,7 +271,9 @@ class PublishingClient(MqttSession):
             batch.drops.append(Drop.UNROUTED)
         elif is_large:
             batch.large = message.payload
-            self.devices.publish_large(topic, batch)
+            if self.devices.publish_large(topic, batch, self):
+                self._unanswered = Unanswered(message.qos, numbers, batch, kept)
+                return True
         elif self.publish(batch) or (message.qos and self.devices.must_wait(topic, self)):
             self._unanswered = Unanswered(message.qos, numbers, batch, kept)
             return True
