@@ -147,7 +147,11 @@ def as_fields(recorded: RecordedRow) -> dict[str, object]:
     fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
     fields |= {"flags": flag_names(row.flags), "txn": row.txn}
-    fields |= {"qos": row.qos, "retain": row.retain, "properties": row.properties}
+    try:
+        properties = None if row.properties is None else json.loads(row.properties)
+    except ValueError:  # no hub writes this
+        properties = row.properties
+    fields |= {"qos": row.qos, "retain": row.retain, "properties": properties}
     try:
         fields["payload"] = row.payload.decode()
     except UnicodeDecodeError:
@@ -314,7 +318,7 @@ def _write_csv(
         writer = csv.DictWriter(file, [*names, "payload_hex"])
         writer.writeheader()
         for recorded in in_order(journal, start, end, topics):
-            writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags})
+            writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags, "properties": recorded.row.properties})
             rows += 1
             if rows % _PROGRESS_ROWS == 0:
                 on_rows(_PROGRESS_ROWS)

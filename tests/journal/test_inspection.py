@@ -85,7 +85,7 @@ def test_json_has_everything() -> None:
     }  # fmt: skip
     of_mqtt = row(7)._replace(qos=1, retain=True, properties='{"unit":"C"}')
     found = as_fields(RecordedRow("n1", of_mqtt))
-    assert (found["qos"], found["retain"], found["properties"]) == (1, True, '{"unit":"C"}')
+    assert (found["qos"], found["retain"], found["properties"]) == (1, True, {"unit": "C"})
     assert as_line(RecordedRow("n1", of_mqtt)).endswith("  [qos 1]  [retain]")
     assert "qos" not in as_line(RecordedRow("n1", row(7)._replace(qos=0, retain=False, properties="{}")))
     assert as_fields(RecordedRow("n1", row(7, payload=b"\xff")))["payload_hex"] == "ff"
