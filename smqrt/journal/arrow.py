@@ -522,6 +522,8 @@ def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]
 def _values(body: memoryview, header: BatchHeader, at: int) -> list[Any]:
     rows, layout = header.rows, header.layout
     if at >= layout.fields:
+        if rows * 8 > header.body_bytes:  # the column `seq` alone has 8 bytes for each row
+            raise ValueError("a column is shorter than its rows")
         return list(repeat(None, rows))
     kind, first = layout.columns[at].type, layout.first_buffer[at]
     code = _CODES.get(kind)

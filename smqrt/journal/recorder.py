@@ -52,8 +52,10 @@ MAX_SERVER_UNSENT_BYTES = 16 << 20
 """When more bytes of the server's own messages wait for the disk, its publish queue waits, too."""
 _ROWS_WITHOUT_STAMP = -1
 """Value of `_stamped` when rows have no stamp yet, even if no frame batch is in the list."""
-MAX_PROPERTIES = 1000
-"""Number of different MQTT properties that are kept as JSON; most devices use few."""
+MAX_PROPERTIES, MAX_PROPERTY_BYTES = 1000, 1 << 20
+"""Number and bytes of different MQTT properties that are kept with their JSON; most devices use few. Above, all are
+forgotten.
+"""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
@@ -121,7 +123,7 @@ class HubRecorder:
         self._unknown_names: list[tuple[int, int]] = []  # (kind, number), looked up again after the next write
         self._disconnected_uids: dict[int, bytes] = {}  # by ETID, of clients that disconnected since the last flush
         self._properties: list[Key] = [NO_PROPERTIES]  # by their numbers, less one: 0 means none
-        self._property_numbers = {NO_PROPERTIES: 1}
+        self._property_numbers, self._property_bytes = {NO_PROPERTIES: 1}, 0
         self._large: deque[tuple[MqttBatch, str, int, int]] = deque()  # (message, properties, flags, time)
         self._waiting_outboxes: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
@@ -196,20 +198,20 @@ class HubRecorder:
 
     def _property_number(self, batch: MqttBatch) -> int:
         """Return the number of the properties of a batch for the columns."""
-        key = (
-            key_of(batch, self._broker.clock()) if batch.properties or batch.expires_s != NO_EXPIRY_S else NO_PROPERTIES
-        )
+        has_any = batch.properties or batch.expires_s != NO_EXPIRY_S
+        key = key_of(batch, self._broker.clock()) if has_any else NO_PROPERTIES
         found = self._property_numbers.get(key)
         if found is not None:
             return found
-        if len(self._properties) >= MAX_PROPERTIES:
+        if len(self._properties) >= MAX_PROPERTIES or self._property_bytes > MAX_PROPERTY_BYTES:
             self._feed()  # recorded frames refer to the numbers
             if not self._frame_batches:
                 for number in range(2, len(self._properties) + 1):
                     self._columns.forget(PROPERTIES, number)
                 del self._properties[1:]
-                self._property_numbers = {NO_PROPERTIES: 1}
+                self._property_numbers, self._property_bytes = {NO_PROPERTIES: 1}, 0
         self._properties.append(key)
+        self._property_bytes += len(key[0])
         found = self._property_numbers[key] = len(self._properties)
         return found
 

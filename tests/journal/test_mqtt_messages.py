@@ -224,10 +224,16 @@ def test_properties_as_json() -> None:
     assert properties_of('{"omittedbytes": 9}') == properties_of(None) == {}
 
 
+@pytest.mark.parametrize(("limit", "most"), [("MAX_PROPERTIES", 5), ("MAX_PROPERTY_BYTES", 40)])
 def test_many_different_properties(
-    recorded_site: Callable[..., Site], connect: Callable[..., Sensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_site: Callable[..., Site],
+    connect: Callable[..., Sensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    most: int,
 ) -> None:
-    monkeypatch.setattr("smqrt.journal.recorder.MAX_PROPERTIES", 5)
+    monkeypatch.setattr(f"smqrt.journal.recorder.{limit}", most)
     sensor = connect(recorded_site(), "sensor")
     for number in range(40):
         sensor.publish("t", b"%d" % number, 1, UserProperty=("number", str(number % 13)))
