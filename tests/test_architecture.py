@@ -17,7 +17,7 @@ ORDER = (
 """From the bottom to the top; what stands together may not import each other."""
 BEHIND_A_FACADE = {"smqrt.apps.python.application": "smqrt.app"}
 """Each application gets a copy of `smqrt.app` of its own, so the module that makes it imports the façade above."""
-IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")
+IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer", "mqtt_columns")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""
 LAYERS = [layer.replace(" + ", " ") for layer in ORDER.split(", ")]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

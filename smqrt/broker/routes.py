@@ -318,7 +318,7 @@ class RecordedRoute:
     def __init__(self, recorder: Recorder, route: Route, peer: BrokerPeer, reached: bool) -> None:
         self.recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
-        self._record, self._record_large = recorder.record, recorder.record_large
+        self._record, self._record_large = recorder.record_of(peer), recorder.record_large
         if not reached:
             self._record = recorder.record_unrouted
             self._record_large = lambda batch: recorder.record_unrouted(bytes(batch))

@@ -163,6 +163,9 @@ class Recorder(Protocol):
     def record_large(self, batch: bytes | memoryview) -> None:
         """Record a batch of many kilobytes, see `record`. A memoryview is not used after the call."""
 
+    def record_of(self, peer: BrokerPeer) -> Callable[[bytes], None]:
+        """Return the function that records the batches of a client, see `record`."""
+
     def record_unrouted(self, batch: bytes) -> None:
         """Record a batch without a subscriber."""
 

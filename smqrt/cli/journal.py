@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import click
 import gevent
@@ -37,7 +37,7 @@ from smqrt.cli.terminal import counted, interrupt_this_greenlet, json_line, payl
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
 from smqrt.journal import files, verification
 from smqrt.journal.inspection import RecordedRow
-from smqrt.journal.record import Flag, iso
+from smqrt.journal.record import Flag, Row, iso
 from smqrt.printable import printable
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -444,13 +444,16 @@ def replay(
     """Publish recorded messages to a hub again.
 
     The messages keep their recorded intervals, divided by --speed. HUB is a URL as for `smqrt pub`: http://, https://,
-    ws:// or wss://; smq:// means http://.
+    ws:// or wss://; smq:// means http://. With mqtt:// or mqtts://, messages of MQTT clients keep their QoS, retain
+    flag and properties, and may have more than 65,520 bytes.
 
     \b
     Examples:
       smqrt journal replay plant smq://localhost:9357/plant/ --speed 10x --from 2h
       smqrt journal replay plant ws://test:9357/plant/ --speed max --prefix replayed/
+      smqrt journal replay plant mqtt://test
     """
+    from smqrt.cli.pubsub import is_mqtt
     from smqrt.journal.inspection import in_order
 
     factor = parse_speed(speed)
@@ -461,16 +464,17 @@ def replay(
         open_publisher(hub, **connection) as publish,
         progress("replay", opened.count(first, last)) as advance,
     ):
-        replayed = play(counted(rows, advance), publish, gevent.sleep, factor, prefix, pipelines, MAX_PAYLOAD_BYTES)
+        max_bytes = None if is_mqtt(hub) else MAX_PAYLOAD_BYTES
+        replayed = play(counted(rows, advance), publish, gevent.sleep, factor, prefix, pipelines, max_bytes)
     click.echo(f"{plural(replayed.published, 'message')} published")
     for reason, count in replayed.skipped.items():
         click.echo(f"{count:,} skipped: {printable(reason)}", err=True)
 
 
 class Publish(Protocol):
-    """Publishes one message; called with the topic, the subtopic or None, and the payload."""
+    """Publishes one message; called with the topic and the row."""
 
-    def __call__(self, topic: str, subtopic: str | None, payload: bytes) -> None: ...
+    def __call__(self, topic: str, row: Row) -> None: ...
 
 
 @dataclass
@@ -557,7 +561,7 @@ def play(
         elif row.topic is None:
             counts.skip("addressed to one client")
         else:
-            publish(prefix + row.topic, row.subtopic, row.payload)
+            publish(prefix + row.topic, row)
             counts.published += 1
     return counts
 
@@ -573,13 +577,19 @@ def open_publisher(url: str, **connection: Unpack[ConnectionOptions]) -> Iterato
     Raises:
         Failure: no connection, connection lost, or the hub rejected messages.
     """
+    from smqrt.cli.pubsub import is_mqtt, open_mqtt_publisher
+
+    if is_mqtt(url):
+        with interrupt_this_greenlet(), open_mqtt_publisher(url, **connection) as send:
+            yield lambda topic, row: send(topic, row.payload, row.qos or 0, bool(row.retain), _properties_of(row))
+        return
     for scheme, http_scheme in _SCHEMES.items():
         url = http_scheme + url.removeprefix(scheme) if url.startswith(scheme) else url
     with interrupt_this_greenlet(), open_client(url, **connection) as client:
 
-        def publish(topic: str, subtopic: str | None, payload: bytes) -> None:
+        def publish(topic: str, row: Row) -> None:
             try:
-                client.publish(payload, topic, subtopic)
+                client.publish(row.payload, topic, row.subtopic)
             except ArgumentError as error:
                 raise Failure(str(error)) from None
             except ClosedError:
@@ -592,6 +602,13 @@ def open_publisher(url: str, **connection: Unpack[ConnectionOptions]) -> Iterato
             raise failure(client.end)
         if client.dropped:
             raise RejectedByBroker(f"the hub rejected {client.dropped} messages")
+
+
+def _properties_of(row: Row) -> dict[str, Any]:
+    """Return the MQTT properties of a row; a subtopic is a user property, as for the MQTT subscribers of a hub."""
+    from smqrt.journal.mqtt_columns import properties_of
+
+    return properties_of(row.properties) | ({"subtopic": row.subtopic} if row.subtopic else {})
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from smqrt.wire.mqtt.fields import NUMBERS
 
 _READ_BYTES = 65536  # of standard input at a time
 _INTERRUPTED = 130  # exit code of shells after Ctrl-C
+_MAX_PACKET_BYTES = 16 << 20  # the highest value of the hub's setting `mqtt.packet_bytes`
 _MQTT_BACKLOG = 1000  # messages to publish before waiting for their acknowledgements
 _MQTT_RETRY_S = 1.0
 _MQTT_REJECTED = 0x80  # this reason code of Suback and higher ones are errors
@@ -422,6 +423,23 @@ def publish_mqtt(
 
 
 @contextmanager
+def open_mqtt_publisher(
+    url: str, **connection: Unpack[ConnectionOptions]
+) -> Iterator[Callable[[str, bytes, int, bool, dict[str, Any]], None]]:
+    """Connect to an MQTT broker and yield `publish(topic, payload, qos, retain, properties)`; see `publish_mqtt`."""
+    recent: list[Delivery] = []
+    with _delivery_errors(), _open_mqtt(url, lambda *_: False, "5", _MAX_PACKET_BYTES, **connection) as client:
+
+        def publish(topic: str, payload: bytes, qos: int, retain: bool, properties: dict[str, Any]) -> None:
+            recent.append(_usage_checked(client.publish, topic, payload, qos, retain, properties))
+            if len(recent) >= _MQTT_BACKLOG:
+                _flush_mqtt(client, topic, recent)
+
+        yield publish
+        _flush_mqtt(client, "the last topics", recent)
+
+
+@contextmanager
 def _delivery_errors() -> Iterator[None]:
     """Raise a DeliveryError as a Failure."""
     try:
@@ -458,7 +476,11 @@ def _on_mqtt_status(messages: Queue[Any], kind: str, code: str, status: Mapping[
 
 
 def _open_mqtt(
-    url: str, onstatus: Callable[..., Any], version: str, **connection: Unpack[ConnectionOptions]
+    url: str,
+    onstatus: Callable[..., Any],
+    version: str,
+    max_packet_bytes: int = 1 << 20,
+    **connection: Unpack[ConnectionOptions],
 ) -> MqttClient:
     """Return a connected MQTT client; `onstatus` decides on reconnects after a successful first connection."""
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # otherwise gevent prints a traceback for it
@@ -466,6 +488,7 @@ def _open_mqtt(
         raise click.UsageError("--info is for SMQ brokers only")
     options: dict[str, object] = {"cafile": connection.get("cafile"), "nocheck": connection.get("insecure", False)}
     options |= {"timeout": connection.get("connect_timeout", 5.0), "version": 5 if version == "5" else 4}
+    options["maxpacketsize"] = max_packet_bytes
     if (uid := connection.get("uid")) is not None:
         options["clientidentifier"] = uid
     if credentials := credentials_for(connection):

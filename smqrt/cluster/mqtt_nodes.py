@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
 from smqrt.broker.outbox import Drop, ahead, run_in_background
@@ -326,7 +327,7 @@ class MqttNodes:
                 broker.devices.put(batch)
         elif found.large is not None and isinstance(batch, MqttBatch):
             if broker.devices is not None:
-                broker.devices.deliver_large(topic, batch)
+                large_messages.deliver(broker.devices, topic, batch)
         else:
             if count > 1:
                 node.count_batch(topic.key, count - 1)

@@ -1,12 +1,13 @@
 -- Converts recorded frames to the columns of a journal batch (layout: smqrt/journal/record.py), for LuaJIT.
--- The Python implementation is in smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes).
-local max_rows, text_room, payload_room = ...
+-- The Python implementation is in smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes, has_mqtt);
+-- has_mqtt: whether batches have the columns of MQTT.
+local max_rows, text_room, payload_room, has_mqtt = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bor, bxor, lshift, rshift, tobit = bit.band, bit.bor, bit.bxor, bit.lshift, bit.rshift, bit.tobit
 local u32_in, u8_in = ffi.typeof "const uint32_t*", ffi.typeof "const uint8_t*"
 
-local STAMP, TOGGLE, PUBLISH, HEADER = 0, 1, 8, 15
-local TOPIC, SUBTOPIC, UID = 1, 2, 3
+local STAMP, TOGGLE, ATTRIBUTES, LARGE, PUBLISH, HEADER = 0, 1, 2, 3, 8, 15
+local TOPIC, SUBTOPIC, UID, PROPERTIES, LARGE_MESSAGE = 1, 2, 3, 4, 5
 local DIRECT, SERVER = 1, 16
 local TWO32 = 4294967296
 
@@ -19,13 +20,20 @@ end
 
 local ts, tids, stids, ptids, flags = longs(), longs(), longs(), longs(), ffi.new("int32_t[?]", max_rows)
 local topics, subtopics, uids, payloads = texts(text_room), texts(text_room), texts(text_room), texts(payload_room + 8)
--- 68 bytes a row: five 8-byte numbers, the flags, five offsets of texts, and the bitmaps of nulls.
-local out_room = max_rows * 68 + 3 * text_room + 4096
+-- 68 bytes a row: five 8-byte numbers, the flags, five offsets of texts, and the bitmaps of nulls. With the columns of
+-- MQTT 9 more: a number, an offset, and two bitmaps.
+local out_room = max_rows * (has_mqtt and 77 or 68) + (has_mqtt and 4 or 3) * text_room + 4096
 local out = ffi.new("uint8_t[?]", out_room)
 local o = ffi.cast("uint8_t*", out)
-local names = {{}, {}, {}}
+local names = {{}, {}, {}, {}}
 local topic_names, subtopic_names, uid_names = names[TOPIC], names[SUBTOPIC], names[UID]
 local rows, stamped, toggled, server = 0, 0, 0, -1
+-- Of the messages of MQTT clients. Rows of other messages are zeros in the arrays, so that they need no work: `filled` is
+-- the row up to which the offsets of properties are set.
+local mqtt, filled = has_mqtt and texts(text_room), 0
+local qos = has_mqtt and ffi.new("int32_t[?]", max_rows)
+local retained = has_mqtt and ffi.new("uint8_t[?]", max_rows / 8 + 1)
+local now_qos, now_retain, now_properties = 0, 0, false -- of the messages to come
 local ts_min, ts_max = 0, 0
 
 local function u16(p, at) return bor(lshift(p[at], 8), p[at + 1]) end
@@ -101,6 +109,26 @@ local function put_all(column, first, last, name)
   end
 end
 
+local function set_bit(bits, row)
+  local byte = rshift(row, 3)
+  bits[byte] = bor(bits[byte], lshift(1, band(row, 7)))
+end
+
+-- Sets the columns of MQTT in the rows from `first` up to `last`.
+local function put_mqtt(first, last)
+  local offsets, at, size = mqtt.offsets, mqtt.at, #now_properties
+  for row = filled, first - 1 do offsets[row + 1] = at end
+  for row = first, last do
+    ffi.copy(mqtt.data + at, now_properties, size)
+    at = at + size
+    offsets[row + 1] = at
+    qos[row] = now_qos
+    set_bit(mqtt.bits, row)
+    if now_retain ~= 0 then set_bit(retained, row) end
+  end
+  mqtt.at, mqtt.nulls, filled = at, mqtt.nulls + last - first + 1, last + 1
+end
+
 local function fits(name, column) return not name or column.at + #name <= column.room end
 
 -- Returns how many more rows with this name fit.
@@ -152,7 +180,8 @@ local function append(address, n, at)
       end
       local size = length - HEADER
       if rows == max_rows or payloads.at + size > payload_room
-        or not (fits(topic, topics) and fits(uid, uids) and fits(subtopic, subtopics)) then
+        or not (fits(topic, topics) and fits(uid, uids) and fits(subtopic, subtopics))
+        or (now_properties and not fits(now_properties, mqtt)) then
         stamp_ahead(p, at, n)
         return at, 0, 0
       end
@@ -162,6 +191,7 @@ local function append(address, n, at)
       local first, next = rows, at + length
       if next < n and is_alike(p + at, p + next) then -- in bulk: half the time of single frames
         local count = math.min(max_rows - rows, room_for(topic, topics), room_for(uid, uids), room_for(subtopic, subtopics))
+        if now_properties then count = math.min(count, room_for(now_properties, mqtt)) end
         at = append_payloads(p, at, n, first + count - 1)
         put_all(topics, first, rows - 1, topic)
         put_all(uids, first, rows - 1, uid)
@@ -180,11 +210,20 @@ local function append(address, n, at)
         rows = rows + 1
         at = next
       end
+      if now_properties then put_mqtt(first, rows - 1) end
     else
       if kind == STAMP then
         stamp(p, at)
       elseif kind == TOGGLE then
         toggled = bxor(toggled, p[at + 3])
+      elseif kind == ATTRIBUTES then
+        local number = u32(p, at + 5)
+        local properties = names[PROPERTIES][number]
+        if number == 0 then properties = false end
+        if properties == nil then return at, PROPERTIES, number end
+        now_qos, now_retain, now_properties = p[at + 3], p[at + 4], properties
+      elseif kind == LARGE then
+        return at, LARGE_MESSAGE, 0
       end
       at = at + length
     end
@@ -219,6 +258,23 @@ local function text_pieces(column)
   return size, nulls
 end
 
+-- Writes the columns of MQTT, if they have values. Returns the bytes of the properties, and the number of nulls.
+local function mqtt_pieces()
+  if not has_mqtt or mqtt.nulls == 0 then return 0, rows end
+  for row = filled, rows - 1 do mqtt.offsets[row + 1] = mqtt.at end
+  local bits, nulls, size = rshift(rows + 7, 3), rows - mqtt.nulls, mqtt.at
+  piece(mqtt.bits, bits)
+  piece(qos, rows * 4)
+  piece(retained, bits)
+  piece(mqtt.offsets, (rows + 1) * 4)
+  piece(mqtt.data, size)
+  ffi.fill(mqtt.bits, bits)
+  ffi.fill(qos, rows * 4)
+  ffi.fill(retained, bits)
+  mqtt.at, mqtt.nulls, filled = 0, 0, 0
+  return size, nulls
+end
+
 local function numbers(from) piece(from, rows * 8) end
 
 local function count_up(seq)
@@ -247,9 +303,10 @@ local function take(seq)
   local room = bits + band(-bits, 7) + offsets + band(-offsets, 7)
   ffi.fill(o + to, room)
   to = to + room
+  local properties_bytes, mqtt_nulls = mqtt_pieces()
   local count, payload_bytes = rows, payloads.at
   rows, stamped, payloads.at = 0, 0, 0
-  return count, before, padded, to - before, ts_min, ts_max, topic_nulls, subtopic_nulls, uid_nulls, topic_bytes, subtopic_bytes, uid_bytes, payload_bytes
+  return count, before, padded, to - before, ts_min, ts_max, topic_nulls, subtopic_nulls, uid_nulls, topic_bytes, subtopic_bytes, uid_bytes, payload_bytes, mqtt_nulls, properties_bytes
 end
 
 local function name(kind, number, text) names[kind][number] = text or false end

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, files, manifest, parquet_files, recovery, retention, segment
+from smqrt.journal import committed, files, manifest, parquet_files, recovery, retention, segment, tables
 from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.parquet_files import FinishedFile, HourFile, Shred, hour_of
 from smqrt.journal.payload_schema import TypedColumn
+from smqrt.journal.record import SEGMENT_COLUMNS
 from smqrt.journal.segment import remove_summary
 from smqrt.journal.settings import CompactSettings, JournalSettings
 
@@ -286,7 +287,7 @@ class _Compaction:
         if not self._options.shred and any(map(parquet_files.has_variant, paths)):
             self._needs_spark = True  # a later run with Spark merges them
             return False
-        return bool(parquet_files.plain_schema(paths[0]).equals(parquet_files.plain_schema(paths[1])))
+        return bool(parquet_files.full_schema(paths[0]).equals(parquet_files.full_schema(paths[1])))
 
     # ---- segments that are no longer needed
 
@@ -377,6 +378,7 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
     """Yield the rows of segments. Each batch is checked, since the segments will be removed."""
     from pyarrow import ipc, memory_map
 
+    target = tables.schema([column.name for column in SEGMENT_COLUMNS])
     for one in group:
         entries = segment.read_index(one.path)
         segment.check_index(entries, one.path)
@@ -393,7 +395,9 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
             message = data[entry.offset : entry.end]
             if len(message) != entry.length or crc32(message) != entry.crc32:
                 raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
-            batch = ipc.read_record_batch(ipc.read_message(message), schema)
+            read = ipc.read_record_batch(ipc.read_message(message), schema)
+            columns = dict(zip(schema.names, read.columns, strict=True))
+            batch = tables.with_columns(columns, read.num_rows, target)
             hour, at = hour_of(entry.ts_min_us), 0
             if hour == hour_of(entry.ts_max_us):
                 yield _Piece(entry.first_seq, hour, batch, broker)

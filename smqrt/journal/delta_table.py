@@ -299,7 +299,16 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
                 f"The Delta table in {to} has the typed column json as {kind}, and {path.name} has it as {new}: "
                 "compact with the same --schema, or choose another location."
             )
+    _add_columns(deltalake, table)
     return table.schema()
+
+
+def _add_columns(deltalake: ModuleType, table: Any) -> None:
+    """Add the columns that a table lacks, because an older version created it; they are null in its rows."""
+    known = {field.name for field in table.schema().fields}
+    wanted = table_schema(deltalake, None, ())
+    if missing := [field for field in wanted.fields if field.name not in known]:
+        table.alter.add_columns(missing)
 
 
 def _json_type(schema: Any) -> Any:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import JournalError
-from smqrt.journal import tables
+from smqrt.journal import parquet_files, tables
 from smqrt.journal.planning import PARQUET, Chunk, Filter
 from smqrt.journal.reader import Journal, Offsets
+from smqrt.journal.record import COLUMNS
 from smqrt.journal.remote import RemoteJournal
 
 if TYPE_CHECKING:
@@ -140,13 +141,15 @@ class DuckDB:
             self._journal, [one for one in chunks if one not in set(native)], self._topics, self._thread
         )
         self._checked_call(lambda: self._connection.register("smqrt_stream", self._stream))  # may be canceled already
-        selects = [f"select {_COLUMNS} from {self._parquet(False)} where {self._where(native)}"] if native else []
+        missing = self._missing_columns()
+        rows = f"(select *{missing} from {self._parquet(False)})"
+        selects = [f"select {_COLUMNS} from {rows} where {self._where(native)}"] if native else []
         selects.append(f"select {_COLUMNS} from smqrt_stream")
         self._checked_call(
             lambda: self._connection.execute(_VIEW.format(name="messages", rows=" union all ".join(selects)))
         )
         compacted = (
-            f"select * from {self._parquet(True)} where {self._where(native)}"
+            f"select *{missing} from {self._parquet(True)} where {self._where(native)}"
             if native
             else f"select {_COLUMNS} from smqrt_stream where false"
         )
@@ -155,6 +158,16 @@ class DuckDB:
         if relation is None:
             raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
         return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
+
+    def _missing_columns(self) -> str:
+        """Return SQL for the columns that no compacted file has, because all are older than them: null."""
+        if not self._files:
+            return ""
+        newest = self._checked_call(lambda: parquet_files.plain_schema(self._files[-1]))
+        if tables.NAMES[-1] in newest.names:  # usually; otherwise all footers are read
+            return ""
+        found = self._checked_call(lambda: self._connection.sql(f"select * from {self._parquet(False)}").columns)
+        return "".join(f", null::{one.type} as {one.name}" for one in COLUMNS if one.name not in found)
 
     def _parquet(self, folders: bool) -> str:
         """Return the table function for the compacted files; `folders`: with the columns of their folder names."""

@@ -54,14 +54,14 @@ local function nulls(column)
   return found
 end
 
-local function bits(column, buffer, address)
+local function join_bits(buffer, address, has_bits)
   local to, row = ffi.cast(to_u8, address), 0
   ffi.fill(to, rshift(rows + 7, 3))
   for batch = 0, batches - 1 do
-    local count, has_nulls = counts[batch], nulls_of(batch, column) > 0
-    local from = has_nulls and buffer_of(batch, buffer, rshift(count + 7, 3)) or starts[batch]
+    local count, is_stored = counts[batch], has_bits(batch)
+    local from = is_stored and buffer_of(batch, buffer, rshift(count + 7, 3)) or starts[batch]
     for at = 0, count - 1 do
-      if not has_nulls or band(rshift(from[rshift(at, 3)], band(at, 7)), 1) == 1 then
+      if not is_stored or band(rshift(from[rshift(at, 3)], band(at, 7)), 1) == 1 then
         local byte = rshift(row, 3)
         to[byte] = bor(to[byte], lshift(1, band(row, 7)))
       end
@@ -69,6 +69,12 @@ local function bits(column, buffer, address)
     end
   end
 end
+
+local function bits(column, buffer, address)
+  join_bits(buffer, address, function(batch) return nulls_of(batch, column) > 0 end)
+end
+
+local function booleans(buffer, address) join_bits(buffer, address, function() return true end) end
 
 local function numbers(buffer, width, address)
   local to = ffi.cast(to_u8, address)
@@ -110,4 +116,4 @@ local function texts(buffer, ends_address, data_address)
   end
 end
 
-return survey, nulls, bits, numbers, text_bytes, texts
+return survey, nulls, bits, booleans, numbers, text_bytes, texts

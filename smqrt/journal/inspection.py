@@ -126,7 +126,7 @@ def flag_names(flags: int) -> list[str]:
 
 
 def as_line(recorded: RecordedRow) -> str:
-    """Return a row as a line of text: time, topic, uid, payload and flags."""
+    """Return a row as a line of text: time, topic, uid, payload, flags, and the QoS of MQTT unless it is 0."""
     row = recorded.row
     target = row.topic if row.topic is not None else f"(to {row.tid})"
     target = f"{target} ({row.subtopic})" if row.subtopic else target
@@ -137,7 +137,8 @@ def as_line(recorded: RecordedRow) -> str:
     except UnicodeDecodeError:
         payload = f"0x{row.payload.hex()}"
     parts = [iso(row.ts_us), printable(target), printable(row.uid or "-"), payload]
-    return "  ".join(parts + [f"[{name}]" for name in flag_names(row.flags)])
+    marks = flag_names(row.flags) + ([f"qos {row.qos}"] if row.qos else []) + (["retain"] if row.retain else [])
+    return "  ".join(parts + [f"[{name}]" for name in marks])
 
 
 def as_fields(recorded: RecordedRow) -> dict[str, object]:
@@ -146,6 +147,11 @@ def as_fields(recorded: RecordedRow) -> dict[str, object]:
     fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
     fields |= {"flags": flag_names(row.flags), "txn": row.txn}
+    try:
+        properties = None if row.properties is None else json.loads(row.properties)
+    except ValueError:  # no hub writes this
+        properties = row.properties
+    fields |= {"qos": row.qos, "retain": row.retain, "properties": properties}
     try:
         fields["payload"] = row.payload.decode()
     except UnicodeDecodeError:
@@ -312,7 +318,7 @@ def _write_csv(
         writer = csv.DictWriter(file, [*names, "payload_hex"])
         writer.writeheader()
         for recorded in in_order(journal, start, end, topics):
-            writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags})
+            writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags, "properties": recorded.row.properties})
             rows += 1
             if rows % _PROGRESS_ROWS == 0:
                 on_rows(_PROGRESS_ROWS)

@@ -378,13 +378,14 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
     """
     hours = {hour_of(one) for file in files for one in (file.ts_min_us, file.ts_max_us)}
     folder = folder_of(min(hours)) if len(hours) == 1 else day_folder_of(min(hours))
-    schema, schemas = plain_schema(journal / files[0].path), files[0].schemas
+    schema, schemas = full_schema(journal / files[0].path), files[0].schemas
     if any(file.schemas != schemas for file in files):  # the same columns, but from other topics
         schemas = ()
     merged = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
     try:
         for batch in chain.from_iterable(_read_file(journal, file) for file in files):
-            merged.add(batch, "")
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            merged.add(tables.with_columns(columns, batch.num_rows, schema), "")
         return merged.close(shred)
     except BaseException:
         merged.discard()
@@ -396,6 +397,15 @@ def plain_schema(path: Path) -> pa.Schema:
     from pyarrow import parquet, schema
 
     return schema([field for field in parquet.read_schema(path) if field.name != _VARIANT])
+
+
+def full_schema(path: Path) -> pa.Schema:
+    """Return the `plain_schema` of a file with the columns that it lacks, because it is older than them."""
+    from pyarrow import schema
+
+    plain = plain_schema(path)
+    known = [plain.field(field.name) if field.name in plain.names else field for field in tables.schema()]
+    return schema([*known, *(field for field in plain if field.name not in tables.NAMES)])
 
 
 def has_variant(path: Path) -> bool:

@@ -180,7 +180,7 @@ class ChunkReader:
 
     def __init__(self, files: JournalFiles, verify: bool) -> None:
         self._files, self.verify = files, verify
-        self._brokers: dict[tuple[str, int], str] = {}
+        self._schemas: dict[tuple[str, int], tuple[str, int]] = {}
 
     def rows(self, chunk: Chunk, topics: Filter | None) -> Iterator[tuple[int, Iterable[Row]]]:
         """Yield (number after the last row, rows) of a chunk.
@@ -221,8 +221,8 @@ class ChunkReader:
 
         try:
             if chunk.kind == WAL:
-                broker = self._broker(chunk.node, int(Path(chunk.file).stem))
-                entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker)
+                broker, format_ = self._schema(chunk.node, int(Path(chunk.file).stem))
+                entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker, format_)
                 length = entries[-1].end - entries[0].offset
                 stream = self._files.read(chunk.file, entries[0].offset, length, head)
                 if self.verify or len(stream) < len(head) + length:
@@ -260,17 +260,18 @@ class ChunkReader:
                 raise self.damaged(file, entry.offset, "the batch's checksum is wrong")
             yield entry, batch
 
-    def _broker(self, node: str, first: int) -> str:
-        """Return the broker's name in the schema of a segment."""
+    def _schema(self, node: str, first: int) -> tuple[str, int]:
+        """Return the broker's name in the schema of a segment, and its format."""
         key = node, first
-        if key not in self._brokers:
+        if key not in self._schemas:
             file = segment_file(node, first)
             try:
                 head = bytes(self._files.read(file, 0, _SCHEMA_BYTES))
-                self._brokers[key] = arrow.schema_metadata(head)["broker"]
+                found = arrow.schema_metadata(head)
+                self._schemas[key] = found["broker"], int(found.get("format", 1))
             except (ValueError, KeyError, struct.error) as error:
                 raise self.damaged(file, 0, f"it doesn't begin with a journal schema ({error})") from None
-        return self._brokers[key]
+        return self._schemas[key]
 
 
 __all__ = ["BATCH_ROWS", "Chunk", "Journal", "Offsets"]

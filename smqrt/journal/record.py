@@ -1,7 +1,8 @@
 """Rows, columns and timestamps of the journal.
 
 A segment has the columns of `Row`. `node` and `broker` are the same for all its rows and are stored in its schema. A
-reader adds these two, and returns the columns `COLUMNS`.
+reader adds these two, and returns the columns `COLUMNS`. A segment of format 1 lacks the columns of MQTT, which are
+null then (decision 0047).
 """
 
 from __future__ import annotations
@@ -170,6 +171,9 @@ class Row(NamedTuple):
         flags: values of `Flag`.
         payload: the message.
         txn: "query:batch" for rows of a commit, else None.
+        qos: the QoS of a message of an MQTT client, else None.
+        retain: whether an MQTT client has published it as a retained message; None as `qos`.
+        properties: its MQTT properties, a JSON object as text, see `smqrt.journal.mqtt_columns`; None as `qos`.
     """
 
     seq: int
@@ -183,6 +187,9 @@ class Row(NamedTuple):
     flags: int
     payload: bytes
     txn: str | None
+    qos: int | None = None
+    retain: bool | None = None
+    properties: str | None = None
 
 
 class Column(NamedTuple):
@@ -206,11 +213,17 @@ SEGMENT_COLUMNS = (
     Column("flags", "INT", False),
     Column("payload", "BINARY", False),
     Column("txn", "STRING"),
+    Column("qos", "INT"),
+    Column("retain", "BOOLEAN"),
+    Column("properties", "STRING"),
 )
 """The columns in a segment, in the order of `Row`."""
 
+MQTT_COLUMNS = 3
+"""The number of columns at the end of `SEGMENT_COLUMNS` that segments of format 1 lack."""
+
 COLUMNS = (*NODE_COLUMNS, *SEGMENT_COLUMNS[:2], Column("broker", "STRING"), *SEGMENT_COLUMNS[2:])
-"""The columns of a reader: node, seq, ts, broker, topic, …, txn."""
+"""The columns of a reader: node, seq, ts, broker, topic, …, properties."""
 
 DDL = ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' NOT NULL'}" for one in COLUMNS)
 """`COLUMNS` as a DDL text for Spark."""

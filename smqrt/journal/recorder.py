@@ -15,14 +15,32 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, MqttBatch
+from smqrt.broker.mqtt.session import MqttSession
 from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Topic
-from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_columns, stamp, toggle
+from smqrt.journal.arrow import PLAIN, WITH_MQTT, BatchLayout, encode
+from smqrt.journal.columns import (
+    LARGE,
+    LARGE_MESSAGE,
+    NO_ATTRIBUTES,
+    PROPERTIES,
+    SUBTOPIC,
+    TOPIC,
+    UID,
+    Columns,
+    Piece,
+    attributes,
+    fastest_columns,
+    stamp,
+    toggle,
+)
+from smqrt.journal.mqtt_columns import NO_PROPERTIES, Key, key_of, properties_json
 from smqrt.journal.planning import Filter
-from smqrt.journal.record import Flag
+from smqrt.journal.record import Flag, Row
 from smqrt.journal.settings import JournalSettings
 from smqrt.smq import data_path
-from smqrt.wire.smq import Type, frames
+from smqrt.wire.smq import Type, frames, unpack_publish
 
 log = logging.getLogger("smqrt.journal")
 
@@ -34,6 +52,10 @@ MAX_SERVER_UNSENT_BYTES = 16 << 20
 """When more bytes of the server's own messages wait for the disk, its publish queue waits, too."""
 _ROWS_WITHOUT_STAMP = -1
 """Value of `_stamped` when rows have no stamp yet, even if no frame batch is in the list."""
+MAX_PROPERTIES, MAX_PROPERTY_BYTES = 1000, 1 << 20
+"""Number and bytes of different MQTT properties that are kept with their JSON; most devices use few. Above, all are
+forgotten.
+"""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
@@ -69,6 +91,7 @@ class HubRecorder:
         write: called with each batch.
         now_us: returns the time, microseconds UTC.
         sync: starts a sync; `on_synced` is called when the disk has the rows.
+        layout: the layout of the batches, `WITH_MQTT` for a hub that accepts MQTT clients.
 
     Attributes:
         is_buffered: whether `record` only appends.
@@ -86,18 +109,22 @@ class HubRecorder:
         write: Write,
         now_us: Callable[[], int],
         sync: Callable[[], None],
+        layout: BatchLayout = PLAIN,
     ) -> None:
-        self._now_us, self._sync = now_us, sync
+        self._now_us, self._sync, self._layout = now_us, sync, layout
         self._broker = broker
         self._filter = Filter(settings.topics, settings.exclude)
         self._direct = settings.direct
         self._next_seq, self._write = next_seq, write
-        self._columns: Columns = fastest_columns()
+        self._columns: Columns = fastest_columns(layout)
         self._columns.server(broker.server.etid)
         self._frame_batches: list[bytes] = []
         self._stamped = 0
         self._unknown_names: list[tuple[int, int]] = []  # (kind, number), looked up again after the next write
         self._disconnected_uids: dict[int, bytes] = {}  # by ETID, of clients that disconnected since the last flush
+        self._properties: list[Key] = [NO_PROPERTIES]  # by their numbers, less one: 0 means none
+        self._property_numbers, self._property_bytes = {NO_PROPERTIES: 1}, 0
+        self._large: deque[tuple[MqttBatch, str, int, int]] = deque()  # (message, properties, flags, time)
         self._waiting_outboxes: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
         self._timer: Any = None
@@ -132,10 +159,61 @@ class HubRecorder:
             self._frame_batches.append(bytes(rest))
         self._stamped = _ROWS_WITHOUT_STAMP
 
+    def record_of(self, peer: BrokerPeer) -> Callable[[bytes], None]:
+        """See `Recorder`. The server publishes wills of MQTT clients beside its own messages."""
+        may_be_mqtt = self._layout is WITH_MQTT and (peer is self._broker.server or isinstance(peer, MqttSession))
+        return self._record_any if may_be_mqtt else self.record
+
+    def _record_any(self, batch: bytes) -> None:
+        if isinstance(batch, MqttBatch):
+            self.record_mqtt(batch)
+        else:
+            self.record(batch)
+
     def record_unrouted(self, batch: bytes) -> None:
         """See `Recorder`."""
+        if isinstance(batch, MqttBatch):
+            self.record_mqtt(batch, is_unrouted=True)
+            return
         self._frame_batches.extend((_UNROUTED, batch))
         self.record(_UNROUTED)
+
+    def record_mqtt(self, batch: MqttBatch, is_unrouted: bool = False) -> None:
+        """Add a batch of an MQTT client.
+
+        Args:
+            batch: the messages.
+            is_unrouted: whether they have no subscriber.
+        """
+        frames = self._frame_batches
+        if batch.large is not None:
+            now_us, properties = self._now_us(), properties_json(key_of(batch, self._broker.clock()))
+            self._large.append((batch, properties, int(Flag.UNROUTED) if is_unrouted else 0, now_us))
+            frames.append(stamp(now_us))  # of the messages before it
+            self.record(LARGE)
+            return
+        number, mark = self._property_number(batch), [_UNROUTED] if is_unrouted else []
+        frames.extend((attributes(batch.qos, batch.retain, number), *mark, batch, *mark))
+        self.record(NO_ATTRIBUTES)
+
+    def _property_number(self, batch: MqttBatch) -> int:
+        """Return the number of the properties of a batch for the columns."""
+        has_any = batch.properties or batch.expires_s != NO_EXPIRY_S
+        key = key_of(batch, self._broker.clock()) if has_any else NO_PROPERTIES
+        found = self._property_numbers.get(key)
+        if found is not None:
+            return found
+        if len(self._properties) >= MAX_PROPERTIES or self._property_bytes > MAX_PROPERTY_BYTES:
+            self._feed()  # recorded frames refer to the numbers
+            if not self._frame_batches:
+                for number in range(2, len(self._properties) + 1):
+                    self._columns.forget(PROPERTIES, number)
+                del self._properties[1:]
+                self._property_numbers, self._property_bytes = {NO_PROPERTIES: 1}, 0
+        self._properties.append(key)
+        self._property_bytes += len(key[0])
+        found = self._property_numbers[key] = len(self._properties)
+        return found
 
     def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
         """See `Recorder`."""
@@ -246,7 +324,12 @@ class HubRecorder:
         at, end = 0, len(data)
         while at < end and not self.full:
             at, kind, number = self._columns.append(data, at)
-            if kind:
+            if kind == LARGE_MESSAGE:
+                self._take()
+                if not self.full:
+                    self._write_large()
+                    at += len(LARGE)
+            elif kind:
                 self._columns.name(kind, number, self._name(kind, number))
             elif at < end:
                 if not is_stamped:
@@ -259,7 +342,20 @@ class HubRecorder:
         if rows:
             self.full = not self._write(rows, first_us, last_us, pieces)
 
+    def _write_large(self) -> None:
+        """Write the oldest large message as a batch of its own."""
+        batch, properties, flags, ts_us = self._large.popleft()
+        tid, ptid, _, _ = unpack_publish(batch)
+        names = self._name(TOPIC, tid), self._uid(ptid)
+        topic, uid = (None if name is None else name.decode("utf-8", "replace") for name in names)
+        flags |= Flag.SERVER if ptid == self._broker.server.etid else 0
+        mqtt = batch.qos, batch.retain, properties
+        row = Row(self._next_seq(), ts_us, topic, tid, None, 0, ptid, uid, flags, batch.large or b"", None, *mqtt)
+        self.full = not self._write(1, ts_us, ts_us, encode([row], self._layout))
+
     def _name(self, kind: int, number: int) -> bytes | None:
+        if kind == PROPERTIES:
+            return properties_json(self._properties[number - 1]).encode()
         if kind == SUBTOPIC:
             return self._broker.subtopic_table.by_id.get(number)
         if kind == UID:
@@ -309,7 +405,7 @@ class HubRecorder:
 
     def waiting(self) -> int:
         """Return the number of recorded messages that are not in a batch yet."""
-        return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._frame_batches)))
+        return len(self._large) + sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._frame_batches)))
 
     def close(self) -> None:
         """Write the remaining messages, and stop recording."""

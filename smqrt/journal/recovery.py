@@ -7,7 +7,7 @@ crash and is called *torn*. An invalid batch before valid batches comes from the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -49,7 +49,7 @@ class _Repaired(NamedTuple):
     faults: list[str]
 
 
-def recover(folder: Path, schema: bytes = b"") -> Recovered:
+def recover(folder: Path, *schemas: bytes) -> Recovered:
     """Prepare a node's folder for appending. Only the writer that holds its lock may call it.
 
     Incomplete data (by length or crc32) at the end of the newest segment is cut off. Invalid data before valid batches
@@ -58,7 +58,7 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
 
     Args:
         folder: `<journal>/wal/<node>`; it may be missing.
-        schema: the schema at the beginning of its segments; one that is damaged in a few bytes is repaired.
+        schemas: the schemas at the beginning of its segments; one that is damaged in a few bytes is repaired.
 
     Raises:
         JournalError: a file can't be read or cut, or doesn't belong to a journal.
@@ -68,7 +68,7 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
     faults: list[str] = []
     try:
         for path in reversed(segment.paths(folder)):
-            repaired = _repair(path, schema)
+            repaired = _repair(path, schemas)
             removed_bytes += repaired.removed_bytes
             faults += repaired.faults
             filled += bool(repaired.entries)
@@ -109,7 +109,7 @@ def remove_empty(folder: Path, newest: int) -> None:
         remove_summary(path)
 
 
-def _repair(path: Path, schema: bytes) -> _Repaired:
+def _repair(path: Path, schemas: Sequence[bytes]) -> _Repaired:
     """Cut off incomplete data at the end of a segment, and correct its index."""
     recorded, found = segment.read_index(path), salvage(path)
     if not found.is_consistent:  # no automatic repair is possible: the segment stays, and its numbers stay in use
@@ -117,10 +117,12 @@ def _repair(path: Path, schema: bytes) -> _Repaired:
     faults = []
     if found.entries and not found.schema_bytes:
         faults.append(f"{path}: its beginning is damaged; {REMEDY}")
-        if almost_begins_with(path, schema, found.entries[0].offset):
-            with path.open("r+b") as file:
-                file.write(schema)
-                os.fsync(file.fileno())
+        for schema in schemas:
+            if almost_begins_with(path, schema, found.entries[0].offset):
+                with path.open("r+b") as file:
+                    file.write(schema)
+                    os.fsync(file.fileno())
+                break
     for entry in found.damaged:
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
         faults.append(f"{path}: {rows} are damaged, but the rows after them are valid; {REMEDY}")
@@ -256,12 +258,11 @@ class _Gaps:
         offset, seq = before.end, before.next_seq
         recorded = self._indexed.get((offset, seq))
         usable = recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
-        header = _read_at(self._file, offset, arrow.HEADER_BYTES)
         try:
-            parsed = arrow.read_header(header)
+            parsed = arrow.read_header(_read_at(self._file, offset, arrow.MAX_HEADER_BYTES))
         except ValueError:
             return usable
-        batch = header + self._file.read(parsed.body_bytes)
+        batch = _read_at(self._file, offset, parsed.layout.header_bytes + parsed.body_bytes)
         entry = BatchEntry(seq, parsed.rows, offset, len(batch), 0, 0, crc32(batch), 0)
         if parsed.rows <= 0 or not _has_rows(entry, batch):
             return usable
@@ -279,12 +280,12 @@ class _Gaps:
 
 def _walk(file: IO[bytes], start: int, next_seq: int) -> Iterator[BatchEntry]:
     """Yield index entries from the headers of a segment's batches, as far as these are readable."""
-    while len(header := _read_at(file, start, arrow.HEADER_BYTES)) == arrow.HEADER_BYTES:
+    while header := _read_at(file, start, arrow.MAX_HEADER_BYTES):
         try:
             parsed = arrow.read_header(header)
         except ValueError:
             return
-        batch = _read_at(file, start, arrow.HEADER_BYTES + parsed.body_bytes)
+        batch = _read_at(file, start, parsed.layout.header_bytes + parsed.body_bytes)
         yield BatchEntry(next_seq, parsed.rows, start, len(batch), 0, 0, crc32(batch), 0)
         start, next_seq = start + len(batch), next_seq + parsed.rows
 
@@ -308,7 +309,7 @@ def _schema_bytes(file: IO[bytes]) -> int:
 def _read_valid(file: IO[bytes], entry: BatchEntry) -> bytes | None:
     """Return the bytes of a batch; None when they are incomplete or invalid."""
     size = os.fstat(file.fileno()).st_size
-    if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
+    if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.MIN_HEADER_BYTES):
         return None
     batch = _read_at(file, entry.offset, entry.length)
     return batch if crc32(batch) == entry.crc32 and _has_rows(entry, batch) else None
@@ -327,7 +328,7 @@ def _has_rows(entry: BatchEntry, batch: bytes) -> bool:
 def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Return an index entry with times and flags from the batch, since no checksum covers them in the index."""
     times = arrow.decode_numbers(batch, "ts")
-    has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
+    has_txn = arrow.read_header(batch).nulls[arrow.TXN] < entry.rows
     are_results = all((flag or 0) & Flag.PIPELINE for flag in arrow.decode_numbers(batch, "flags"))  # None: damaged
     flags = (HAS_TXN if has_txn else 0) | (RESULTS if are_results else 0)
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)

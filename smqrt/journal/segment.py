@@ -524,7 +524,7 @@ class SegmentFile:
             raise
 
     @classmethod
-    def open(cls, folder: Path, next_seq: int, node: str, broker: str) -> SegmentFile:
+    def open(cls, folder: Path, next_seq: int, node: str, broker: str, format_: int = 1) -> SegmentFile:
         """Create a segment: when a hub starts, and when the previous segment is complete.
 
         Args:
@@ -532,6 +532,7 @@ class SegmentFile:
                 this number is empty, and is replaced.
             next_seq: the number of the first row that will be appended.
             node, broker: names for the schema.
+            format_: its format, see `arrow.LAYOUTS`.
 
         Raises:
             OSError: the files can't be created, for instance because the disk is full.
@@ -540,7 +541,7 @@ class SegmentFile:
         path = folder / (name(next_seq) + DATA)
         for old in (path.with_suffix(INDEXED), path):
             old.unlink(missing_ok=True)
-        return cls(path, next_seq, arrow.schema_message(node, broker))
+        return cls(path, next_seq, arrow.schema_message(node, broker, format_))
 
     def append(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from smqrt.journal import arrow
@@ -32,6 +32,7 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
         "STRING": pa.string(),
         "BIGINT": pa.int64(),
         "INT": pa.int32(),
+        "BOOLEAN": pa.bool_(),
         "BINARY": pa.binary(),
         "TIMESTAMP": pa.timestamp("us", "UTC"),
     }
@@ -70,9 +71,10 @@ def of_segment(
     stored = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
     # With long rows a batch has fewer of them, so that it has `MAX_BYTES` at most.
     step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
-    kernel, read = gatherer(), chunk.start
-    head_bytes = arrow.message_size(stream[:8])
-    batches = kernel.batches(stream[head_bytes:], stored, step) if kernel else _streamed(stream, stored, step)
+    data = stream[arrow.message_size(stream[:8]) :]
+    layout, read = arrow.layout_of(data), chunk.start
+    kernel = gatherer(layout)
+    batches = kernel.batches(data, stored, step) if kernel else _streamed(stream, layout, stored, step)
     for batch in batches:
         if skip or batch.num_rows > chunk.end - read:
             batch = batch.slice(skip, chunk.end - read)
@@ -88,11 +90,11 @@ def of_segment(
         yield read, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _streamed(stream: Any, stored: Any, step: int) -> Iterator[Any]:
+def _streamed(stream: Any, layout: arrow.BatchLayout, stored: Any, step: int) -> Iterator[Any]:
     """Yield the same as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
-    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in stored.names]
+    fields = [at for at, column in enumerate(layout.columns) if column.name in stored.names]
     options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     waiting, rows = list[Any](), 0
     for batch in pa.ipc.open_stream(pa.py_buffer(stream), options=options):
@@ -108,8 +110,23 @@ def _streamed(stream: Any, stored: Any, step: int) -> Iterator[Any]:
 def _joined(batches: list[Any], stored: Any) -> Any:
     import pyarrow as pa
 
-    columns = map(_combined, pa.Table.from_batches(batches).columns)
-    return pa.RecordBatch.from_arrays(list(columns), schema=stored)
+    table = pa.Table.from_batches(batches)
+    columns = {name: _combined(table.column(name)) for name in table.column_names}
+    return with_columns(columns, len(table), stored)
+
+
+def with_columns(columns: Mapping[str, Any], rows: int, target: pa.Schema) -> pa.RecordBatch:
+    """Return a pyarrow.RecordBatch; columns that are missing, because the rows are older than them, are null.
+
+    Args:
+        columns: pyarrow.Arrays by name.
+        rows: their number of values.
+        target: the pyarrow.Schema of the result.
+    """
+    import pyarrow as pa
+
+    found = [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in target]
+    return pa.RecordBatch.from_arrays(found, schema=target)
 
 
 def _combined(column: Any) -> Any:
@@ -134,7 +151,8 @@ def of_parquet(
     target = schema(columns)
     # Text columns stay dictionaries until the rows are in order, so that sorting moves numbers, not text.
     file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
-    names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
+    wanted_names = dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])])
+    names = [name for name in wanted_names if name in file.schema_arrow.names]  # older files lack columns
     for group in groups(file.metadata, chunk):
         if topics is not None:  # reads only the topic column, to skip groups without these topics
             chosen = mask(file.read_row_group(group, ["topic"]).column("topic"), topics)
@@ -146,9 +164,12 @@ def of_parquet(
             wanted = compute.and_(compute.greater_equal(seq, chunk.start), compute.less(seq, chunk.end))
             rows = rows.filter(wanted)
         for batch in rows.to_batches(batch_rows):
-            found = (batch.column(name) for name in target.names)
-            plain = [one.dictionary_decode() if hasattr(one, "dictionary_decode") else one for one in found]
-            yield batch.column("seq")[-1].as_py() + 1, pa.RecordBatch.from_arrays(plain, schema=target)
+            found = {name: batch.column(name) for name in names}
+            plain = {
+                name: one.dictionary_decode() if hasattr(one, "dictionary_decode") else one
+                for name, one in found.items()
+            }
+            yield batch.column("seq")[-1].as_py() + 1, with_columns(plain, batch.num_rows, target)
 
 
 def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
@@ -165,8 +186,10 @@ def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str]
     from pyarrow import parquet
 
     check_footer(source, chunk.footer_crc32)
+    metadata = parquet.read_metadata(source)
+    columns = [name for name in as_dictionaries if name in metadata.schema.names]  # older files lack some
     options = {"pre_buffer": True, "page_checksum_verification": True}
-    return parquet.ParquetFile(source, read_dictionary=list(as_dictionaries), **options)
+    return parquet.ParquetFile(source, metadata=metadata, read_dictionary=columns, **options)
 
 
 def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:

@@ -208,7 +208,7 @@ class _SegmentCheck:
         except ValueError as error:
             yield self._end_fault(self._path, f"it doesn't begin with a journal schema ({error})")
             return
-        if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
+        if not raw and len(data) >= end + arrow.MIN_HEADER_BYTES and not self._written:
             yield JournalFault(
                 self._path, f"its index is empty or missing; {_REBUILD if self._newest else _RESTORE}", self._newest
             )

@@ -27,7 +27,7 @@ from smqrt.broker.routes import is_behind, is_received, recorded_destination
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, recovery, segment
-from smqrt.journal.arrow import encode, schema_message
+from smqrt.journal.arrow import LAYOUTS, encode, schema_message
 from smqrt.journal.columns import Piece
 from smqrt.journal.commit import OutRow
 from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
@@ -170,6 +170,7 @@ class JournalWriter:
             raise ArgumentError(f"journal.name: {settings.name!r} is the name of another hub's journal; choose another")
         self.settings, self.path = settings, Path(settings.path)
         self._broker = broker
+        self._format = 1 if broker.devices is None else 2
         self._wal = self.path / "wal" / settings.node
         self._lock = segment.lock(self._wal)
         try:
@@ -192,9 +193,8 @@ class JournalWriter:
             self._clock,
             self._numbers,
         )
-        self._recorder = HubRecorder(
-            broker, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
-        )
+        layout, sync = LAYOUTS[self._format], self._durability.sync
+        self._recorder = HubRecorder(broker, settings, lambda: self._seq, self._write, self._clock.now_us, sync, layout)
         broker.record(self._recorder)
         self._clock_timer = get_hub().loop.timer(CLOCK_CHECK_S, CLOCK_CHECK_S, ref=False)
         self._clock_timer.start(self._follow_clock)
@@ -204,7 +204,8 @@ class JournalWriter:
         opened[settings.name] = self
 
     def _recover(self) -> None:
-        recovered = recovery.recover(self._wal, schema_message(self.settings.node, self.settings.name))
+        node, name = self.settings.node, self.settings.name
+        recovered = recovery.recover(self._wal, *(schema_message(node, name, format_) for format_ in LAYOUTS))
         if recovered.removed_bytes:
             log.warning("%s: an incomplete end of %d bytes was cut off", self.path, recovered.removed_bytes)
         for fault in recovered.faults:
@@ -218,7 +219,8 @@ class JournalWriter:
             raise JournalError(f"{self._wal} can't be written: {error.strerror}; make room on the disk.") from None
 
     def _open_segment(self) -> segment.SegmentFile:
-        begun = segment.SegmentFile.open(self._wal, self._seq, self.settings.node, self.settings.name)
+        node, name = self.settings.node, self.settings.name
+        begun = segment.SegmentFile.open(self._wal, self._seq, node, name, self._format)
         self._segment_opened_s, self._segment_first_seq, self._retry_seal_at_s = time.monotonic(), self._seq, 0.0
         return begun
 
@@ -407,7 +409,8 @@ class JournalWriter:
             raise self._write_error(self._durability.fault)
         if len(outgoing):
             now_us = self._clock.now_us()
-            batch = encode(outgoing.rows(self._seq, now_us, transaction(*commit) if commit else None))
+            rows = outgoing.rows(self._seq, now_us, transaction(*commit) if commit else None)
+            batch = encode(rows, LAYOUTS[self._format])
             try:
                 self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
             except OSError as error:

@@ -13,7 +13,7 @@ import keyword
 import math
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -160,7 +160,7 @@ def _text(value: object) -> str:
 NODE = "n1"
 
 _BATCH_ROWS = 4096
-_FIELDS = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags")
+_FIELDS = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags", "qos", "retain", "properties")
 _IGNORED_FIELDS = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
 """Fields that are valid only for one connection or one start of a broker."""
 
@@ -191,12 +191,14 @@ def write_journal(file: Path, to: Path) -> int:
                 raise PipelineError(f"{file}:{number}: {error}; a line is like {_EXAMPLE}") from None
     if not rows:
         raise PipelineError(f"{file} contains no message; write one JSON object per line: {_EXAMPLE}")
-    written = segment.SegmentFile.open(to / "wal" / NODE, 0, NODE, "recorded")
+    format_ = 1 if all(row.qos is None for row in rows) else arrow.FORMAT
+    written = segment.SegmentFile.open(to / "wal" / NODE, 0, NODE, "recorded", format_)
     try:
         for first in range(0, len(rows), _BATCH_ROWS):
             some = rows[first : first + _BATCH_ROWS]
             times_us = [row.ts_us for row in some]
-            written.append(arrow.encode(some), first, len(some), min(times_us), max(times_us), 0)
+            batch = arrow.encode(some, arrow.LAYOUTS[format_])
+            written.append(batch, first, len(some), min(times_us), max(times_us), 0)
     finally:
         written.close()
     return len(rows)
@@ -238,7 +240,19 @@ def _journal_row(seq: int, values: Any) -> Row:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         # Whole seconds and microseconds separately: a float would round the microseconds.
         ts_us = int(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond
-    return Row(seq, ts_us, topic, None, subtopic, None, None, uid, flags, payload, None)
+    mqtt = _mqtt_fields(values)
+    return Row(seq, ts_us, topic, None, subtopic, None, None, uid, flags, payload, None, *mqtt)
+
+
+def _mqtt_fields(values: Mapping[str, Any]) -> tuple[int | None, bool | None, str | None]:
+    """Return qos, retain and properties; a message with one of them is of an MQTT client."""
+    qos, retain, properties = (values.get(name) for name in ("qos", "retain", "properties"))
+    if qos is None and retain is None and properties is None:
+        return None, None, None
+    if qos not in (None, 0, 1, 2) or not isinstance(retain, bool | None):
+        raise ValueError(f"qos={qos!r}, retain={retain!r}: qos is 0, 1 or 2, and retain is true or false")
+    text = properties if isinstance(properties, str) else json.dumps(properties or {}, ensure_ascii=False)
+    return qos or 0, bool(retain), text
 
 
 # ---- A pipeline to start from

@@ -49,6 +49,9 @@ class Journal:
     def record_large(self, run: bytes) -> None:
         self.calls.append(("large", run))
 
+    def record_of(self, peer: Any) -> Callable[[bytes], None]:
+        return self.record
+
     def record_unrouted(self, run: bytes) -> None:
         self.calls.append(("unrouted", run))
 

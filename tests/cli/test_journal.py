@@ -23,9 +23,11 @@ from gevent import subprocess as green
 
 from smqrt.cli.connect import connection_options
 from smqrt.cli.journal import journal
-from smqrt.journal import readers, segment
+from smqrt.journal import arrow, readers, segment
+from smqrt.journal.reader import Journal
 from smqrt.journal.settings import names
 from smqrt.manual.pages import pages as manual
+from smqrt.server.mqtt import take_mqtt
 from tests.cli.commands import Command
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.support.local_broker import LocalBroker
@@ -344,6 +346,33 @@ def test_replay_at_full_speed_in_order(tmp_path: Path, broker: LocalBroker) -> N
     got = collected(broker, "t")
     assert replayed(tmp_path, f"http://127.0.0.1:{broker.port}/smq.lsp", "--speed", "max")[0] == 0
     assert [data for _, _, data in got] == [one.payload for one in rows]
+
+
+def test_replay_to_mqtt_clients_and_to_others(tmp_path: Path) -> None:
+    """A hub gets QoS, retain flag, properties and large messages over MQTT; over SMQ it gets the messages alone."""
+    mqtt = {"qos": 1, "retain": True, "properties": '{"contenttype":"a/b","correlationdata":"AP8=","unit":["C","F"]}'}
+    messages = [
+        row(0, topic="t", payload=b"smq", subtopic="s", stid=3),
+        row(1, topic="t", payload=b"mqtt")._replace(**mqtt),
+        row(2, topic="t", payload=b"x" * 70_000)._replace(qos=2, retain=False, properties="{}"),
+    ]
+    opened = segment.SegmentFile.open(tmp_path / "from" / "wal/n1", 0, "n1", "hub", 2)
+    opened.append(arrow.encode(messages, arrow.WITH_MQTT), 0, 3, messages[0].ts_us, messages[-1].ts_us, 0)
+    opened.close()
+    target = LocalBroker(mqtt=True, journal={"path": str(tmp_path / "to"), "sync": "publish"})
+    target._http.take_mqtt = take_mqtt
+    try:
+        code, out, err = replayed(tmp_path / "from", f"mqtt://127.0.0.1:{target.port}", "--speed", "max")
+        assert (code, out, err) == (0, "3 messages published\n", "")
+        code, out, err = replayed(tmp_path / "from", target.url, "--speed", "max")
+        assert (code, out, err) == (0, "2 messages published\n", "1 skipped: longer than 65520 bytes\n")
+        found = list(Journal(tmp_path / "to").rows({}, {"n1": 100}))
+    finally:
+        target.close()
+    assert [(one.payload[:4], *one[-3:]) for one in found[:3]] == [
+        (b"smq", 0, False, '{"subtopic":"s"}'), (b"mqtt", *mqtt.values()), (b"xxxx", 2, False, "{}"),
+    ]  # fmt: skip
+    assert [(one.payload, *one[-3:]) for one in found[3:]] == [(b"smq", *[None] * 3), (b"mqtt", *[None] * 3)]
 
 
 def test_replay_a_part(tmp_path: Path, broker: LocalBroker) -> None:

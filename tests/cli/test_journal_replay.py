@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smqrt.cli.journal import ReplayCounts, paced, parse_speed, play
 from smqrt.errors import ArgumentError
 from smqrt.journal.inspection import RecordedRow
+from smqrt.journal.record import Row
 from tests.journal.sensor_rows import NOON_US, row
 
 
@@ -67,8 +68,8 @@ def test_what_is_published_and_what_is_not() -> None:
     ]
     published: list[tuple[str, str | None, bytes]] = []
 
-    def publish(topic: str, subtopic: str | None, payload: bytes) -> None:
-        published.append((topic, subtopic, payload))
+    def publish(topic: str, row: Row) -> None:
+        published.append((topic, row.subtopic, row.payload))
 
     played = play((RecordedRow("n1", one) for one in rows), publish, speed=None, prefix="re/", max_payload_bytes=100)
     assert published == [("re/a", "s", b"1"), ("re/b", None, bytes(100))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import Message, mqtt_batch
@@ -33,7 +34,7 @@ def test_filters_large_messages_and_retained_ones(engine: Engine) -> None:
         batch = mqtt_batch(smq.publish_frame(topic.id, one.hub.server.etid, 0, b"" if is_large else payload), 1)
         if is_large:
             batch.large = payload
-            one.hub.devices.publish_large(topic, batch)
+            large_messages.publish(one.hub.devices, topic, batch, one.hub.server)
         else:
             destination(one.hub, topic.id, one.hub.server.etid, one.hub.server).deliver(batch)
     engine.until(lambda: len(got) == len(sent), "the messages")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import mqtt_batch
 from smqrt.broker.outbox import Drop
@@ -164,7 +165,7 @@ def test_large_messages_reach_mqtt_clients_of_other_nodes(size: int) -> None:
             continue
         batch = mqtt_batch(smq.publish_frame(topic.id, 7, 0, b""), 1)
         batch.large = payload
-        one.devices.publish_large(topic, batch)
+        large_messages.publish(one.devices, topic, batch, one.broker.server)
         cluster.settle()
     assert ear.take() == [payload, payload]
     assert not any(one.broker.stats.drops.values())
@@ -185,7 +186,7 @@ def test_nodes_of_the_last_release_get_plain_messages() -> None:
     assert topic is not None
     batch = mqtt_batch(smq.publish_frame(topic.id, 7, 0, b""), 1)
     batch.large = b"l" * 70_000
-    one.devices.publish_large(topic, batch)
+    large_messages.publish(one.devices, topic, batch, one.broker.server)
     cluster.settle()
     assert one.broker.stats.drops[Drop.TOO_LARGE] == 1, "the older node misses it"
     assert ear.take()[-1] == batch.large

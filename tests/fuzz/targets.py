@@ -196,17 +196,25 @@ def _rows() -> Sequence[Row]:
     return [decoders.row(number, b"payload" * number) for number in range(1, 4)]
 
 
+def _mqtt_rows() -> Sequence[Row]:
+    return [row._replace(qos=1, retain=bool(row.seq % 2), properties='{"a":"b"}') for row in _rows()[1:]] + [_rows()[0]]
+
+
 def _batches() -> list[bytes]:
     return [
         b"".join(arrow.encode(_rows())),
         b"".join(arrow.encode(_rows()[:1])),
         arrow.schema_message("n1", "hub"),
+        b"".join(arrow.encode(_mqtt_rows(), arrow.WITH_MQTT)),
+        b"".join(arrow.encode(_rows(), arrow.WITH_MQTT)),
+        arrow.schema_message("n1", "hub", 2),
     ]
 
 
 def _segments() -> list[bytes]:
     schema = arrow.schema_message("n1", "hub")
-    return [schema + b"".join(arrow.encode(_rows())) * 2]
+    mqtt = arrow.schema_message("n1", "hub", 2) + b"".join(arrow.encode(_mqtt_rows(), arrow.WITH_MQTT)) * 2
+    return [schema + b"".join(arrow.encode(_rows())) * 2, mqtt]
 
 
 _SEEDS: dict[str, Callable[[], list[bytes]]] = {

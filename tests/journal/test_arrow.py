@@ -15,16 +15,20 @@ from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow
+from smqrt.journal.arrow import PLAIN, WITH_MQTT
 from smqrt.journal.record import COLUMNS, DDL, SEGMENT_COLUMNS, Row
 from tests.journal import written
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 ID = st.none() | st.integers(0, 2**32 - 1)
-ROWS = st.lists(
-    st.builds(
-        Row, INT64, INT64, TEXT, ID, TEXT, ID, ID, TEXT, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), TEXT
-    ),
+ROW = st.tuples(
+    INT64, INT64, TEXT, ID, TEXT, ID, ID, TEXT, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), TEXT
+)
+ROWS = st.lists(ROW.map(lambda values: Row(*values)), min_size=1, max_size=30)
+MQTT = st.tuples(st.integers(0, 2), st.booleans(), st.text(st.characters(exclude_categories=("Cs",)), max_size=20))
+MQTT_ROWS = st.lists(
+    st.tuples(ROW, MQTT | st.just((None, None, None))).map(lambda pair: Row(*pair[0], *pair[1])),
     min_size=1,
     max_size=30,
 )
@@ -49,11 +53,38 @@ def encoded(rows: list[Row]) -> bytes:
     return b"".join(arrow.encode(rows))
 
 
-def by_pyarrow(rows: list[Row]) -> Any:
+def by_pyarrow(rows: list[Row], schema: pa.Schema = SCHEMA) -> Any:
+    columns = list(zip(*rows, strict=True))[: len(schema)]
     return pa.table(
-        [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)],
-        schema=SCHEMA,
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
     )
+
+
+MQTT_SCHEMA = pa.schema(
+    [*SCHEMA, pa.field("qos", pa.int32()), pa.field("retain", pa.bool_()), pa.field("properties", pa.string())]
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(MQTT_ROWS, min_size=1, max_size=3))
+def test_format_2_has_the_columns_of_mqtt(batches: list[list[Row]]) -> None:
+    made = [b"".join(arrow.encode(batch, WITH_MQTT)) for batch in batches]
+    assert [arrow.decode(batch) for batch in made] == batches
+    head = arrow.schema_message("n1", "hub", 2)
+    assert arrow.schema_metadata(head) == {"node": "n1", "broker": "hub", "format": "2"}
+    table = pa.ipc.open_stream(head + b"".join(made)).read_all()
+    table.validate(full=True)
+    assert table.schema.equals(MQTT_SCHEMA)
+    assert table.equals(by_pyarrow([row for batch in batches for row in batch], MQTT_SCHEMA))
+
+
+@settings(max_examples=40)
+@given(MQTT_ROWS)
+def test_format_1_lacks_the_columns_of_mqtt(rows: list[Row]) -> None:
+    batch = encoded(rows)
+    assert arrow.layout_of(batch) is PLAIN
+    assert arrow.decode(batch) == [Row(*row[:11]) for row in rows]
+    assert arrow.decode_column(batch, "retain") == [None] * len(rows)
 
 
 @settings(max_examples=40)
@@ -87,7 +118,7 @@ def test_columns_come_back(rows: list[Row]) -> None:
 def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
     header = arrow.read_header(encoded(rows))
     assert header.rows == len(rows)
-    assert list(header.nulls) == [column.count(None) for column in zip(*rows, strict=True)]
+    assert list(header.nulls) == [column.count(None) for column in zip(*rows, strict=True)][: PLAIN.fields]
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
@@ -116,27 +147,27 @@ def test_a_batch_with_a_validity_for_columns_without_nulls() -> None:
     rows = written.rows(0, 9)
     pieces = arrow.encode(rows)
     header, batch = arrow.read_header(b"".join(pieces)), b"".join(pieces)
-    body = batch[arrow.HEADER_BYTES :]
+    body = batch[PLAIN.header_bytes :]
     buffers = [body[at : at + size] for at, size in header.buffers]
     uid = 2 + 2 + 3 + 2 + 3 + 2 + 2
     assert header.nulls[7] == 0
     buffers[uid] = b"\xff\x01"
-    made = arrow.batch_header(9, header.nulls, [len(one) for one in buffers])
+    made = PLAIN.header(9, header.nulls, [len(one) for one in buffers])
     made += b"".join(one + bytes(-len(one) % 8) for one in buffers)
     assert arrow.decode(made) == rows
     assert pa.ipc.open_stream(arrow.schema_message("n", "b") + made).read_all().equals(by_pyarrow(rows))
 
 
 def test_a_header_has_always_the_same_size() -> None:
-    headers = [encoded(written.rows(0, count))[: arrow.HEADER_BYTES] for count in (1, 64, 1000)]
-    assert arrow.HEADER_BYTES % 8 == 0
-    assert [arrow.message_size(header) for header in headers] == [arrow.HEADER_BYTES] * 3
+    headers = [encoded(written.rows(0, count))[: PLAIN.header_bytes] for count in (1, 64, 1000)]
+    assert PLAIN.header_bytes % 8 == 0
+    assert [arrow.message_size(header) for header in headers] == [PLAIN.header_bytes] * 3
 
 
 @pytest.mark.parametrize(("nulls", "lengths"), [((0,) * 10, (0,) * 27), ((0,) * 11, (0,) * 26)])
 def test_a_header_of_other_columns_is_an_error(nulls: tuple[int, ...], lengths: tuple[int, ...]) -> None:
     with pytest.raises((struct.error, ValueError)):
-        arrow.batch_header(1, nulls, lengths)
+        PLAIN.header(1, nulls, lengths)
 
 
 def test_what_is_cut_off_is_no_batch() -> None:
@@ -177,7 +208,10 @@ def test_bytes_of_segments_stay_the_same() -> None:
     batch = encoded(written.rows(0, 64))
     assert [len(data) for data in (*schemas, batch)] == [968, 984, 6920]
     assert [zlib.crc32(data) for data in (*schemas, batch)] == [3042601463, 1739040181, 3574414282]
-    assert arrow.HEADER_BYTES == 712
+    assert PLAIN.header_bytes == 712
+    mqtt = arrow.schema_message("n1", "hub", 2), b"".join(arrow.encode(written.rows(0, 64), WITH_MQTT))
+    assert [(len(data), zlib.crc32(data)) for data in mqtt] == [(1224, 1390354662), (7080, 4048965667)]
+    assert WITH_MQTT.header_bytes == 872
 
 
 def with_format(number: str) -> bytes:
@@ -190,8 +224,8 @@ def with_format(number: str) -> bytes:
 def test_a_newer_format_is_refused() -> None:
     assert arrow.schema_metadata(with_format("1"))["format"] == "1"
     assert arrow.schema_metadata(with_format("x"))["format"] == "x"
-    with pytest.raises(JournalError, match="has format 2, written by a newer smqrt; this one reads up to 1"):
-        arrow.schema_metadata(with_format("2"))
+    with pytest.raises(JournalError, match="has format 3, written by a newer smqrt; this one reads up to 2"):
+        arrow.schema_metadata(with_format("3"))
 
 
 def test_a_message_begins_with_its_mark_and_size() -> None:
@@ -203,33 +237,33 @@ def test_a_message_begins_with_its_mark_and_size() -> None:
 
 
 def test_a_header_that_contradicts_itself_is_refused() -> None:
-    nulls, lengths = (0,) * arrow.FIELDS, (8,) * arrow.BUFFERS
-    header = arrow.read_header(arrow.batch_header(1, nulls, lengths))
-    assert (header.rows, header.nulls, header.body_bytes) == (1, nulls, 8 * arrow.BUFFERS)
-    assert header.buffers == [(8 * at, 8) for at in range(arrow.BUFFERS)]
-    assert arrow.read_header(arrow.batch_header(0, nulls, (0,) * arrow.BUFFERS)).body_bytes == 0
-    (body, rows, _, buffers), _ = arrow.header_layout()
-    for at, value in ((rows, -1), (body, 8 * arrow.BUFFERS - 1), (buffers, -1), (buffers + 8, 10_000)):
-        damaged = bytearray(arrow.batch_header(1, nulls, lengths))
+    nulls, lengths = (0,) * PLAIN.fields, (8,) * PLAIN.buffers
+    header = arrow.read_header(PLAIN.header(1, nulls, lengths))
+    assert (header.rows, header.nulls, header.body_bytes) == (1, nulls, 8 * PLAIN.buffers)
+    assert header.buffers == [(8 * at, 8) for at in range(PLAIN.buffers)]
+    assert arrow.read_header(PLAIN.header(0, nulls, (0,) * PLAIN.buffers)).body_bytes == 0
+    (body, rows, _, buffers), _ = PLAIN.header_layout()
+    for at, value in ((rows, -1), (body, 8 * PLAIN.buffers - 1), (buffers, -1), (buffers + 8, 10_000)):
+        damaged = bytearray(PLAIN.header(1, nulls, lengths))
         struct.pack_into("<q", damaged, at, value)
         with pytest.raises(ValueError, match="is inconsistent"):
             arrow.read_header(damaged)
     with pytest.raises(ValueError, match="711 bytes are too few"):
-        arrow.read_header(arrow.batch_header(1, nulls, lengths)[:-1])
+        arrow.read_header(PLAIN.header(1, nulls, lengths)[:-1])
 
 
 def test_lengths_are_padded_to_eight_bytes() -> None:
-    lengths = (1, 8, 9, *(0,) * (arrow.BUFFERS - 3))
-    header = arrow.read_header(arrow.batch_header(1, (0,) * arrow.FIELDS, lengths))
+    lengths = (1, 8, 9, *(0,) * (PLAIN.buffers - 3))
+    header = arrow.read_header(PLAIN.header(1, (0,) * PLAIN.fields, lengths))
     assert header.buffers[:4] == [(0, 1), (8, 8), (16, 9), (32, 0)]
     assert header.body_bytes == 32
 
 
 def test_the_layout_gives_every_byte_of_a_header() -> None:
-    numbers, parts = arrow.header_layout()
-    header = arrow.batch_header(7, (0,) * arrow.FIELDS, (8,) * arrow.BUFFERS)
+    numbers, parts = PLAIN.header_layout()
+    header = PLAIN.header(7, (0,) * PLAIN.fields, (8,) * PLAIN.buffers)
     assert all(header[at : at + len(part)] == part for at, part in parts)
-    assert struct.unpack_from("<q", header, numbers[0])[0] == 8 * arrow.BUFFERS
+    assert struct.unpack_from("<q", header, numbers[0])[0] == 8 * PLAIN.buffers
     assert struct.unpack_from("<q", header, numbers[1])[0] == 7
-    assert sum(len(part) for _, part in parts) + 16 + 16 * (arrow.FIELDS + arrow.BUFFERS) == arrow.HEADER_BYTES
-    assert (arrow.FIELDS, arrow.BUFFERS, arrow.FIRST_BUFFER[:4], arrow.FIRST_BUFFER[-1]) == (11, 27, [0, 2, 4, 7], 27)
+    assert sum(len(part) for _, part in parts) + 16 + 16 * (PLAIN.fields + PLAIN.buffers) == PLAIN.header_bytes
+    assert (PLAIN.fields, PLAIN.buffers, PLAIN.first_buffer[:4]) == (11, 27, [0, 2, 4, 7])

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal import arrow, columns
+from smqrt.journal.arrow import PLAIN, WITH_MQTT
 from smqrt.journal.columns import (
+    LARGE,
+    LARGE_MESSAGE,
     MAX_ROWS,
     MAX_TEXT_BYTES,
+    NO_ATTRIBUTES,
+    PROPERTIES,
     SUBTOPIC,
     TOPIC,
     UID,
     Columns,
     JitColumns,
     PureColumns,
+    attributes,
     stamp,
     toggle,
 )
@@ -28,6 +35,8 @@ NAMES = {
     (TOPIC, 0xFFFFFFF0): "größe".encode(),
     (SUBTOPIC, 9): b"sub",
     (UID, 0x81234567): b"uid-x",
+    (PROPERTIES, 1): b"{}",
+    (PROPERTIES, 2): '{"größe":"1"}'.encode(),
 }
 IDS = st.sampled_from([5, 0xFFFFFFF0, 77, 0x81234567, 0x7FFFFFFF])
 ADDRESSES = IDS, st.sampled_from([0x81234567, SERVER, 0x80000000]), st.sampled_from([0, 9, 10])
@@ -38,7 +47,10 @@ RUNS = st.builds(
     st.lists(st.binary(max_size=40), min_size=2, max_size=20),
 )
 TIMES = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000)
-STREAM = st.lists(st.one_of(FRAMES, FRAMES, RUNS, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)
+MARKS = st.one_of(TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle))
+STREAM = st.lists(st.one_of(FRAMES, FRAMES, RUNS, MARKS), max_size=60)
+ATTRIBUTES = st.builds(attributes, st.integers(0, 2), st.booleans(), st.integers(0, 2))
+MQTT_STREAM = st.lists(st.one_of(FRAMES, RUNS, RUNS, MARKS, ATTRIBUTES, ATTRIBUTES), max_size=60)
 
 
 def rows(of: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
@@ -64,6 +76,72 @@ def rows(of: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
 def test_twins(stream: list[bytes], end_us: int) -> None:
     data = b"".join([*stream, stamp(end_us)])
     assert rows(JitColumns(), data) == rows(PureColumns(), data)
+
+
+@settings(max_examples=100)
+@given(MQTT_STREAM, TIMES)
+def test_twins_with_mqtt(stream: list[bytes], end_us: int) -> None:
+    data = b"".join([*stream, stamp(end_us)])
+    found = rows(JitColumns(WITH_MQTT), data)
+    assert found == rows(PureColumns(WITH_MQTT), data)
+    if all(one[2] != 2 for one in stream):
+        assert found == rows(JitColumns(), data)
+
+
+def test_the_attributes_of_mqtt_are_those_of_the_messages_after_them() -> None:
+    frame, ends = smq.publish_frame(5, 0x81234567, 0, b"x"), [NO_ATTRIBUTES, stamp(1)]
+    first, second = attributes(0, False, 1), attributes(2, True, 2)
+    for of in (JitColumns(WITH_MQTT), PureColumns(WITH_MQTT)):
+        [found] = rows(of, b"".join([frame, first, frame, frame, second, frame, *ends, frame * 9, stamp(2)]))
+        mqtt = [(None, None, None), *[(0, False, "{}")] * 2, (2, True, '{"größe":"1"}'), *[(None, None, None)] * 9]
+        assert [row[-3:] for row in found] == mqtt
+        [later] = rows(of, frame * 20 + stamp(3))
+        assert {row[-3:] for row in later} == {(None, None, None)}, "the next batch begins without any"
+        [again] = rows(of, first + frame + b"".join(ends))
+        assert [row[-3:] for row in again] == [(0, False, "{}")]
+
+
+def test_rows_of_other_clients_need_no_more_space() -> None:
+    data, sizes = smq.publish_frame(5, 0x81234567, 0, b"x") * 1000 + stamp(1), {}
+    for layout in (PLAIN, WITH_MQTT):
+        of = JitColumns(layout)
+        of.server(SERVER)
+        at = 0
+        while at < len(data):
+            at, kind, number = of.append(data, at)
+            if kind:
+                of.name(kind, number, NAMES.get((kind, number)))
+        batch = b"".join(of.take(0)[3])
+        sizes[layout] = len(batch) - layout.header_bytes
+        if layout is WITH_MQTT:
+            table = pa.ipc.open_stream(arrow.schema_message("n1", "hub", 2) + batch).read_all()
+            table.validate(full=True)
+            assert [table.column(name).null_count for name in ("qos", "retain", "properties")] == [1000] * 3
+            assert table.column("qos").fill_null(7).to_pylist() == [7] * 1000
+    assert sizes[PLAIN] == sizes[WITH_MQTT]
+
+
+def test_long_properties_divide_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, (PROPERTIES, 1), b"p" * 1000)
+    run = smq.publish_frame(5, 0x81234567, 0, b"x") * 1200
+    data = attributes(1, False, 1) + run + NO_ATTRIBUTES + run + stamp(1)
+    found = [rows(of, data) for of in (JitColumns(WITH_MQTT), PureColumns(WITH_MQTT))]
+    assert [len(batch) for batch in found[0]][:2] == [MAX_TEXT_BYTES // 1000] * 2
+    flat = [[row for batch in batches for row in batch] for batches in found]
+    assert flat[0] == flat[1]
+
+
+def test_a_large_message_ends_the_batch() -> None:
+    frame = smq.publish_frame(5, 0x81234567, 0, b"x")
+    for of in (JitColumns(WITH_MQTT), PureColumns(WITH_MQTT)):
+        of.server(SERVER)
+        for kind in (TOPIC, UID):
+            of.name(kind, {TOPIC: 5, UID: 0x81234567}[kind], b"name")
+        data = frame + stamp(1) + LARGE + frame
+        at, kind, _ = of.append(data, 0)
+        assert (data[at:], kind) == (LARGE + frame, LARGE_MESSAGE)
+        assert of.take(0)[0] == 1
+        assert of.append(data, at + len(LARGE)) == (len(data), 0, 0)
 
 
 def test_a_full_batch_takes_the_time_that_comes_later() -> None:

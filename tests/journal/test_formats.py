@@ -13,8 +13,8 @@ from smqrt.journal import arrow, manifest
 from smqrt.journal.record import SEGMENT_COLUMNS
 
 
-def newer_schema(node: str, broker: str) -> bytes:
-    words = (("node", node), ("broker", broker), ("format", "2"))
+def newer_schema(node: str, broker: str, format_: int = 1) -> bytes:
+    words = (("node", node), ("broker", broker), ("format", "3"))
     pairs = [arrow._table(arrow._string(key), arrow._string(value)) for key, value in words]
     fields = arrow._vector(*map(arrow._field, SEGMENT_COLUMNS))
     return arrow._message(arrow._SCHEMA, arrow._table(("h", 0), fields, arrow._vector(*pairs)))
@@ -27,7 +27,7 @@ def test_a_segment_of_a_newer_version(tmp_path: Path, monkeypatch: pytest.Monkey
             smq.publish(b"1", "news")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.arrows")}
     assert len(before) == 1
-    with pytest.raises(JournalError, match="A segment of 'n1' has format 2, written by a newer smqrt"):
+    with pytest.raises(JournalError, match="A segment of 'n1' has format 3, written by a newer smqrt"):
         hub.create(journal={"path": str(tmp_path)})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.arrows")} == before
 

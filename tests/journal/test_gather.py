@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal import arrow, tables
+from smqrt.journal.arrow import PLAIN, WITH_MQTT, BatchLayout
 from smqrt.journal.columns import gatherer
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
@@ -34,24 +35,34 @@ ROWS = st.builds(
     st.integers(0, 255),
     st.binary(max_size=9),
     st.none() | st.just("q:1"),
+    st.none() | st.integers(0, 2),
+    st.none() | st.booleans(),
+    st.none() | st.text(max_size=5),
 )
 BATCHES = st.lists(st.lists(ROWS, min_size=1, max_size=20), min_size=1, max_size=8)
 
 
-def joined(batches: list[list[Row]]) -> bytes:
-    return b"".join(piece for batch in batches for piece in arrow.encode(batch))
+def joined(batches: list[list[Row]], layout: BatchLayout = PLAIN) -> bytes:
+    return b"".join(piece for batch in batches for piece in arrow.encode(batch, layout))
 
 
-def kernels(data: bytes, names: list[str], batch_rows: int) -> list[Any]:
-    kernel = gatherer()
+def kernels(data: bytes, names: list[str], batch_rows: int, layout: BatchLayout = PLAIN) -> list[Any]:
+    kernel = gatherer(layout)
     assert kernel, "LuaJIT comes with lupa"
     return list(kernel.batches(memoryview(data), tables.schema(names), batch_rows))
 
 
 @settings(max_examples=40)
-@given(BATCHES, st.lists(st.sampled_from(NAMES), min_size=1, unique=True), st.integers(1, 100))
-def test_the_kernel_gives_what_was_encoded(batches: list[list[Row]], names: list[str], batch_rows: int) -> None:
-    found = kernels(joined(batches), names, batch_rows)
+@given(
+    BATCHES,
+    st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    st.integers(1, 100),
+    st.sampled_from([PLAIN, WITH_MQTT]),
+)
+def test_the_kernel_gives_what_was_encoded(
+    batches: list[list[Row]], names: list[str], batch_rows: int, layout: BatchLayout
+) -> None:
+    found = kernels(joined(batches, layout), names, batch_rows, layout)
     for batch in found:
         batch.validate(full=True)
     assert all(batch.num_rows >= batch_rows for batch in found[:-1])
@@ -59,7 +70,8 @@ def test_the_kernel_gives_what_was_encoded(batches: list[list[Row]], names: list
     given_rows = [row._asdict() | {"ts": row.ts_us} for batch in batches for row in batch]
     for name in names:
         column = table.column(name).cast(pa.int64()) if name == "ts" else table.column(name)
-        assert column.to_pylist() == [row[name] for row in given_rows]
+        is_stored = name in [column.name for column in layout.columns]
+        assert column.to_pylist() == [row[name] if is_stored else None for row in given_rows]
 
 
 def all_of(journal: Path, start: int, end: int) -> Any:
@@ -75,7 +87,7 @@ def test_both_ways_give_the_same(tmp_path: Path, seed: int, monkeypatch: pytest.
     written.write(tmp_path, written.random_ends(random.Random(seed), 80))
     ranges = [(0, 80), (3, 77), (40, 41)]
     with_kernel = [all_of(tmp_path, *edges) for edges in ranges]
-    monkeypatch.setattr(tables, "gatherer", lambda: None)
+    monkeypatch.setattr(tables, "gatherer", lambda layout: None)
     assert [all_of(tmp_path, *edges) for edges in ranges] == with_kernel
     assert [table.num_rows for table in with_kernel] == [80, 74, 1]
 
@@ -100,13 +112,13 @@ def another_message(batch: bytearray) -> None:
 
 
 def numbers_changed(batch: bytearray) -> None:
-    (_, _, nodes, buffers), _ = arrow.header_layout()
+    (_, _, nodes, buffers), _ = arrow.PLAIN.header_layout()
     for at in (nodes, buffers + 8, buffers + 24):
         batch[at : at + 8] = (1 << 40).to_bytes(8, "little")
 
 
 def no_rows(batch: bytearray) -> None:
-    (_, rows, _, _), _ = arrow.header_layout()
+    (_, rows, _, _), _ = arrow.PLAIN.header_layout()
     batch[rows : rows + 8] = bytes(8)
 
 

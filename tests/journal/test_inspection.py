@@ -81,7 +81,13 @@ def test_json_has_everything() -> None:
     assert fields == {
         "node": "n1", "seq": 7, "ts": "2026-11-20T12:00:00.000000Z", "topic": "a", "tid": 4711, "subtopic": None,
         "stid": None, "ptid": 99, "uid": "sensor", "flags": ["pipeline"], "txn": "q:1", "payload": "{}",
+        "qos": None, "retain": None, "properties": None,
     }  # fmt: skip
+    of_mqtt = row(7)._replace(qos=1, retain=True, properties='{"unit":"C"}')
+    found = as_fields(RecordedRow("n1", of_mqtt))
+    assert (found["qos"], found["retain"], found["properties"]) == (1, True, {"unit": "C"})
+    assert as_line(RecordedRow("n1", of_mqtt)).endswith("  [qos 1]  [retain]")
+    assert "qos" not in as_line(RecordedRow("n1", row(7)._replace(qos=0, retain=False, properties="{}")))
     assert as_fields(RecordedRow("n1", row(7, payload=b"\xff")))["payload_hex"] == "ff"
 
 

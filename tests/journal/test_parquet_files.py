@@ -34,7 +34,7 @@ def rows(first: int, end: int, **values: Any) -> list[Row]:
 
 def batch_of(some: Sequence[Row]) -> Any:
     """The rows as a segment has them."""
-    stream = arrow.schema_message("n1", "hub") + b"".join(arrow.encode(some))
+    stream = arrow.schema_message("n1", "hub", 2) + b"".join(arrow.encode(some, arrow.WITH_MQTT))
     [batch] = pa.ipc.open_stream(stream).read_all().to_batches()
     return batch
 

@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, files, manifest, parquet_files, remote, segment
+from smqrt.journal import arrow, compact, files, manifest, parquet_files, remote, segment
 from smqrt.journal.commit import commit
 from smqrt.journal.files import HubAddress
 from smqrt.journal.planning import Filter
@@ -117,6 +117,21 @@ def test_random_ranges(hub: Hub, seed: int) -> None:
     wanted = [row for row in written.rows(0, ROWS) if row.topic and chosen.matches(row.topic)]
     assert there(lambda: list(remote.rows({}, {"n1": ROWS}, chosen))) == wanted
     assert there(lambda: read(remote, {}, {"n1": ROWS}, topics=chosen)) == wanted
+
+
+def test_segments_with_messages_of_mqtt_clients(hub: Hub) -> None:
+    """Beside others without their columns."""
+    written.write(hub.path, [[9]])
+    rows = [row._replace(qos=2, retain=False, properties="{}") if row.seq % 2 else row for row in written.rows(9, 30)]
+    opened = segment.SegmentFile.open(hub.path / "wal/n1", 9, "n1", "hub", 2)
+    opened.append(arrow.encode(rows, arrow.WITH_MQTT), 9, 21, rows[0].ts_us, rows[-1].ts_us, 0)
+    opened.close()
+    remote = hub.open()
+    assert there(lambda: list(remote.rows({}, {"n1": 30}))) == [*written.rows(0, 9), *rows]
+    plan = there(lambda: remote.plan({}, {"n1": 30}))
+    batches = there(lambda: [batch for part in plan for chunk in part for batch in remote.tables(chunk, ["qos"])])
+    found = [qos for batch in batches for qos in batch.column("qos").to_pylist()]
+    assert found == [None] * 9 + [row.qos for row in rows]
 
 
 def test_a_journal_that_grows(hub: Hub) -> None:

@@ -92,7 +92,9 @@ def schema(*names: str) -> Any:
     """Return Spark's schema of all columns or of those named; needs no Spark that runs."""
     from pyspark.sql.types import StructType
 
-    types = {"STRING": "string", "BIGINT": "long", "TIMESTAMP": "timestamp", "INT": "integer", "BINARY": "binary"}
+    types = {"STRING": "string", "BIGINT": "long", "TIMESTAMP": "timestamp", "INT": "integer", "BINARY": "binary"} | {
+        "BOOLEAN": "boolean"
+    }
     found, known = StructType(), {column.name: column for column in COLUMNS}
     for name in names or known:
         found = found.add(name, types[known[name].type], known[name].nullable)

@@ -280,6 +280,25 @@ def test_a_slice_is_a_journal(tmp_path: Path) -> None:
     ]
 
 
+def test_a_slice_of_mqtt_messages(tmp_path: Path) -> None:
+    of_smq = {"topic": "a", "ts": 1, "payload": "1", "qos": None, "retain": None, "properties": None}
+    rows = rows_of(
+        tmp_path,
+        of_smq,
+        of_smq | {"qos": 1, "retain": True, "properties": {"unit": "°C"}},
+        of_smq | {"properties": '{"unit": "K"}'},
+        {"topic": "a", "ts": 1, "payload": "1", "qos": 2},
+    )
+    assert [row[-3:] for row in rows] == [
+        (None, None, None),
+        (1, True, '{"unit": "°C"}'),
+        (0, False, '{"unit": "K"}'),
+        (2, False, "{}"),
+    ]
+    with pytest.raises(PipelineError, match=r"slice\.jsonl:1: qos=3, retain=None: qos is 0, 1 or 2,"):
+        rows_of(tmp_path, of_smq | {"qos": 3})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

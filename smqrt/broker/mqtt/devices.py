@@ -464,40 +464,6 @@ class Devices(DeliveryQueue):
             for message in self.run(SELF, topic.key, batch).messages(1, False, b""):
                 device.enqueue(message)
 
-    def publish_large(self, topic: Topic, batch: MqttBatch) -> None:
-        """Publish a message that does not fit an SMQ packet: to MQTT clients and to handlers of the server.
-
-        Others miss it. With `onpublish`, which gets packets of SMQ, nobody gets it.
-        """
-        cluster, size = self.broker.cluster, len(batch.large or b"")
-        if self.broker.hooks.onpublish is not None:
-            self.broker.stats.drop(Drop.SWALLOWED, 1)
-            batch.dropped(Drop.SWALLOWED)
-            return
-        self.broker.topic_table.traffic.add(1, size, 0)
-        is_reached = self.deliver_large(topic, batch)
-        if cluster is not None:
-            sent, missed = cluster.mqtt.send_large(topic, batch)
-            is_reached = is_reached or sent + missed > 0
-            if missed:
-                self.broker.stats.drop(Drop.TOO_LARGE, missed)
-        if not is_reached:
-            self.broker.stats.drop(Drop.UNROUTED, 1)
-            batch.dropped(Drop.UNROUTED)
-
-    def deliver_large(self, topic: Topic, batch: MqttBatch) -> bool:
-        """Deliver a message that does not fit an SMQ packet at this node; return whether it has subscribers."""
-        server, missed = self.broker.server, 0
-        topic.settle()
-        for outbox in topic.raw + topic.ws:
-            if outbox is self or outbox is server.outbox:
-                outbox.put(batch)
-            else:
-                missed += 1
-        if missed:
-            self.broker.stats.drop(Drop.TOO_LARGE, missed)
-        return bool(missed or topic.raw)
-
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
+from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.ledger import MAX_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
@@ -372,10 +373,9 @@ class PublishingClient(MqttSession):
             return super().route_held(batch)
         topic = self.broker.topic_table.by_key.get(batch[smq.TID])
         if topic is not None:
-            self.devices.publish_large(topic, batch)
-        else:
-            self.broker.stats.drop(Drop.UNROUTED, 1)
-            batch.dropped(Drop.UNROUTED)
+            return large_messages.publish(self.devices, topic, batch, self)
+        self.broker.stats.drop(Drop.UNROUTED, 1)
+        batch.dropped(Drop.UNROUTED)
         return False
 
     def _forwarded(self, message: PublishPacket) -> tuple[bytes, float]:
