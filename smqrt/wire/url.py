@@ -46,6 +46,16 @@ def split_url(text: str) -> UrlParts:
     return UrlParts(parts.scheme.lower(), parts.hostname or "", parts.port, parts.path, parts.query, user, password)
 
 
+def without_password(text: str) -> str:
+    """Return a URL or address for messages, with `***` in place of the password. It need not be valid."""
+    head, separator, rest = text.rpartition("@")
+    if not separator:
+        return text
+    start = head.find("://") + 3 if "://" in head else 0
+    user, colon, _ = head[start:].partition(":")
+    return f"{head[:start]}{user}{colon and ':***'}@{rest}"
+
+
 @dataclass(frozen=True, slots=True)
 class Url:
     """HTTP or WebSocket URL.
