@@ -10,6 +10,7 @@ from time import monotonic
 
 from smqrt.clients.mqtt.connect import MqttOptions, judge, stream_of
 from smqrt.errors import ArgumentError, StreamError
+from smqrt.smq.hub_registry import hub_registry
 from smqrt.transport.outgoing_proxy import open_through
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
@@ -24,6 +25,7 @@ WEBSOCKET_PATH = "/mqtt"
 MAX_ADDRESSES = 16
 """Maximum number of addresses of one client, and of a Server Reference."""
 _SCHEMES = {"mqtt": False, "tcp": False, "ws": False, "mqtts": True, "ssl": True, "wss": True}
+_OLD_PROCESS_S = 60.0  # how long a client waits for the end of the old process before it takes over the session
 _WEBSOCKET_PORTS = {False: 80, True: 443}
 _FORMS = "a host name, host:port, mqtt(s)://host:port or ws(s)://host:port/path"
 
@@ -160,6 +162,8 @@ class MqttConnector:
             StreamError: no address accepts, with the error of the last one. The word is the trust status when a
                 certificate is not trusted.
         """
+        if self._options.cleanstart is False:  # after a hot restart, the old process has this session until it ends
+            hub_registry.old_process_ended.wait(_OLD_PROCESS_S)
         own = [*self._addresses[self._next :], *self._addresses[: self._next]]
         failure = StreamError("cannotconnect")
         for address in [*self._referred, *own]:

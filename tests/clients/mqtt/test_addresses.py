@@ -16,6 +16,7 @@ from smqrt import mqtt3c
 from smqrt.clients.mqtt.addresses import MqttAddress, parse_address, parse_addresses
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.mqtt import MqttClient, MqttOptions
+from smqrt.smq.hub_registry import hub_registry
 from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.wire import websocket
 from smqrt.wire.mqtt.fields import Reason
@@ -260,6 +261,18 @@ def test_a_lost_connection_continues_at_the_next_broker(start_mosquitto: Start, 
     first.stop()
     wait_until(lambda: client.end and client.connected)
     assert client.publish("a", b"b", 1).wait(10)
+
+
+def test_a_resumed_session_waits_for_the_old_process_of_a_hot_restart(mosquitto: Mosquitto, connect: Connect) -> None:
+    hub_registry.old_process_ended.clear()
+    try:
+        waiting = connect(mosquitto.address, wait=False, clientidentifier="resumed", cleanstart=False)
+        assert connect(mosquitto.address).connected
+        assert not waiting.connected
+        hub_registry.old_process_ended.set()
+        assert waiting.wait_connected(20)
+    finally:
+        hub_registry.old_process_ended.set()
 
 
 # ---- Server Reference

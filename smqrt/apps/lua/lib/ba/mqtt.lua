@@ -174,7 +174,7 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias", "reconnectdelay", "reconnectmax", "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
+  "inflight", "topicalias", "cleanstart", "reconnectdelay", "reconnectmax", "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
 local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
