@@ -188,8 +188,8 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
-_RECONNECT = ("reconnectdelay", "reconnectmax")
-_SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", "cleanstart", *_QUEUE, *_RECONNECT)
+_SESSION = ("clientidentifier", "cleanstart", "keepalive", "reconnectdelay", "reconnectmax")
+_SAME = ("port", "nocheck", "ipv6", "username", "password", *_SESSION, *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
 PROXY_OPTIONS = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
