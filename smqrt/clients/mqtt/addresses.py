@@ -141,7 +141,8 @@ class MqttConnector:
 
     def __init__(self, addresses: Sequence[MqttAddress], options: MqttOptions) -> None:
         self._options = options
-        self._addresses, self._next = list(addresses), 0
+        self._addresses = [replace(one, port=options.port or one.port) for one in addresses]
+        self._next = 0
         self._referred: list[MqttAddress] = []  # by the broker; tried before the own addresses
         self._current = self._addresses[0]
         self._tls: ClientTls | None = None
@@ -183,7 +184,7 @@ class MqttConnector:
         """Open a connection: proxy, TLS, its certificate, and the WebSocket."""
         options, host, is_secure = self._options, address.host, self._is_secure(address)
         usual = (TLS_PORT if is_secure else PORT) if address.target is None else _WEBSOCKET_PORTS[is_secure]
-        port = options.port or address.port or usual
+        port = address.port or usual
         end_s = monotonic() + options.timeout
         if options.proxy is None:
             stream = Stream.connect(host, port, options.timeout, options.source, options.ipv6)
