@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import gevent
 import pytest
@@ -78,6 +79,9 @@ def test_new_workers(serve: Callable[..., Served], broker: Mosquitto) -> None:
     for one in got:
         wait_until(lambda one=one: len(one) == publisher.count, "all messages")
         assert sum(one.values()) - len(one) == 0
+    for _ in range(6):  # both workers know the newest message
+        with urlopen(f"http://127.0.0.1:{served.port}/topics/sensors/a", timeout=20) as answer:
+            assert answer.read() == b"%d" % (publisher.count - 1)
     assert "taken over" not in served.output
     for client in clients:
         client.close()
