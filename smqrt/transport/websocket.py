@@ -20,7 +20,7 @@ from smqrt.wire.websocket import WebSocketCodec
 
 _MAX_HEAD_BYTES = 16384
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\Z")
-_READ_BYTES = 16384  # up to 8,000 frames, which take about 15 ms
+_READ_BYTES = 8192  # up to 4,000 frames, which take about 10 ms
 _FRAME_BYTES = 65536  # of a sent message: a larger one would stay in memory while the socket is full
 _MAX_OUT_BYTES = 2 * _FRAME_BYTES  # no pongs are added to more unsent bytes
 
